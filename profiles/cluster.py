@@ -1,0 +1,127 @@
+"""What a cluster is: GPU types, links, node groups, and which link a group of ranks crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from profiles.errors import InvalidProblemError
+
+MAX_NODES = 1_000_000
+MAX_GPUS_PER_NODE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One GPU type, as its data sheet and driver describe it."""
+
+    slug: str  # as in measured runs: h100-sxm-80gb
+    display_name: str
+    memory_bytes: int  # what the driver reports as total, not the marketing figure
+    hbm_bytes_per_s: float
+    peak_flops: Mapping[str, float]  # dense peak by precision: bf16, fp16, fp8, fp4, tf32, fp32
+    architecture: str  # volta, turing, ampere, ada, hopper, blackwell, cdna2, cdna3, cdna4
+    intra_node: LinkSpec  # the link of its usual node
+    inter_node: LinkSpec  # the usual network per GPU
+    gpus_per_node: int = 8  # of its usual node
+    island_gpus: int = 8  # GPUs joined by the fast link; 72 for an NVL72 rack
+    power_watts: float | None = None
+    sources: tuple[str, ...] = ()
+
+    @property
+    def peak_bf16_flops(self) -> float:
+        """Dense bf16 peak (fp16 where the GPU has no bf16): the denominator of MFU."""
+        return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """One kind of link, as one GPU sees it in one direction."""
+
+    kind: str  # nvlink, nvswitch, pcie, infinity-fabric, infiniband, roce, efa, ethernet, …
+    bytes_per_s: float  # line rate per GPU and direction
+    latency_s: float  # one message, one hop
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a link without speed.
+
+        Raises:
+            InvalidProblemError: bandwidth or latency is not positive.
+        """
+        if not self.bytes_per_s > 0 or not self.latency_s >= 0:
+            raise InvalidProblemError.of(
+                "/cluster", f"link {self.kind}: bytes_per_s must be > 0 and latency_s >= 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes that are all alike."""
+
+    gpu: GpuSpec
+    num_nodes: int
+    gpus_per_node: int
+    island_gpus: int  # GPUs joined by the fast link: gpus_per_node, fewer (PCIe pairs) or a rack
+    intra_node: LinkSpec
+    inter_node: LinkSpec
+
+    def __post_init__(self) -> None:
+        """Refuse empty groups.
+
+        Raises:
+            InvalidProblemError: a count is out of range.
+        """
+        limits = {"num_nodes": MAX_NODES, "gpus_per_node": MAX_GPUS_PER_NODE}
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if not 1 <= value <= limit:
+                raise InvalidProblemError.of(
+                    f"/cluster/{name}", f"{value} is out of range", allowed=f"1 to {limit}"
+                )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole group."""
+        return self.num_nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """Node groups joined by one network."""
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    between_groups: LinkSpec | None = None  # None: the slower of the two groups' networks
+    display_name: str = ""
+    source: str = ""
+    warnings: tuple[str, ...] = field(default=())  # e.g. links that were filled in
+
+    def __post_init__(self) -> None:
+        """Refuse a cluster without groups.
+
+        Raises:
+            InvalidProblemError: there is no node group.
+        """
+        if not self.groups:
+            raise InvalidProblemError.of("/cluster/groups", "a cluster needs at least one node group")
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all groups."""
+        return sum(group.num_gpus for group in self.groups)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all groups."""
+        return sum(group.num_nodes for group in self.groups)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether all nodes are alike."""
+        return len(self.groups) == 1
+
+    @property
+    def title(self) -> str:
+        """The cluster in words: ``16 × DGX H100 = 128 GPUs``."""
+        return f"{self.num_nodes} × {self.display_name or self.name} = {self.num_gpus} GPUs"

@@ -1,0 +1,114 @@
+"""The errors of the pure core.
+
+PlannerError
+├── InvalidProblemError     the input is wrong; carries one FieldError per fault
+│   ├── UnknownNameError    a name that no catalog holds; lists the nearest known ones
+│   └── UnsupportedModelError   a model feature the cost model cannot express
+├── ProfileError            a profile or catalog file is broken
+├── RefusedExportError      a launcher cannot express the plan (raised by service.launchers)
+└── InternalError           two proofs disagree or an invariant broke: a bug, never a choice
+
+Every class has a stable ``code``; HTTP statuses and exit codes are mapped at the edges only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldError:
+    """One fault of one field: where it is, what is wrong, what would be right."""
+
+    pointer: str  # JSON pointer into the request, e.g. "/workload/global_batch_size"
+    message: str  # one sentence; never echoes raw untrusted text beyond a short value
+    allowed: str | None = None  # the allowed range or set, in words
+    nearest: str | None = None  # the nearest legal value or values
+
+    @property
+    def field(self) -> str:
+        """The pointer in dotted form, as the command line prints it."""
+        return self.pointer.lstrip("/").replace("/", ".") or "request"
+
+    def sentence(self) -> str:
+        """The whole fault on one line: field, message, allowed range, nearest legal value."""
+        parts = [f"{self.field}: {self.message}"]
+        if self.allowed:
+            parts.append(f"Allowed: {self.allowed}")
+        if self.nearest:
+            parts.append(f"Nearest: {self.nearest}")
+        return ". ".join(part.rstrip(".") for part in parts)
+
+
+class PlannerError(Exception):
+    """The planner cannot go on."""
+
+    code = "planner_error"
+
+
+class InvalidProblemError(PlannerError):
+    """The problem as posed is wrong; ``errors`` names every faulty field."""
+
+    code = "invalid_problem"
+
+    def __init__(self, errors: Iterable[FieldError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(error.sentence() for error in self.errors))
+
+    @classmethod
+    def of(
+        cls, pointer: str, message: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> InvalidProblemError:
+        """An error with a single faulty field."""
+        error = FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest)
+        return cls([error])
+
+
+class UnknownNameError(InvalidProblemError):
+    """A name that no catalog holds."""
+
+    code = "unknown_name"
+
+    @classmethod
+    def among(cls, pointer: str, name: str, known: Iterable[str]) -> UnknownNameError:
+        """Name the nearest entries of ``known``, or all of them when none is near."""
+        names = sorted(known)
+        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
+        shown = name if len(name) <= 64 else name[:61] + "..."
+        return cls([FieldError(pointer=pointer, message=f'unknown "{shown}". {hint}')])
+
+
+class UnsupportedModelError(InvalidProblemError):
+    """A model feature that the cost model cannot express."""
+
+    code = "unsupported_model"
+
+    @classmethod
+    def field(cls, name: str, why: str) -> UnsupportedModelError:
+        """``unsupported: <field>`` with the reason."""
+        return cls([FieldError(pointer=f"/model/{name}", message=f"unsupported: {name} ({why})")])
+
+
+class ProfileError(PlannerError):
+    """A profile or catalog file is broken."""
+
+    code = "profile_error"
+
+
+class RefusedExportError(PlannerError):
+    """A launcher cannot express the plan; ``errors`` names each obstacle."""
+
+    code = "refused_export"
+
+    def __init__(self, errors: Iterable[FieldError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(error.sentence() for error in self.errors))
+
+
+class InternalError(PlannerError):
+    """Two proofs disagree or an invariant broke: a bug."""
+
+    code = "internal_error"

@@ -1,0 +1,234 @@
+"""What a transformer is made of: shapes, parameters and FLOPs.
+
+Parameters and FLOPs follow Narayanan et al. 2021 (arXiv:2104.04473, appendix) generalised to
+grouped-query attention, gated MLPs, mixture of experts and multi-head latent attention
+(DeepSeek-V2, arXiv:2405.04434, section 2.1). One multiply-add counts as 2 FLOPs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from profiles.errors import InvalidProblemError
+
+LayerKind = Literal["dense", "moe"]
+MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """The mixture-of-experts part of a model."""
+
+    num_experts: int  # routed experts per MoE layer
+    top_k: int  # routed experts each token visits
+    ffn_hidden_size: int  # hidden width of one routed expert
+    num_shared_experts: int = 0  # experts every token visits
+    shared_ffn_hidden_size: int = 0  # hidden width of *all* shared experts together
+    num_dense_layers: int = 0  # leading layers without experts
+    frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaSpec:
+    """Multi-head latent attention: low-rank queries and keys/values (DeepSeek-V2, section 2.1)."""
+
+    q_lora_rank: int  # 0: queries are projected directly
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The shape of one decoder-only transformer."""
+
+    name: str
+    num_layers: int  # transformer layers, the multi-token-prediction ones not counted
+    hidden_size: int
+    ffn_hidden_size: int  # of the dense layers
+    num_attention_heads: int
+    num_kv_heads: int  # fewer than heads: grouped-query attention
+    head_dim: int  # query/key size of one head; need not be hidden_size / heads
+    vocab_size: int
+    gated_mlp: bool = True  # SwiGLU-like: three MLP matrices instead of two
+    tied_embeddings: bool = False
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
+    sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
+    sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
+    learned_position_embeddings: bool = False
+    max_position_embeddings: int | None = None
+    normalization: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    linear_bias: bool = False
+    source: str = ""
+    display_name: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no transformer can have.
+
+        Raises:
+            InvalidProblemError: a size is not positive, or heads and kv heads do not divide.
+        """
+        sizes = (
+            "num_layers hidden_size ffn_hidden_size num_attention_heads num_kv_heads head_dim vocab_size"
+        )
+        for name in sizes.split():
+            if not 1 <= getattr(self, name) <= MAX_COUNT:
+                raise InvalidProblemError.of(
+                    f"/model/{name}", f"{getattr(self, name)} is out of range", allowed="1 or more"
+                )
+        if self.num_attention_heads % self.num_kv_heads:
+            raise InvalidProblemError.of(
+                "/model/num_kv_heads",
+                f"{self.num_kv_heads} does not divide num_attention_heads = {self.num_attention_heads}",
+                allowed="a divisor of num_attention_heads",
+            )
+
+    @property
+    def title(self) -> str:
+        """The name as people write it."""
+        return self.display_name or self.name
+
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each of the ``num_layers`` layers, in model order."""
+        if self.moe is None:
+            return ("dense",) * self.num_layers
+        first, every = self.moe.num_dense_layers, self.moe.frequency
+        return tuple(
+            "moe" if layer >= first and (layer - first) % every == 0 else "dense"
+            for layer in range(self.num_layers)
+        )
+
+    @property
+    def v_head_dim(self) -> int:
+        """Size of one head's value vector."""
+        return self.mla.v_head_dim if self.mla else self.head_dim
+
+    def attention_parameters(self) -> int:
+        """Weights of one attention block, norms not counted."""
+        if self.mla is None:
+            q = self.hidden_size * self.num_attention_heads * self.head_dim
+            kv = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
+            return 2 * q + kv
+        mla, heads = self.mla, self.num_attention_heads
+        qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        if mla.q_lora_rank:
+            query = mla.q_lora_rank * (self.hidden_size + heads * qk_dim)
+        else:
+            query = self.hidden_size * heads * qk_dim
+        down = self.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim)
+        up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        return query + down + up + heads * mla.v_head_dim * self.hidden_size
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Weight matrices of one MLP: up and down, and the gate where there is one."""
+        return 3 if self.gated_mlp else 2
+
+    def dense_mlp_parameters(self) -> int:
+        """Weights of one dense MLP."""
+        return self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
+
+    def expert_parameters(self) -> int:
+        """Weights of one routed expert (0 for a dense model)."""
+        return self.mlp_matrices * self.hidden_size * self.moe.ffn_hidden_size if self.moe else 0
+
+    def shared_expert_parameters(self) -> int:
+        """Weights of all shared experts of one layer together."""
+        return self.mlp_matrices * self.hidden_size * self.moe.shared_ffn_hidden_size if self.moe else 0
+
+    def router_parameters(self) -> int:
+        """Weights of one layer's router."""
+        return self.hidden_size * self.moe.num_experts if self.moe else 0
+
+    def norm_parameters(self) -> int:
+        """Weights of the two norms of one layer."""
+        return 2 * self.hidden_size * (2 if self.normalization == "layernorm" else 1)
+
+    def bias_parameters(self, kind: LayerKind) -> int:
+        """Biases of the linear layers of one layer, where the model has them."""
+        if not self.linear_bias:
+            return 0
+        attention = (self.num_attention_heads + 2 * self.num_kv_heads) * self.head_dim + self.hidden_size
+        mlp = (self.mlp_matrices - 1) * self.ffn_hidden_size + self.hidden_size
+        return attention + (mlp if kind == "dense" else 0)
+
+    def layer_parameters(self, kind: LayerKind) -> int:
+        """All weights of one layer."""
+        common = self.attention_parameters() + self.norm_parameters() + self.bias_parameters(kind)
+        if kind == "dense" or self.moe is None:
+            return common + self.dense_mlp_parameters()
+        experts = self.moe.num_experts * self.expert_parameters()
+        return common + experts + self.shared_expert_parameters() + self.router_parameters()
+
+    def embedding_parameters(self) -> int:
+        """Weights of the token (and learned position) embedding."""
+        positions = self.max_position_embeddings or 0
+        learned = positions * self.hidden_size if self.learned_position_embeddings else 0
+        return self.vocab_size * self.hidden_size + learned
+
+    def head_parameters(self) -> int:
+        """Weights of the output head; 0 when it shares the embedding's."""
+        return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+
+    def mtp_parameters(self) -> int:
+        """Weights of the multi-token-prediction layers: a layer and a 2h-by-h projection each."""
+        kind: LayerKind = "moe" if self.moe else "dense"
+        each = self.layer_parameters(kind) + 2 * self.hidden_size**2 + 2 * self.hidden_size
+        return self.num_mtp_layers * each
+
+    def num_parameters(self) -> int:
+        """All weights, multi-token-prediction layers not counted (as model cards do)."""
+        layers = sum(self.layer_parameters(kind) for kind in self.layer_kinds())
+        final_norm = self.norm_parameters() // 2
+        return layers + final_norm + self.embedding_parameters() + self.head_parameters()
+
+    def num_active_parameters(self) -> int:
+        """Weights that one token uses: experts it does not visit are left out."""
+        if self.moe is None:
+            return self.num_parameters()
+        idle = (self.moe.num_experts - self.moe.top_k) * self.expert_parameters()
+        return self.num_parameters() - idle * self.layer_kinds().count("moe")
+
+    def attended_tokens(self, seq_length: int) -> float:
+        """Mean number of keys a query attends to under a causal mask, averaged over layers."""
+        whole = (seq_length + 1) / 2
+        if self.sliding_window is None or self.sliding_window >= seq_length:
+            return whole
+        window = self.sliding_window
+        local = window - window * (window - 1) / (2 * seq_length)
+        if self.sliding_window_every <= 1:
+            return local
+        return whole / self.sliding_window_every + local * (1 - 1 / self.sliding_window_every)
+
+    def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int) -> float:
+        """Forward FLOPs of one layer per token: 2 per active weight plus the attention scores.
+
+        Scores and weighted values cost ``2 * heads * (qk + v) * attended keys`` each token.
+        """
+        active = self.attention_parameters()
+        if kind == "dense" or self.moe is None:
+            active += self.dense_mlp_parameters()
+        else:
+            active += self.moe.top_k * self.expert_parameters()
+            active += self.shared_expert_parameters() + self.router_parameters()
+        qk_and_v = self.head_dim + self.v_head_dim
+        scores = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
+        return 2 * active + scores
+
+    def head_forward_flops_per_token(self) -> float:
+        """Forward FLOPs of the output head per token."""
+        return 2.0 * self.hidden_size * self.vocab_size
+
+    def model_flops_per_token(self, seq_length: int) -> float:
+        """Forward and backward FLOPs per token, recomputation not counted (3x the forward)."""
+        layers = sum(self.layer_forward_flops_per_token(kind, seq_length) for kind in self.layer_kinds())
+        forward = layers + self.head_forward_flops_per_token()
+        if self.num_mtp_layers:
+            kind: LayerKind = "moe" if self.moe else "dense"
+            mtp = self.layer_forward_flops_per_token(kind, seq_length) + 4.0 * self.hidden_size**2
+            forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
+        return 3.0 * forward

@@ -1,0 +1,103 @@
+"""Configurations as columns: a structure of arrays, one entry per configuration.
+
+The scalar answer is the same code on a column of one, so there is one cost model, one memory
+model and one rule set. Words are stored as small integers (``SCHEDULES``, ``RECOMPUTE``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.plan import Configuration
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+SCHEDULES = (
+    "none", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zb",
+    "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v",
+)  # fmt: skip
+RECOMPUTE = ("none", "selective", "full")
+ALL_LAYERS = 2**20  # recompute_layers of a row that recomputes every layer, whatever the split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Arrays of shape (n,), int64; names are the glossary's."""
+
+    tensor_parallel_size: IntArray
+    sequence_parallel: IntArray  # 0 | 1
+    pipeline_parallel_size: IntArray
+    virtual_pipeline_size: IntArray  # chunks per rank; 1: not interleaved
+    context_parallel_size: IntArray
+    expert_parallel_size: IntArray
+    expert_tensor_parallel_size: IntArray
+    data_parallel_size: IntArray
+    zero_stage: IntArray
+    zero_shard_size: IntArray  # ranks that share one shard set
+    micro_batch_size: IntArray
+    num_microbatches: IntArray
+    pipeline_schedule: IntArray  # index into SCHEDULES
+    recompute: IntArray  # index into RECOMPUTE
+    recompute_layers: IntArray  # of each chunk, for "full"; ALL_LAYERS: every one; else 0
+
+    def __len__(self) -> int:
+        """Number of configurations."""
+        return len(self.tensor_parallel_size)
+
+    def take(self, index: IntArray | BoolArray | slice) -> Columns:
+        """The configurations at ``index``, in that order."""
+        return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Columns]) -> Columns:
+        """All parts, one after the other."""
+        return cls(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)})
+
+    @classmethod
+    def of(cls, configurations: Sequence[Configuration]) -> Columns:
+        """Columns of whole configurations; their splits are not part of a row.
+
+        A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``.
+        """
+        rows: dict[str, list[int]] = {f.name: [] for f in fields(cls)}
+        for configuration in configurations:
+            every = configuration.recompute_layers >= max(configuration.stage_layers)
+            for name, values in rows.items():
+                if name == "pipeline_schedule":
+                    values.append(SCHEDULES.index(configuration.pipeline_schedule))
+                elif name == "recompute":
+                    values.append(RECOMPUTE.index(configuration.recompute_granularity))
+                elif name == "recompute_layers":
+                    full = configuration.recompute_granularity == "full"
+                    values.append((ALL_LAYERS if every else configuration.recompute_layers) if full else 0)
+                else:
+                    values.append(int(getattr(configuration, name)))
+        return cls(**{name: np.array(values, dtype=np.int64) for name, values in rows.items()})
+
+    def configuration(self, row: int, stage_layers: Sequence[int]) -> Configuration:
+        """Row ``row`` with a split, as one Configuration."""
+        def get(name: str) -> int:
+            return int(getattr(self, name)[row])
+
+        layers = min(get("recompute_layers"), max(stage_layers))
+        return Configuration(
+            **{name: get(name) for name in _PLAIN},
+            sequence_parallel=bool(get("sequence_parallel")),
+            pipeline_schedule=SCHEDULES[get("pipeline_schedule")],
+            recompute_granularity=RECOMPUTE[get("recompute")],
+            recompute_layers=layers,
+            stage_layers=tuple(int(count) for count in stage_layers),
+        )
+
+
+_PLAIN = (
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size",
+    "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size",
+    "data_parallel_size", "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches",
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""What the request may limit: pins, bounds, what is allowed, how long, how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Certify = Literal["none", "cp-sat", "cp-sat-all"]
+
+# The variables that a request may pin, forbid or bound.
+INTEGER_VARIABLES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "data_parallel_size",
+    "zero_stage",
+    "micro_batch_size",
+    "num_microbatches",
+    "recompute_layers",
+)
+WORD_VARIABLES = ("recompute_granularity", "pipeline_schedule")
+VARIABLES = INTEGER_VARIABLES + WORD_VARIABLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Limits of one search; already checked by the edge that built it."""
+
+    top_k: int = 10
+    certify: Certify = "cp-sat"
+    time_limit_s: float = 30.0
+    seed: int = 0
+    objective: Literal["step_time"] = "step_time"
+    max_out_of_memory_probability: float = 0.01
+    pin: Mapping[str, int | str] = field(default_factory=dict)
+    forbid: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive

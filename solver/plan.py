@@ -1,0 +1,176 @@
+"""Answers: one configuration, its prediction, ranked plans, and the certificate of the search."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """How one training job is split over GPUs; 1 is off."""
+
+    tensor_parallel_size: int = 1
+    sequence_parallel: bool = False
+    pipeline_parallel_size: int = 1
+    virtual_pipeline_size: int = 1  # model chunks per rank
+    context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    zero_stage: int = 0
+    zero_shard_size: int = 1  # ranks that share one shard set; 1 for stage 0
+    micro_batch_size: int = 1  # sequences
+    num_microbatches: int = 1  # per pipeline and step
+    pipeline_schedule: str = "none"
+    recompute_granularity: str = "none"  # none, selective (core attention), full
+    recompute_layers: int = 0  # of each chunk; = max(stage_layers) when every layer recomputes
+    stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs used: tp * pp * cp * dp."""
+        return (
+            self.tensor_parallel_size * self.pipeline_parallel_size
+            * self.context_parallel_size * self.data_parallel_size
+        )  # fmt: skip
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer step."""
+        return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
+
+    def layers_of_rank(self, stage: int) -> tuple[int, ...]:
+        """Layers of each chunk that pipeline rank ``stage`` holds; chunk c sits on rank c mod pp."""
+        return self.stage_layers[stage :: self.pipeline_parallel_size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """One pipeline rank of one plan."""
+
+    stage: int
+    layers: int
+    memory_bytes: Mapping[str, int]  # by term: weights, gradients, optimizer, activations, …
+    peak_memory_bytes: int  # sum of the terms
+    compute_s: float  # forward and backward of one micro-batch on this rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the cost model expects of one configuration."""
+
+    step_time_s: float
+    step_time_low_s: float  # 80 % interval
+    step_time_high_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float  # model FLOPs / time / dense bf16 peak
+    hfu: float  # recomputation counted
+    peak_flops_per_gpu: float
+    bubble_fraction: float
+    peak_memory_bytes: int  # of the heaviest stage
+    memory_limit_bytes: int
+    heaviest_stage: int
+    out_of_memory_probability: float
+    time_breakdown_s: Mapping[str, float]  # sums to step_time_s
+    stages: tuple[StagePrediction, ...]
+    extrapolated: tuple[str, ...] = ()  # what lies outside the measured range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One ranked answer."""
+
+    plan_id: str
+    rank: int
+    config: Configuration
+    prediction: Prediction
+    objective_s: float  # the closed-form objective that the search proved minimal
+    certified_by: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as the API shows it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why nothing fits: the nearest configuration and what it lacks."""
+
+    config: Configuration
+    stage: int
+    needed_bytes: int
+    limit_bytes: int
+    memory_bytes: Mapping[str, int]  # the stage's terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasibility:
+    """Reasons of a proved infeasible answer."""
+
+    reasons: tuple[str, ...]  # sentences: which limit, which stage, how many GiB
+    conflicts: tuple[tuple[str, ...], ...] = ()  # minimal sets of limits that cannot hold together
+    nearest: Shortfall | None = None
+    changes: tuple[str, ...] = ()  # smallest changes that were verified to fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Ranked plans with their certificate."""
+
+    status: Status
+    plans: tuple[Plan, ...]
+    certified_by: tuple[str, ...]
+    objective_gap: float | None  # 0 when the closed-form objective is proved minimal
+    bound_step_time_s: float | None  # no configuration's simulated step is shorter
+    gap: float | None  # (best step - bound) / best step
+    space_size: int  # rows enumerated
+    legal: int  # rows that break no rule
+    fit: int  # legal rows with a split that fits in memory, as far as proved
+    explored: int  # rows settled: bounded away, refuted or solved
+    counts: Mapping[str, int]  # priced, pruned, solved, certified, …
+    elapsed_s: float
+    seed: int
+    versions: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    infeasible: Infeasibility | None = None
+    num_gpus_used: int | None = None
+    peak_flops: float | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as the command line and the API show it; finite numbers only."""
+        return asdict(self)
+
+
+def plan_id_of(problem_digest: str, config: Configuration) -> str:
+    """A stable name: the first 12 hex digits of SHA-256 over problem and configuration."""
+    text = problem_digest + json.dumps(asdict(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
+    """The Configuration of ``Plan.to_json()["config"]``."""
+    values = dict(raw)
+    values["stage_layers"] = tuple(values["stage_layers"])
+    return Configuration(**values)
+
+
+def plan_from_json(raw: Mapping[str, Any]) -> Plan:
+    """The Plan that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    prediction = dict(raw["prediction"])
+    stages = tuple(StagePrediction(**stage) for stage in prediction.pop("stages"))
+    prediction["extrapolated"] = tuple(prediction.get("extrapolated", ()))
+    return Plan(
+        plan_id=raw["plan_id"],
+        rank=raw["rank"],
+        config=configuration_from_json(raw["config"]),
+        prediction=Prediction(**prediction, stages=stages),
+        objective_s=raw["objective_s"],
+        certified_by=tuple(raw.get("certified_by", ())),
+    )

@@ -1,0 +1,41 @@
+"""What is to be decided: a model, a cluster, a workload, a launcher, and the limits of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from profiles.cluster import ClusterSpec
+from profiles.model import ModelSpec
+from solver.options import SearchOptions
+
+OPTIMIZERS = ("adamw",)
+PRECISIONS = ("bf16", "fp16", "fp8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one optimizer step does."""
+
+    global_batch_size: int  # sequences per optimizer step
+    seq_length: int  # tokens per sequence
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
+    framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes."""
+        return self.global_batch_size * self.seq_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One question put to the planner; frozen, checked once where it is built."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    launcher: str = "megatron-lm"  # a launcher id, "any" or "none"
+    options: SearchOptions = field(default_factory=SearchOptions)
