@@ -97,10 +97,10 @@ class ModelSpec:
         if self.moe is None:
             return ("dense",) * self.num_layers
         first, every = self.moe.num_dense_layers, self.moe.frequency
-        return tuple(
-            "moe" if layer >= first and (layer - first) % every == 0 else "dense"
-            for layer in range(self.num_layers)
-        )
+        kinds: list[LayerKind] = ["dense"] * self.num_layers
+        for layer in range(first, self.num_layers, every):
+            kinds[layer] = "moe"
+        return tuple(kinds)
 
     @property
     def v_head_dim(self) -> int:

@@ -82,6 +82,7 @@ class Columns:
 
     def configuration(self, row: int, stage_layers: Sequence[int]) -> Configuration:
         """Row ``row`` with a split, as one Configuration."""
+
         def get(name: str) -> int:
             return int(getattr(self, name)[row])
 
