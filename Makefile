@@ -1,0 +1,50 @@
+# Everything a developer or a user types. `make help` lists the targets.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint types layering check accuracy bench-cost bench-search clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv with the product and the development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (first time only)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=..."; exit 2; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/
+	@$(BIN)/meshwright demo
+
+test: $(STAMP) ## all tests; they start their own PostgreSQL and Redis
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff: rules and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: $(STAMP) ## mypy --strict
+	@$(BIN)/mypy
+
+layering: $(STAMP) ## import-linter contracts
+	@$(BIN)/lint-imports
+
+check: test lint types layering ## what CI runs
+
+accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md
+	@$(BIN)/python benchmarks/accuracy.py
+
+bench-cost: $(STAMP) ## configurations priced a second
+	@$(BIN)/python benchmarks/cost.py
+
+bench-search: $(STAMP) ## search times on known problems
+	@$(BIN)/python benchmarks/search.py
+
+clean: ## remove the environment, caches and results
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
