@@ -1,0 +1,55 @@
+"""Small pieces: the limits that the linter does not know."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 40
+ROOMS = ("profiles", "solver", "service", "workers", "migrations", "tests", "benchmarks")
+
+
+def python_files() -> list[Path]:
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def tracked_files() -> list[Path]:
+    run = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / line for line in run.stdout.splitlines()]
+
+
+def test_no_file_is_longer_than_300_lines() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
+    assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_longer_than_40_lines() -> None:
+    long = {}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                start = (
+                    node.body[1].lineno if ast.get_docstring(node) and len(node.body) > 1 else node.lineno
+                )
+                length = (node.end_lineno or start) - start + 1
+                if length > MAX_FUNCTION_LINES:
+                    long[f"{path.relative_to(ROOT)}:{node.name}"] = length
+    assert long == {}
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    assert [path for path in python_files() if path.name in {"utils.py", "helpers.py", "misc.py"}] == []
+
+
+def test_no_tracked_text_holds_a_path_of_somebodys_machine() -> None:
+    marks = ("/" + "home/", "/" + "root/", "/" + "Users/", "/" + "work/")
+    found = []
+    for path in tracked_files():
+        if (
+            path.suffix in {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".sh", ".csv"}
+            and path.exists()
+        ):
+            text = path.read_text()
+            found += [f"{path.relative_to(ROOT)}: {mark}" for mark in marks if mark in text]
+    assert found == []
