@@ -1,0 +1,148 @@
+"""From a request to a Problem and back: parse, check, write down, and name by digest.
+
+``parse_problem(problem_to_mapping(problem)) == problem`` for every problem; the mapping spells out the
+model's and the cluster's figures, so that a stored problem does not change with the catalog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from pydantic import ValidationError
+
+from profiles.cluster import ClusterSpec
+from profiles.errors import FieldError, InvalidProblemError
+from profiles.inline import cluster_from_mapping, model_from_mapping
+from profiles.model import ModelSpec
+from service.json_input import require_plain
+from service.request_checks import check_launcher, check_limits, without_unsupported
+from service.request_schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
+from solver.options import SearchOptions
+from solver.problem import Problem, Workload
+
+
+def parse_problem(raw: Mapping[str, object]) -> Problem:
+    """The Problem that a request (design of the API, and of problem files) describes.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
+    """
+    request = _validated(without_unsupported(require_plain(raw)))
+    check_launcher(request.launcher)
+    model, cluster = _model_and_cluster(request)
+    problem = Problem(
+        model=model,
+        cluster=cluster,
+        workload=_workload(request.workload),
+        launcher=request.launcher,
+        options=_options(request.search),
+    )
+    check_limits(problem)
+    return problem
+
+
+def problem_to_mapping(problem: Problem) -> dict[str, object]:
+    """The canonical request of ``problem``: complete, in a fixed order, made of plain JSON values."""
+    workload, options = problem.workload, problem.options
+    return {
+        "model": _plain(asdict(problem.model)),
+        "cluster": _plain(asdict(problem.cluster)),
+        "workload": {
+            "global_batch_size": workload.global_batch_size,
+            "seq_length": workload.seq_length,
+            "precision": workload.precision,
+            "optimizer": workload.optimizer,
+            "framework_options": dict(sorted(workload.framework_options.items())),
+        },
+        "launcher": problem.launcher,
+        "search": {
+            "top_k": options.top_k,
+            "certify": options.certify,
+            "time_limit_s": options.time_limit_s,
+            "seed": options.seed,
+            "objective": options.objective,
+            "max_out_of_memory_probability": options.max_out_of_memory_probability,
+            "pin": dict(sorted(options.pin.items())),
+            "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
+            "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
+        },
+    }
+
+
+def digest_of(problem: Problem) -> str:
+    """SHA-256, in hex, of the canonical request as compact JSON with sorted keys."""
+    canonical = problem_to_mapping(problem)
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _validated(raw: Mapping[str, object]) -> ProblemRequest:
+    """Names, types and ranges."""
+    try:
+        return ProblemRequest.model_validate(raw)
+    except ValidationError as fault:
+        raise InvalidProblemError(field_errors(fault)) from None
+
+
+def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]:
+    """Both parts; the faults of both are reported together."""
+    faults: list[FieldError] = []
+    model: ModelSpec | None = None
+    cluster: ClusterSpec | None = None
+    try:
+        model = model_from_mapping(request.model)
+    except InvalidProblemError as fault:
+        faults.extend(fault.errors)
+    try:
+        cluster = cluster_from_mapping(request.cluster)
+    except InvalidProblemError as fault:
+        faults.extend(fault.errors)
+    if model is None or cluster is None:
+        raise InvalidProblemError(faults)
+    return model, cluster
+
+
+def _workload(request: WorkloadRequest) -> Workload:
+    """The workload part."""
+    return Workload(
+        global_batch_size=request.global_batch_size,
+        seq_length=request.seq_length,
+        precision=request.precision,
+        optimizer=request.optimizer,
+        framework_options=dict(sorted(request.framework_options.items())),
+    )
+
+
+def _options(request: SearchRequest) -> SearchOptions:
+    """The limits of the search, values in a stable order."""
+    return SearchOptions(
+        top_k=request.top_k,
+        certify=request.certify,
+        time_limit_s=request.time_limit_s,
+        seed=request.seed,
+        objective=request.objective,
+        max_out_of_memory_probability=request.max_out_of_memory_probability,
+        pin=dict(sorted(request.pin.items())),
+        forbid={
+            name: tuple(sorted(set(values), key=_by_kind))
+            for name, values in sorted(request.forbid.items())
+        },
+        bounds={name: (low, high) for name, (low, high) in sorted(request.bounds.items())},
+    )
+
+
+def _by_kind(value: int | str) -> tuple[str, int | str]:
+    """Sort key of mixed values: integers before words, each in its own order."""
+    return (type(value).__name__, value)
+
+
+def _plain(value: object) -> object:
+    """``value`` with tuples as lists and absent parts left out, as JSON writes it."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

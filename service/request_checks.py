@@ -1,0 +1,167 @@
+"""The checks that need more than one field: launchers, pins, bounds, batch and GPUs.
+
+Each check is one small function that yields the faults it finds; ``check_limits`` runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from service.json_input import pointer
+from service.request_sizes import batch_size, gpu_count, model_sizes
+from solver.columns import RECOMPUTE, SCHEDULES
+from solver.options import INTEGER_VARIABLES, VARIABLES, SearchOptions
+from solver.problem import Problem
+
+LAUNCHERS = ("megatron-lm", "none")
+PLANNED_LAUNCHERS = (
+    "any", "megatron-bridge", "deepspeed", "torchtitan",
+    "accelerate", "nanotron", "ms-swift", "llama-factory",
+)  # fmt: skip
+ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
+MAX_ZERO_STAGE = 3
+MAX_VALUE = 2**31 - 1
+WORDS = {"recompute_granularity": RECOMPUTE, "pipeline_schedule": SCHEDULES}
+
+# Parts of the request format that this version cannot honour: refused unless they ask for nothing.
+_UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
+    "search": {
+        "constraints": "side constraints cannot be searched yet",
+        "allow": "offload and other precisions or optimizers cannot be searched yet",
+        "reserve_nodes": "spare nodes cannot be kept back yet; give num_nodes without them",
+        "baseline": "a baseline cannot be ranked yet; meshwright predict prices it",
+    },
+}
+
+
+def without_unsupported(raw: Mapping[str, object]) -> dict[str, object]:
+    """``raw`` without fields this version cannot honour, where they ask for nothing (null, 0, empty).
+
+    Raises:
+        InvalidProblemError: such a field asks for something.
+    """
+    faults: list[FieldError] = []
+    clean = dict(raw)
+    for section, fields in _UNSUPPORTED.items():
+        part = raw.get(section)
+        if not isinstance(part, dict):
+            continue
+        for name in fields.keys() & part.keys():
+            if part[name]:
+                message = f"unsupported: {fields[name]}"
+                faults.append(FieldError(pointer=pointer(section, name), message=message))
+        clean[section] = {name: value for name, value in part.items() if name not in fields}
+    faults.extend(_batch_choices(raw))
+    if faults:
+        raise InvalidProblemError(sorted(faults, key=lambda fault: fault.pointer))
+    return clean
+
+
+def _batch_choices(raw: Mapping[str, object]) -> Iterator[FieldError]:
+    """A range or list of batch sizes belongs to the format, but cannot be searched yet."""
+    workload = raw.get("workload")
+    if isinstance(workload, dict) and isinstance(workload.get("global_batch_size"), list | dict):
+        at = pointer("workload", "global_batch_size")
+        yield FieldError(pointer=at, message="unsupported: give one batch size, not a range or list")
+
+
+def check_launcher(name: str) -> None:
+    """Refuse a launcher that this version cannot plan for.
+
+    Raises:
+        InvalidProblemError: the launcher is unknown, or known but not supported.
+    """
+    if name in LAUNCHERS:
+        return
+    if name in PLANNED_LAUNCHERS:
+        message = f"{name} is known but not supported by this version"
+        raise InvalidProblemError.of("/launcher", message, allowed=", ".join(LAUNCHERS))
+    raise UnknownNameError.among("/launcher", name, (*LAUNCHERS, *PLANNED_LAUNCHERS))
+
+
+def check_limits(problem: Problem) -> None:
+    """Refuse pins, bounds and forbidden values that are meaningless or contradict each other.
+
+    Raises:
+        InvalidProblemError: with every fault of the first kind of check that finds any.
+    """
+    for check in (_names, _values, _bounds, _contradictions, model_sizes, gpu_count, batch_size):
+        faults = list(check(problem))
+        if faults:
+            raise InvalidProblemError(faults)
+
+
+def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
+    """Every single value that pins and prohibitions name: section, variable, value, pointer."""
+    for name, value in options.pin.items():
+        yield "pin", name, value, pointer("search", "pin", name)
+    for name, values in options.forbid.items():
+        for index, value in enumerate(values):
+            yield "forbid", name, value, pointer("search", "forbid", name, index)
+
+
+def _names(problem: Problem) -> Iterator[FieldError]:
+    """Pins, prohibitions and bounds name known variables."""
+    options = problem.options
+    for section in ("pin", "forbid", "bounds"):
+        for name in getattr(options, section):
+            if name not in VARIABLES:
+                yield from UnknownNameError.among(pointer("search", section), name, VARIABLES).errors
+
+
+def _values(problem: Problem) -> Iterator[FieldError]:
+    """Every value has the type and range of its variable."""
+    for _, name, value, at in _given(problem.options):
+        yield from _word(name, value, at) if name in WORDS else _integer(name, value, at)
+
+
+def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
+    """A value of an integer variable."""
+    low, high = lowest(name), MAX_ZERO_STAGE if name == "zero_stage" else MAX_VALUE
+    allowed = f"from {low} to {high}"
+    if isinstance(value, str):
+        yield FieldError(pointer=at, message="must be an integer", allowed=allowed)
+    elif not low <= value <= high:
+        nearest = str(min(max(value, low), high))
+        yield FieldError(pointer=at, message=f"{value} is out of range", allowed=allowed, nearest=nearest)
+
+
+def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
+    """A value of a variable whose values are words."""
+    if isinstance(value, int):
+        yield FieldError(pointer=at, message="must be a word", allowed=", ".join(WORDS[name]))
+    elif value not in WORDS[name]:
+        yield from UnknownNameError.among(at, value, WORDS[name]).errors
+
+
+def lowest(name: str) -> int:
+    """The smallest value of an integer variable; 1 is "off" for sizes."""
+    return 0 if name in ZERO_IS_LEGAL else 1
+
+
+def _bounds(problem: Problem) -> Iterator[FieldError]:
+    """Bounds limit integers, and hold at least one value."""
+    for name, (low, high) in problem.options.bounds.items():
+        at = pointer("search", "bounds", name)
+        if name not in INTEGER_VARIABLES:
+            yield FieldError(pointer=at, message="only integer variables have bounds; use pin or forbid")
+        elif low > high:
+            yield FieldError(pointer=at, message=f"[{low}, {high}] is empty", nearest=f"[{high}, {low}]")
+        elif high < lowest(name):
+            allowed = f"from {lowest(name)}"
+            yield FieldError(pointer=at, message=f"[{low}, {high}] holds no legal value", allowed=allowed)
+
+
+def _contradictions(problem: Problem) -> Iterator[FieldError]:
+    """A pinned value is neither forbidden nor out of bounds."""
+    options = problem.options
+    for name, value in options.pin.items():
+        at = pointer("search", "pin", name)
+        if value in options.forbid.get(name, ()):
+            yield FieldError(pointer=at, message=f"{value} is pinned and forbidden")
+        low, high = options.bounds.get(name, (0, MAX_VALUE))
+        if isinstance(value, int) and not low <= value <= high:
+            nearest = str(min(max(value, low), high))
+            message = f"{value} is pinned outside its bounds"
+            yield FieldError(pointer=at, message=message, allowed=f"from {low} to {high}", nearest=nearest)

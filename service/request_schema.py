@@ -1,0 +1,187 @@
+"""The shape of a request: names, types and ranges; one schema for the API and the command line.
+
+What depends on more than one field is checked in ``service.request_checks``; models and clusters are
+read by ``profiles``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
+
+from profiles.errors import FieldError
+from service.json_input import pointer, shown
+from solver.options import Certify
+
+MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
+MAX_BATCH = 2**31 - 1
+MAX_TOP_K = 10_000
+MAX_TIME_LIMIT_S = 86_400.0
+
+Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+Scalar = bool | int | float | str
+
+
+class _Part(BaseModel):
+    """Strict: a bool is no integer, unknown fields are refused, numbers are finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class WorkloadRequest(_Part):
+    """What one optimizer step does."""
+
+    global_batch_size: Count = Field(description="sequences per optimizer step")
+    seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
+    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    optimizer: Literal["adamw"] = "adamw"
+    framework_options: dict[str, Scalar] = Field(
+        default_factory=dict, description="overrides of the framework's facts, e.g. gradient_dtype"
+    )
+
+
+class SearchRequest(_Part):
+    """Limits of the search."""
+
+    top_k: int = Field(default=10, ge=1, le=MAX_TOP_K, description="ranked plans wanted")
+    certify: Certify = "cp-sat"
+    time_limit_s: float = Field(default=30.0, gt=0, le=MAX_TIME_LIMIT_S)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    objective: Literal["step_time"] = "step_time"
+    max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
+    pin: dict[str, int | str] = Field(default_factory=dict, description="variable: its only value")
+    forbid: dict[str, list[int | str]] = Field(
+        default_factory=dict, description="variable: values to avoid"
+    )
+    bounds: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=dict, description="variable: [lowest, highest], both included"
+    )
+
+
+class ProblemRequest(_Part):
+    """One question put to the planner."""
+
+    model: dict[str, JsonValue] = Field(
+        description="a catalog name, an inline shape or a Hugging Face config"
+    )
+    cluster: dict[str, JsonValue] = Field(
+        description="a catalog name with num_nodes, or node groups inline"
+    )
+    workload: WorkloadRequest
+    launcher: str = Field(default="megatron-lm", max_length=64)
+    search: SearchRequest = Field(default_factory=SearchRequest)
+
+
+MAX_ERRORS = 20  # faults that one answer names
+
+_KINDS = {
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "list_type": "must be a list",
+    "finite_number": "must be a finite number",
+    "missing": "is required",
+}
+
+
+def field_errors(fault: ValidationError) -> list[FieldError]:
+    """Every fault pydantic found, in the planner's words; one entry per field."""
+    found: dict[str, FieldError] = {}
+    for detail in fault.errors(include_url=False):
+        error = _field_error(detail)
+        found.setdefault(error.pointer, error)
+    return list(found.values())[:MAX_ERRORS]
+
+
+def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
+    """What is wrong, in the planner's words."""
+    if where[:2] in {("search", "pin"), ("search", "forbid")} and detail["type"].startswith(
+        ("int", "string")
+    ):
+        return "must be an integer or a word"
+    return _KINDS.get(detail["type"], detail["msg"])
+
+
+def _field_error(detail: ErrorDetails) -> FieldError:
+    """One of pydantic's error records as a FieldError."""
+    where = _location(detail["loc"])
+    at, kind, value = pointer(*where), detail["type"], detail["input"]
+    context = detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_field(where)
+    if kind == "literal_error":
+        return _not_among(where, value)
+    if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
+        limit = next(iter(context.values()))
+        nearest = str(limit) if kind.endswith("equal") else None
+        message = f"{shown(str(value))} is out of range"
+        return FieldError(pointer=at, message=message, allowed=_range_of(where), nearest=nearest)
+    if kind in {"too_short", "too_long"}:
+        return FieldError(pointer=at, message="must hold exactly two numbers", allowed="[lowest, highest]")
+    return FieldError(pointer=at, message=_message(detail, where), allowed=_range_of(where))
+
+
+def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Pydantic's location without the names of union members, which are no part of the input."""
+    members = {"int", "str", "float", "bool"}
+    return (*loc[:2], *(part for part in loc[2:] if part not in members))
+
+
+def _owner(where: Sequence[int | str]) -> type[BaseModel]:
+    """The model class that holds the last name of ``where``."""
+    owner: type[BaseModel] = ProblemRequest
+    for part in where[:-1]:
+        info = owner.model_fields.get(str(part))
+        if info is None or not (
+            isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        ):
+            break
+        owner = info.annotation
+    return owner
+
+
+def _unknown_field(where: Sequence[int | str]) -> FieldError:
+    """An unknown field, with the nearest names of its siblings."""
+    known = sorted(_owner(where).model_fields)
+    near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
+    nearest = " or ".join(near) or None
+    allowed = None if near else ", ".join(known)
+    return FieldError(pointer=pointer(*where), message="unknown field", allowed=allowed, nearest=nearest)
+
+
+def _not_among(where: Sequence[int | str], value: object) -> FieldError:
+    """A word outside the set that its field accepts."""
+    annotation = _owner(where).model_fields[str(where[-1])].annotation
+    words = [str(word) for word in get_args(annotation)] if get_origin(annotation) is Literal else []
+    given = value if isinstance(value, str) else ""
+    near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
+    message = f'"{shown(given)}" is not supported' if given else "must be text"
+    allowed = ", ".join(words) or None
+    return FieldError(
+        pointer=pointer(*where), message=message, allowed=allowed, nearest=next(iter(near), None)
+    )
+
+
+def _range_of(where: Sequence[int | str]) -> str | None:
+    """The declared range of a numeric field, in words."""
+    info = _owner(where).model_fields.get(str(where[-1])) if where else None
+    if info is None:
+        return None
+    limits: Mapping[type, str] = {
+        annotated_types.Ge: "from {0.ge}",
+        annotated_types.Gt: "above {0.gt}",
+        annotated_types.Le: "to {0.le}",
+        annotated_types.Lt: "below {0.lt}",
+    }
+    words = [limits[type(mark)].format(mark) for mark in info.metadata if type(mark) in limits]
+    return " ".join(words) or None

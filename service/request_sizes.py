@@ -1,0 +1,142 @@
+"""Whether pinned sizes can belong to this model, these GPUs and this batch.
+
+Only what is certain from the request alone is refused here, with the nearest value that would do; whether
+the rest is legal and fits is the search's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from math import prod
+
+from profiles.errors import FieldError
+from service.json_input import pointer
+from solver.options import SearchOptions
+from solver.problem import Problem
+
+AXES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size")
+BATCH = ("data_parallel_size", "micro_batch_size", "num_microbatches")
+MAX_NEAREST = 2**20  # how far a nearest legal value is searched for
+
+
+def model_sizes(problem: Problem) -> Iterator[FieldError]:
+    """Pinned sizes divide what they share out."""
+    model = problem.model
+    yield from _divides(problem, "tensor_parallel_size", model.num_attention_heads, "num_attention_heads")
+    yield from _at_most(problem, "pipeline_parallel_size", model.num_layers, "num_layers")
+    chunks = _pinned(problem.options, "pipeline_parallel_size", "virtual_pipeline_size")
+    if prod(chunks.values()) > model.num_layers and len(chunks) > 1:
+        at = pointer("search", "pin", "virtual_pipeline_size")
+        most = max(1, model.num_layers // chunks["pipeline_parallel_size"])
+        message = f"{prod(chunks.values())} chunks for {model.num_layers} layers"
+        yield FieldError(pointer=at, message=message, allowed=f"from 1 to {most}", nearest=str(most))
+    experts = model.moe.num_experts if model.moe else 1
+    yield from _divides(problem, "expert_parallel_size", experts, "num_experts")
+
+
+def gpu_count(problem: Problem) -> Iterator[FieldError]:
+    """The pinned axes together fit on the GPUs at hand, and divide them."""
+    pins = _pinned(problem.options, *AXES)
+    used, gpus = prod(pins.values()), problem.cluster.num_gpus
+    if gpus % used == 0:
+        return
+    name = max(pins, key=lambda axis: pins[axis])
+    rest = used // pins[name]
+    words = " × ".join(f"{axis} = {value}" for axis, value in pins.items())
+    nearest = _nearest(pins[name], lambda value: gpus % (value * rest) == 0) if gpus % rest == 0 else ""
+    yield FieldError(
+        pointer=pointer("search", "pin", name),
+        message=f"{words} (pinned) does not divide {gpus} GPUs",
+        allowed=f"divisors of {gpus}",
+        nearest=nearest or None,
+    )
+
+
+def batch_size(problem: Problem) -> Iterator[FieldError]:
+    """The global batch is a multiple of what the pins make of it."""
+    batch, pins = problem.workload.global_batch_size, _pinned(problem.options, *BATCH)
+    at = pointer("workload", "global_batch_size")
+    step = prod(pins.values())
+    if batch % step:
+        words = " × ".join(f"{name} = {value}" for name, value in pins.items())
+        yield FieldError(
+            pointer=at,
+            message=f"{batch} is not a multiple of {words} (pinned)",
+            nearest=_multiples_round(batch, [step]),
+        )
+        return
+    if not any(batch % step == 0 for step in _batch_steps(problem)):
+        steps = sorted(set(_batch_steps(problem)))
+        yield FieldError(
+            pointer=at,
+            message=f"{batch} is divided by no data_parallel_size × micro_batch_size that the limits leave",
+            allowed=f"multiples of {steps[0]}" if len(steps) == 1 else None,
+            nearest=_multiples_round(batch, steps) if steps else None,
+        )
+
+
+def _batch_steps(problem: Problem) -> Iterator[int]:
+    """Every data_parallel_size × micro_batch_size that pins, bounds and prohibitions leave."""
+    options, gpus = problem.options, problem.cluster.num_gpus
+    fixed = prod(_pinned(options, *AXES[:3]).values())
+    sizes = [size for size in _divisors(gpus // fixed) if _allowed(options, "data_parallel_size", size)]
+    limit = min(problem.workload.global_batch_size, 1024)
+    micro = [size for size in range(1, limit + 1) if _allowed(options, "micro_batch_size", size)]
+    low = options.bounds.get("micro_batch_size", (1, 1))[0]
+    pinned = options.pin.get("micro_batch_size", low)
+    for size in sizes:
+        for batch in micro or [int(pinned)]:
+            yield size * batch
+
+
+def _allowed(options: SearchOptions, name: str, value: int) -> bool:
+    """Whether pins, bounds and prohibitions leave ``value``."""
+    low, high = options.bounds.get(name, (value, value))
+    pinned, forbidden = options.pin.get(name, value), options.forbid.get(name, ())
+    return pinned == value and low <= value <= high and value not in forbidden
+
+
+def _pinned(options: SearchOptions, *names: str) -> dict[str, int]:
+    """Those of ``names`` that are pinned, with their values."""
+    return {name: int(options.pin[name]) for name in names if name in options.pin}
+
+
+def _divides(problem: Problem, name: str, whole: int, of: str) -> Iterator[FieldError]:
+    """A pinned size divides ``whole``."""
+    value = problem.options.pin.get(name)
+    if isinstance(value, int) and whole % value:
+        nearest = _nearest(value, lambda size: whole % size == 0)
+        message = f"{value} does not divide {of} = {whole}"
+        at = pointer("search", "pin", name)
+        yield FieldError(pointer=at, message=message, allowed=f"divisors of {whole}", nearest=nearest)
+
+
+def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldError]:
+    """A pinned size is no more than ``most``."""
+    value = problem.options.pin.get(name)
+    if isinstance(value, int) and value > most:
+        at = pointer("search", "pin", name)
+        message = f"{value} is more than {of} = {most}"
+        yield FieldError(pointer=at, message=message, allowed=f"from 1 to {most}", nearest=str(most))
+
+
+def _nearest(value: int, legal: Callable[[int], bool]) -> str:
+    """The nearest legal values below and above ``value``, in words."""
+    top = min(2 * value, value + MAX_NEAREST)
+    below = next((size for size in range(min(value, MAX_NEAREST), 0, -1) if legal(size)), None)
+    above = next((size for size in range(value + 1, top + 1) if legal(size)), None)
+    return ", ".join(str(size) for size in (below, above) if size is not None)
+
+
+def _multiples_round(batch: int, steps: list[int]) -> str:
+    """The nearest multiples of any of ``steps`` below and above ``batch``, in words."""
+    below = max(batch // step * step for step in steps)
+    above = min(-(-batch // step) * step for step in steps)
+    return ", ".join(str(size) for size in chain([below] if below else [], [above]))
+
+
+def _divisors(number: int) -> list[int]:
+    """The divisors of ``number``, ascending."""
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
