@@ -1,0 +1,84 @@
+"""The tables. A job row is the truth about its job; everything else is a hint.
+
+Times are seconds since 1970 by the database's clock. ``tenant`` stands in every row and every WHERE.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    false,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+STATES = ("queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired")
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("request", JSON, nullable=False),  # the canonical problem
+    Column("time_limit_s", Double, nullable=False),  # of the search
+    Column("created_at_s", Double, nullable=False),
+    Column("expires_at_s", Double, nullable=False),  # queued longer than this: expired
+    Column("started_at_s", Double),  # first claim
+    Column("finished_at_s", Double),
+    # The claim: who runs the job, until when, and the number that every write must name.
+    Column("fence", Integer, nullable=False, server_default="0"),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("worker", String(128)),
+    Column("claimed_at_s", Double),
+    Column("lease_expires_at_s", Double),
+    Column("hinted_at_s", Double),  # when the sweeper last published a wake-up for it
+    Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    # What came of it.
+    Column("progress", JSON(none_as_null=True)),
+    Column("answer", JSON(none_as_null=True)),  # without its plans
+    Column("problem", JSON(none_as_null=True)),  # code and detail of a failure
+    Column("cache_key", String(64)),  # set with the answer: request, versions and tenant
+    CheckConstraint(f"state IN {STATES}", name="state"),
+    Index(None, "tenant", "created_at_s", "id"),
+    Index(None, "state", "created_at_s"),
+    Index(None, "tenant", "cache_key"),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("plan_id", String(64), nullable=False),
+    Column("body", JSON, nullable=False),
+    Index(None, "tenant", "plan_id"),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("body_sha256", String(64), nullable=False),
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("created_at_s", Double, nullable=False),
+)

@@ -1,0 +1,60 @@
+"""Errors of the service: what a request asks of records that do not allow it.
+
+ServiceError
+├── NotFoundError              no such job or plan for this tenant
+├── NotReadyError              the job has no answer (yet)
+├── IdempotencyConflictError   the key was used with another body
+├── BadPageTokenError          the page token is not one of ours
+└── ServerStartError           the server cannot start here
+    └── DatabaseBusyError      another server owns the SQLite file
+
+Every class has a stable ``code``; ``service.api.errors`` maps codes to HTTP statuses.
+"""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """The service cannot do what was asked."""
+
+    code = "service_error"
+
+
+class NotFoundError(ServiceError):
+    """There is no such record for this tenant."""
+
+    code = "not_found"
+
+
+class NotReadyError(ServiceError):
+    """The job has no answer; ``finished`` says whether it may still get one."""
+
+    code = "not_ready"
+
+    def __init__(self, message: str, *, finished: bool) -> None:
+        self.finished = finished
+        super().__init__(message)
+
+
+class IdempotencyConflictError(ServiceError):
+    """The same idempotency key came with another body."""
+
+    code = "idempotency_conflict"
+
+
+class BadPageTokenError(ServiceError):
+    """The page token was not issued by this service."""
+
+    code = "bad_page_token"
+
+
+class ServerStartError(ServiceError):
+    """The server cannot start with these settings."""
+
+    code = "server_start"
+
+
+class DatabaseBusyError(ServerStartError):
+    """Another server owns this SQLite file."""
+
+    code = "database_busy"
