@@ -1,0 +1,106 @@
+"""The ranked table of plans, in as many columns as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from service.report import figures
+from solver.plan import Plan
+
+GUTTER = 1  # blanks before every column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of the ranking."""
+
+    title: str
+    cell: Callable[[Plan], str]
+    left: bool = False  # words stand left, numbers right
+    apart: bool = True  # one more blank in front; the sizes stand close together
+    leaves: int = 0  # narrow terminals drop the highest first; 0 stays
+
+    @property
+    def heading(self) -> str:
+        """The title as it is printed."""
+        return " " * self.apart + self.title
+
+    def text(self, plan: Plan) -> str:
+        """The cell of one plan as it is printed."""
+        return " " * self.apart + self.cell(plan)
+
+
+def _size(name: str) -> Callable[[Plan], str]:
+    """The cell of one size of the configuration."""
+    return lambda plan: str(getattr(plan.config, name))
+
+
+def columns_of(*, moe: bool) -> list[Column]:
+    """Every column, in order; expert parallelism only where there are experts."""
+    sizes = [
+        Column(title=short, cell=_size(name), apart=short == "tp")
+        for name, short in figures.SHORT_NAMES.items()
+        if moe or name != "expert_parallel_size"
+    ]
+    return [
+        Column(title="#", cell=lambda plan: str(plan.rank)),
+        *sizes,
+        Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
+        Column(title="step", cell=lambda plan: figures.step_time(plan.prediction), left=True),
+        Column(title="tokens/s/GPU", cell=lambda p: f"{p.prediction.tokens_per_s_per_gpu:.0f}", leaves=2),
+        Column(title="MFU*", cell=lambda plan: figures.percent(plan.prediction.mfu), leaves=3),
+        Column(
+            title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
+        ),
+        Column(title="OOM risk", cell=_risk, leaves=1),
+        Column(title="", cell=lambda plan: "← best" if plan.rank == 1 else "", left=True, leaves=4),
+    ]
+
+
+def _risk(plan: Plan) -> str:
+    """The chance of running out of memory."""
+    return figures.risk(plan.prediction.out_of_memory_probability)
+
+
+def ranking(plans: Sequence[Plan], *, moe: bool, width: int) -> RenderableType:
+    """The table of ``plans``; a list of lines where even the narrowest table has no room."""
+    columns = columns_of(moe=moe)
+    left_out: list[str] = []
+    while _width(columns, plans) > width:
+        last = max(columns, key=lambda column: column.leaves)
+        if not last.leaves:
+            return Group(*(Text(_line(plan)) for plan in plans))
+        columns.remove(last)
+        left_out += [last.title.rstrip("*")] * bool(last.title)
+    note = [Text(f"  (no room for {', '.join(left_out)}; --json has all)")] if left_out else []
+    return Group(_table(columns, plans), *note)
+
+
+def _width(columns: Sequence[Column], plans: Sequence[Plan]) -> int:
+    """Columns of the terminal that the table takes."""
+    cells = [[column.heading, *map(column.text, plans)] for column in columns]
+    return sum(GUTTER + max(map(cell_len, texts)) for texts in cells)
+
+
+def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
+    """A table without lines; the best plan stands out."""
+    table = Table(box=None, padding=(0, 0, 0, GUTTER), pad_edge=True, header_style="dim", show_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
+    for plan in plans:
+        style = "bold green" if plan.rank == 1 else ""
+        table.add_row(*(Text(column.text(plan)) for column in columns), style=style)
+    return table
+
+
+def _line(plan: Plan) -> str:
+    """One plan in words."""
+    words = figures.configuration_words(plan.config)
+    memory = figures.peak_memory(plan.prediction)
+    return f"{plan.rank}. {words}: {figures.step_time(plan.prediction)}, {memory}"
