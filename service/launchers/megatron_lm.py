@@ -1,0 +1,110 @@
+"""Megatron-LM: a plan becomes an arguments file, a torchrun script and a Slurm script.
+
+Three laws: what Megatron-LM cannot run as planned is refused first (its own parser lets much of
+it through); every value that the plan decided is written; what is only approximated is a warning,
+in the files and in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.launchers.base import ExportBundle
+from service.launchers.megatron_lm_arguments import (
+    ATTENTION_BACKENDS,
+    is_fsdp,
+    padded_vocabulary,
+    sections,
+)
+from service.launchers.megatron_lm_model_rules import MODEL_RULES
+from service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
+from service.launchers.megatron_lm_scripts import (
+    ARGUMENTS_FILE,
+    SLURM_FILE,
+    TORCHRUN_FILE,
+    arguments_file,
+    header,
+    slurm_script,
+    torchrun_script,
+)
+from service.launchers.rules import refuse
+from service.launchers.target import Target
+
+KNOWN_OPTIONS = (
+    "attention_kernel", "context_parallel_mode", "fp8_recipe", "gradient_dtype", "loss_fused",
+    "overlap_p2p", "tp_comm_overlap",
+)  # fmt: skip
+
+
+class MegatronLm:
+    """Exports to Megatron-LM's ``pretrain_gpt.py``."""
+
+    name = "megatron-lm"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The arguments file and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
+        """
+        refuse((sizes_are_positive,), target)  # the other rules divide by sizes
+        refuse((*PARALLEL_RULES, *MODEL_RULES), target)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings)
+        return ExportBundle(
+            files={
+                ARGUMENTS_FILE: arguments_file(head, sections(target)),
+                TORCHRUN_FILE: torchrun_script(head, target),
+                SLURM_FILE: slurm_script(head, target),
+            },
+            warnings=warnings,
+        )
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """What Megatron-LM will do differently from the plan, or what the plan leaves open."""
+    yield from _placement_warnings(target)
+    yield from _value_warnings(target)
+    yield from _model_warnings(target)
+    for name in sorted(set(target.workload.framework_options) - set(KNOWN_OPTIONS)):
+        yield f"framework option {name[:40]} has no Megatron-LM flag and is not written"
+
+
+def _placement_warnings(target: Target) -> Iterator[str]:
+    config, per_node = target.config, target.gpus_per_node
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    if target.num_nodes > 1 and per_node % tp:
+        yield f"tensor parallel groups of {tp} reach over nodes of {per_node} GPUs"
+    elif target.num_nodes > 1 and cp > 1 and per_node % (tp * cp):
+        yield f"tp * cp = {tp * cp} reaches over nodes of {per_node} GPUs"
+    if not target.problem.cluster.is_homogeneous:
+        yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
+
+
+def _value_warnings(target: Target) -> Iterator[str]:
+    config, padded = target.config, padded_vocabulary(target)
+    if padded != target.model.vocab_size:
+        yield f"the vocabulary of {target.model.vocab_size} is padded to {padded} (a multiple of 128 * tp)"
+    if config.sequence_parallel and config.tensor_parallel_size == 1:
+        yield "sequence parallelism does nothing at tp 1 and is not written"
+    count, chunks = config.recompute_layers, config.stage_layers
+    if config.recompute_granularity == "full" and min(chunks) < count < max(chunks):
+        yield f"chunks of fewer than {count} layers recompute all of theirs"
+    if is_fsdp(target) and (config.tensor_parallel_size > 1 or config.context_parallel_size > 1):
+        yield "Megatron-FSDP with tp or cp cannot have the single hardware queue that tp and cp want"
+    precision = target.workload.precision
+    if precision == "bf16" and "bf16" not in target.gpu.peak_flops:
+        yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
+    asked = target.option("attention_kernel", "auto")
+    if asked not in ATTENTION_BACKENDS:
+        yield f"attention kernel {str(asked)[:40]} has no Megatron-LM flag; the usual one is written"
+
+
+def _model_warnings(target: Target) -> Iterator[str]:
+    model = target.model
+    if not model.learned_position_embeddings:
+        yield "the rotary base is not part of the plan: add --rotary-base if the model's is not 10000"
+    if model.moe:
+        yield "router scoring and load balancing are not part of the plan: add the model's own flags"
+    if model.sliding_window and target.config.context_parallel_size > 1:
+        yield "sliding-window attention under context parallelism depends on the Transformer Engine version"

@@ -1,0 +1,274 @@
+"""The flags that make Megatron-LM 0.16 to 0.19 run exactly one configuration.
+
+Every value that the plan decided is written, also where it equals a default: defaults differ
+between versions. Flag names: megatron/training/arguments.py and the dataclasses it builds flags
+from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from service.launchers.megatron_lm_layout import is_even, layout
+from service.launchers.megatron_lm_rules import FIRST_FSDP_STAGE
+from service.launchers.target import Target
+
+VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
+ARCHITECTURES_WITHOUT_FLASH = ("volta", "turing")  # FlashAttention 2 starts with Ampere
+ATTENTION_BACKENDS = {
+    "flash": "flash", "flash1": "flash", "flash2": "flash", "flash3": "flash",
+    "cudnn": "fused", "fused": "fused", "torch": "unfused", "unfused": "unfused", "auto": "auto",
+}  # fmt: skip
+CONTEXT_COMMUNICATION = {"ring": "p2p", "all_to_all": "a2a"}
+SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag with its values; a switch has none."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Flags that belong together, under one comment."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
+def flag(name: str, *values: object) -> Flag:
+    """``--name value …``, or a switch when there is no value."""
+    return Flag(f"--{name}", tuple(str(value) for value in values))
+
+
+def sections(target: Target) -> list[Section]:
+    """All flags that the plan decides, in the order in which people read them."""
+    parts = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", _split(target)),
+        ("Experts over ranks", _expert_ranks(target)),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", _data_parallel(target)),
+        ("Activation recomputation", _recompute(target)),
+        ("Precision and kernels", _precision(target)),
+        ("Model", _model(target.model, target.workload.seq_length)),
+        ("Mixture of experts", _experts(target.model, target.model.moe)),
+        ("Multi-head latent attention", _latent_attention(target.model.mla)),
+    )
+    return [Section(title, tuple(flags)) for title, flags in parts if flags]
+
+
+def is_fsdp(target: Target) -> bool:
+    """Whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
+    return target.config.zero_stage >= FIRST_FSDP_STAGE
+
+
+def padded_vocabulary(target: Target) -> int:
+    """Rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
+    unit = VOCABULARY_UNIT * target.config.tensor_parallel_size
+    return -(-target.model.vocab_size // unit) * unit
+
+
+def _parallel(target: Target) -> list[Flag]:
+    config = target.config
+    flags = [flag("tensor-model-parallel-size", config.tensor_parallel_size)]
+    if config.sequence_parallel and config.tensor_parallel_size > 1:
+        flags.append(flag("sequence-parallel"))
+        if target.option("tp_comm_overlap", False):
+            flags.append(flag("tp-comm-overlap"))
+    flags += [
+        flag("pipeline-model-parallel-size", config.pipeline_parallel_size),
+        flag("context-parallel-size", config.context_parallel_size),
+    ]
+    if config.context_parallel_size > 1:
+        mode = str(target.option("context_parallel_mode", "ring"))
+        flags.append(flag("cp-comm-type", CONTEXT_COMMUNICATION[mode]))
+    return flags
+
+
+def _split(target: Target) -> list[Flag]:
+    config = target.config
+    flags = []
+    if not is_even(config.stage_layers):
+        text = layout(config.stage_layers, target.model.num_mtp_layers)
+        flags.append(flag("pipeline-model-parallel-layout", text))
+    elif config.virtual_pipeline_size > 1:
+        flags.append(flag("num-virtual-stages-per-pipeline-rank", config.virtual_pipeline_size))
+    if config.virtual_pipeline_size > 1:
+        # Written although it is the default: the plan's schedule runs in groups of pp micro-batches.
+        group = config.pipeline_parallel_size
+        flags.append(flag("microbatch-group-size-per-virtual-pipeline-stage", group))
+        if not target.option("overlap_p2p", True):
+            flags.append(flag("no-overlap-p2p-communication"))
+    return flags
+
+
+def _expert_ranks(target: Target) -> list[Flag]:
+    if target.model.moe is None:
+        return []
+    return [
+        flag("expert-model-parallel-size", target.config.expert_parallel_size),
+        flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
+    ]
+
+
+def _batch(target: Target) -> list[Flag]:
+    return [
+        flag("micro-batch-size", target.config.micro_batch_size),
+        flag("global-batch-size", target.workload.global_batch_size),
+        flag("seq-length", target.workload.seq_length),
+    ]
+
+
+def _data_parallel(target: Target) -> list[Flag]:
+    config = target.config
+    flags = [flag("overlap-grad-reduce")]
+    if config.zero_stage:
+        flags += [flag("use-distributed-optimizer"), flag("overlap-param-gather")]
+        instances = shard_instances(target)
+        if instances > 1:
+            flags.append(flag("num-distributed-optimizer-instances", instances))
+    if is_fsdp(target):
+        flags += [
+            flag("use-megatron-fsdp"),
+            flag("data-parallel-sharding-strategy", SHARDING_STRATEGIES[config.zero_stage]),
+            flag("ckpt-format", "fsdp_dtensor"),
+        ]
+    return flags
+
+
+def shard_instances(target: Target) -> int:
+    """Independent shard sets: 1 when the optimizer shards over all of dp (and with it cp)."""
+    config = target.config
+    if config.zero_shard_size >= config.data_parallel_size:
+        return 1
+    return target.shard_ranks // config.zero_shard_size
+
+
+def _recompute(target: Target) -> list[Flag]:
+    config = target.config
+    if config.recompute_granularity == "selective":
+        return [flag("recompute-granularity", "selective"), flag("recompute-modules", "core_attn")]
+    if config.recompute_granularity != "full":
+        return []
+    # uniform with groups of 1: every layer; block: the first N layers of each chunk.
+    every = config.recompute_layers >= max(config.stage_layers)
+    return [
+        flag("recompute-granularity", "full"),
+        flag("recompute-method", "uniform" if every else "block"),
+        flag("recompute-num-layers", 1 if every else config.recompute_layers),
+    ]
+
+
+def _precision(target: Target) -> list[Flag]:
+    precision = target.workload.precision
+    flags = [flag("fp16" if precision == "fp16" else "bf16")]
+    if precision == "fp8":
+        flags.append(flag("fp8-format", "hybrid"))
+        flags.append(flag("fp8-recipe", target.option("fp8_recipe", "delayed")))
+    in_bf16 = target.option("gradient_dtype", "fp32") == "bf16"
+    flags.append(flag("grad-reduce-in-bf16" if in_bf16 else "accumulate-allreduce-grads-in-fp32"))
+    flags += [
+        flag("transformer-impl", "transformer_engine"),
+        flag("attention-backend", attention_backend(target)),
+    ]
+    if target.option("loss_fused", False):
+        flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
+    return [*flags, flag("optimizer", "adam")]
+
+
+def attention_backend(target: Target) -> str:
+    """Transformer Engine's attention: as asked for, else flash, else what the GPU and MLA can run.
+
+    Latent attention has value heads narrower than its query heads: cuDNN's fused kernel takes them.
+    """
+    if target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH:
+        usual = "torch"
+    else:
+        usual = "cudnn" if target.model.mla else "flash"
+    asked = str(target.option("attention_kernel", usual))
+    return ATTENTION_BACKENDS.get(asked, ATTENTION_BACKENDS[usual])
+
+
+def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
+    flags = [
+        flag("num-layers", model.num_layers),
+        flag("hidden-size", model.hidden_size),
+        flag("ffn-hidden-size", model.ffn_hidden_size),
+        flag("num-attention-heads", model.num_attention_heads),
+        flag("kv-channels", model.head_dim),
+    ]
+    if model.num_kv_heads < model.num_attention_heads and model.mla is None:
+        # Without the switch the number of groups is ignored.
+        flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
+    if model.gated_mlp:
+        flags.append(flag("swiglu"))
+    if not model.linear_bias:
+        flags.append(flag("disable-bias-linear"))
+    if not model.tied_embeddings:
+        flags.append(flag("untie-embeddings-and-output-weights"))
+    positions = "learned_absolute" if model.learned_position_embeddings else "rope"
+    flags += [
+        flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm"),
+        flag("position-embedding-type", positions),
+        flag("max-position-embeddings", max(seq_length, model.max_position_embeddings or 0)),
+        flag("vocab-size", model.vocab_size),
+        flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
+        flag("attention-dropout", "0.0"),
+        flag("hidden-dropout", "0.0"),
+    ]
+    if model.num_mtp_layers:
+        flags.append(flag("mtp-num-layers", model.num_mtp_layers))
+    return flags + _window(model)
+
+
+def _window(model: ModelSpec) -> list[Flag]:
+    if model.sliding_window is None:
+        return []
+    # (left, right) neighbours besides the token itself.
+    flags = [flag("window-size", f"{model.sliding_window - 1},0")]
+    if model.sliding_window_every > 1:
+        flags.append(flag("window-attn-skip-freq", model.sliding_window_every))
+    return flags
+
+
+def _experts(model: ModelSpec, moe: MoeSpec | None) -> list[Flag]:
+    if moe is None:
+        return []
+    flags = [
+        flag("num-experts", moe.num_experts),
+        flag("moe-router-topk", moe.top_k),
+        flag("moe-ffn-hidden-size", moe.ffn_hidden_size),
+        flag("moe-layer-freq", _layer_pattern(model)),
+        flag("moe-token-dispatcher-type", "alltoall"),
+        flag("moe-grouped-gemm"),
+    ]
+    if moe.shared_ffn_hidden_size:
+        flags.append(flag("moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
+    return flags
+
+
+def _layer_pattern(model: ModelSpec) -> str:
+    """Which layers have experts: ``([0]*3+[1]*58)`` is three dense layers, then 58 with experts."""
+    runs = [(kind, len(list(run))) for kind, run in groupby(model.layer_kinds())]
+    return "(" + "+".join(f"[{int(kind == 'moe')}]*{count}" for kind, count in runs) + ")"
+
+
+def _latent_attention(mla: MlaSpec | None) -> list[Flag]:
+    if mla is None:
+        return []
+    flags = [flag("multi-latent-attention")]
+    if mla.q_lora_rank:
+        flags.append(flag("q-lora-rank", mla.q_lora_rank))
+    return [
+        *flags,
+        flag("kv-lora-rank", mla.kv_lora_rank),
+        flag("qk-head-dim", mla.qk_nope_head_dim),
+        flag("qk-pos-emb-head-dim", mla.qk_rope_head_dim),
+        flag("v-head-dim", mla.v_head_dim),
+    ]

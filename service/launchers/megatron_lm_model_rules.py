@@ -1,0 +1,246 @@
+"""What Megatron-LM asks of a model's shape, experts, precision and kernels under a configuration.
+
+Sources as in ``megatron_lm_rules``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from profiles.errors import FieldError
+from service.launchers.rules import Rule, fault, near_divisors, near_multiples
+from service.launchers.target import Target
+
+PRECISIONS = ("bf16", "fp16", "fp8")
+FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+CONTEXT_MODES = ("ring", "all_to_all")
+
+
+def heads_divide_over_ranks(target: Target) -> Iterator[FieldError]:
+    """Heads % tp = 0 (``TransformerConfig``); % (tp * cp) for all-to-all context parallelism."""
+    heads, config = target.model.num_attention_heads, target.config
+    tp = config.tensor_parallel_size
+    if heads % tp:
+        yield fault(
+            "tensor_parallel_size",
+            f"{tp} does not divide {heads} attention heads",
+            allowed=f"divisors of {heads}",
+            nearest=near_divisors(tp, heads),
+        )
+    elif target.option("context_parallel_mode", "ring") == "all_to_all" and (heads // tp) % (
+        config.context_parallel_size
+    ):
+        yield fault(
+            "context_parallel_size",
+            f"{config.context_parallel_size} does not divide the {heads // tp} heads of a tensor rank",
+            allowed=f"divisors of {heads // tp} for all-to-all",
+            nearest=near_divisors(config.context_parallel_size, heads // tp),
+        )
+
+
+def kv_groups_divide_over_ranks(target: Target) -> Iterator[FieldError]:
+    """Query groups are a multiple or a divisor of tp (``TransformerConfig``); MLA has none."""
+    groups, tp = target.model.num_kv_heads, target.config.tensor_parallel_size
+    if target.model.mla is None and groups % tp and tp % groups:
+        yield fault(
+            "tensor_parallel_size",
+            f"{tp} is neither a divisor nor a multiple of {groups} query groups",
+            nearest=near_divisors(tp, groups),
+        )
+
+
+def ffn_divides_over_ranks(target: Target) -> Iterator[FieldError]:
+    """Each MLP's width % its tensor ranks = 0 (``ensure_divisibility``, only on the cluster)."""
+    model, config = target.model, target.config
+    widths = []
+    if "dense" in model.layer_kinds():
+        widths.append(("tensor_parallel_size", "ffn_hidden_size", model.ffn_hidden_size))
+    if model.moe:
+        widths.append(("tensor_parallel_size", "shared_ffn_hidden_size", model.moe.shared_ffn_hidden_size))
+        widths.append(("expert_tensor_parallel_size", "moe ffn_hidden_size", model.moe.ffn_hidden_size))
+    for field, name, width in widths:
+        size = getattr(config, field)
+        if width % size:
+            yield fault(
+                field,
+                f"{size} does not divide {name} = {width}",
+                allowed=f"divisors of {width}",
+                nearest=near_divisors(size, width),
+            )
+
+
+def sequence_divides_over_context(target: Target) -> Iterator[FieldError]:
+    """Seq % (2 cp) = 0: each rank takes two slices, balanced under the causal mask (``validate_args``)."""
+    cp, seq = target.config.context_parallel_size, target.workload.seq_length
+    if cp > 1 and seq % (2 * cp):
+        halves = seq // 2 if seq % 2 == 0 else 1
+        yield fault(
+            "context_parallel_size",
+            f"2 * {cp} does not divide seq_length {seq}",
+            nearest=near_divisors(cp, halves),
+        )
+
+
+def sequence_divides_over_tensor_ranks(target: Target) -> Iterator[FieldError]:
+    """Seq % (tp * cp) = 0 with sequence parallelism (no parser notices)."""
+    config, seq = target.config, target.workload.seq_length
+    ranks = config.tensor_parallel_size * config.context_parallel_size
+    if config.sequence_parallel and seq % ranks:
+        yield fault(
+            "sequence_parallel",
+            f"tp * cp = {ranks} does not divide seq_length {seq}",
+            allowed=f"a seq_length of {near_multiples(seq, ranks)}",
+            nearest=False,
+        )
+
+
+def positions_cover_the_sequence(target: Target) -> Iterator[FieldError]:
+    """A learned position table has a row for every token (``validate_args``)."""
+    model, seq = target.model, target.workload.seq_length
+    most = model.max_position_embeddings or seq
+    if model.learned_position_embeddings and seq > most:
+        yield FieldError(
+            pointer="/workload/seq_length",
+            message=f"{seq} is longer than the {most} learned positions",
+            allowed=f"1 to {most}",
+            nearest=str(most),
+        )
+
+
+def experts_divide_over_ranks(target: Target) -> Iterator[FieldError]:
+    """Ep > 1 needs experts, and experts % ep = 0 (``validate_args``)."""
+    moe, ep = target.model.moe, target.config.expert_parallel_size
+    if moe is None and ep > 1:
+        yield fault("expert_parallel_size", f"{ep} for a model without experts", allowed="1", nearest=1)
+    elif moe and moe.num_experts % ep:
+        yield fault(
+            "expert_parallel_size",
+            f"{ep} does not divide {moe.num_experts} experts",
+            allowed=f"divisors of {moe.num_experts}",
+            nearest=near_divisors(ep, moe.num_experts),
+        )
+
+
+def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
+    """W % (etp * ep * pp) = 0 (``initialize_model_parallel``, only on the cluster)."""
+    config = target.config
+    stage = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
+    experts = config.expert_tensor_parallel_size * config.expert_parallel_size
+    if target.model.moe and stage % experts:
+        room = stage // math.gcd(stage, config.expert_tensor_parallel_size)
+        yield fault(
+            "expert_parallel_size",
+            f"expert tp * ep = {experts} does not divide tp * cp * dp = {stage}",
+            allowed=f"divisors of {stage} / expert tp",
+            nearest=near_divisors(config.expert_parallel_size, room),
+        )
+
+
+def tokens_visit_existing_experts(target: Target) -> Iterator[FieldError]:
+    """Top-k ≤ experts (no parser notices)."""
+    moe = target.model.moe
+    if moe and not 1 <= moe.top_k <= moe.num_experts:
+        yield FieldError(
+            pointer="/model/moe/top_k",
+            message=f"{moe.top_k} of {moe.num_experts} experts",
+            allowed=f"1 to {moe.num_experts}",
+            nearest=str(min(max(1, moe.top_k), moe.num_experts)),
+        )
+
+
+def experts_with_tensor_ranks_need_sequence_parallel(target: Target) -> Iterator[FieldError]:
+    """MoE with tp > 1 trains only with sequence parallelism (``MoELayer.forward``, on the cluster)."""
+    config = target.config
+    if target.model.moe and config.tensor_parallel_size > 1 and not config.sequence_parallel:
+        yield fault(
+            "sequence_parallel",
+            f"off, with experts and tp {config.tensor_parallel_size}",
+            allowed="on",
+            nearest=True,
+        )
+
+
+def precision_is_known(target: Target) -> Iterator[FieldError]:
+    """One of bf16, fp16, fp8 (fp16 with bf16 is refused); fp8 only where the GPU has it."""
+    precision = target.workload.precision
+    if precision not in PRECISIONS:
+        yield FieldError(
+            pointer="/workload/precision",
+            message=f"{precision[:40]!r} is unknown",
+            allowed=", ".join(PRECISIONS),
+            nearest="bf16",
+        )
+    elif precision == "fp8" and "fp8" not in target.gpu.peak_flops:
+        yield FieldError(
+            pointer="/workload/precision",
+            message=f"fp8 on {target.gpu.display_name}, which has none",
+            allowed=", ".join(sorted(set(PRECISIONS) & set(target.gpu.peak_flops))),
+            nearest="bf16",
+        )
+
+
+def optimizer_is_known(target: Target) -> Iterator[FieldError]:
+    """AdamW is Megatron-LM's adam (decoupled weight decay); no other optimizer is planned for."""
+    if target.workload.optimizer != "adamw":
+        yield FieldError(
+            pointer="/workload/optimizer",
+            message=f"{target.workload.optimizer[:40]!r} is not planned for",
+            allowed="adamw",
+            nearest="adamw",
+        )
+
+
+def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:
+    """One of Transformer Engine's recipes (argparse choices of ``--fp8-recipe``)."""
+    recipe = target.option("fp8_recipe", "delayed")
+    if recipe not in FP8_RECIPES:
+        yield FieldError(
+            pointer="/workload/framework_options/fp8_recipe",
+            message=f"{str(recipe)[:40]!r} is unknown",
+            allowed=", ".join(FP8_RECIPES),
+            nearest="delayed",
+        )
+
+
+def context_mode_is_known(target: Target) -> Iterator[FieldError]:
+    """Ring (p2p) or all-to-all; ``--cp-comm-type`` itself takes any word."""
+    mode = target.option("context_parallel_mode", "ring")
+    if mode not in CONTEXT_MODES:
+        yield FieldError(
+            pointer="/workload/framework_options/context_parallel_mode",
+            message=f"{str(mode)[:40]!r} is unknown",
+            allowed=", ".join(CONTEXT_MODES),
+            nearest="ring",
+        )
+
+
+def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
+    """Multi-token prediction works with rotary positions only (``validate_args``)."""
+    model = target.model
+    if model.num_mtp_layers and model.learned_position_embeddings:
+        yield FieldError(
+            pointer="/model/num_mtp_layers",
+            message=f"{model.num_mtp_layers} with learned positions",
+            allowed="0 with learned positions",
+            nearest="0",
+        )
+
+
+MODEL_RULES: tuple[Rule, ...] = (
+    heads_divide_over_ranks,
+    kv_groups_divide_over_ranks,
+    ffn_divides_over_ranks,
+    sequence_divides_over_context,
+    sequence_divides_over_tensor_ranks,
+    positions_cover_the_sequence,
+    experts_divide_over_ranks,
+    expert_ranks_divide_the_stage,
+    tokens_visit_existing_experts,
+    experts_with_tensor_ranks_need_sequence_parallel,
+    precision_is_known,
+    optimizer_is_known,
+    fp8_recipe_is_known,
+    context_mode_is_known,
+    prediction_layers_need_rotary,
+)

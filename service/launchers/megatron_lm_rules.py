@@ -1,0 +1,230 @@
+"""What Megatron-LM 0.16 to 0.19 refuses, fails on later, or does not notice: checked before writing.
+
+Each rule is one function and names the place that enforces it, or says that none does. The places:
+``validate_args`` in megatron/training/arguments.py, ``TransformerConfig.__post_init__`` in
+megatron/core/transformer/transformer_config.py, ``initialize_model_parallel`` in
+megatron/core/parallel_state.py, and the schedules in megatron/core/pipeline_parallel/schedules.py.
+What the model and its kernels ask for stands in ``megatron_lm_model_rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profiles.errors import FieldError
+from service.launchers.rules import Rule, fault, near_divisors, near_multiples
+from service.launchers.target import Target
+
+MAX_SHARDED_STAGE = 3
+FIRST_FSDP_STAGE = 2
+SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
+    "micro_batch_size", "num_microbatches",
+)  # fmt: skip
+
+
+def sizes_are_positive(target: Target) -> Iterator[FieldError]:
+    """Every size is at least 1; 1 is off (argparse takes any integer)."""
+    for name in SIZES:
+        value = getattr(target.config, name)
+        if value < 1:
+            yield fault(name, f"{value} is not a size", allowed="1 or more", nearest=1)
+
+
+def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
+    """As many GPUs exist as tp * pp * cp * dp (torchrun would wait for them for ever)."""
+    used, there = target.config.num_gpus, target.problem.cluster.num_gpus
+    if used > there:
+        rest = used // target.config.data_parallel_size
+        yield fault(
+            "data_parallel_size",
+            f"tp * pp * cp * dp = {used} GPUs, the cluster has {there}",
+            allowed=f"at most {there // rest}",
+            nearest=max(1, there // rest),
+        )
+
+
+def nodes_are_whole(target: Target) -> Iterator[FieldError]:
+    """Every node runs the same number of torchrun's processes (one ``--nproc-per-node``)."""
+    sizes = {group.gpus_per_node for group in target.problem.cluster.groups}
+    if len(sizes) > 1 and target.num_nodes > 1:
+        yield fault(
+            "data_parallel_size",
+            f"the cluster's nodes have {', '.join(map(str, sorted(sizes)))} GPUs: ranks need equal nodes",
+        )
+    used, per_node = target.config.num_gpus, target.gpus_per_node
+    if used % per_node:
+        yield fault(
+            "data_parallel_size",
+            f"{used} GPUs do not fill nodes of {per_node}",
+            allowed=f"a product tp * pp * cp * dp that {per_node} divides",
+            nearest=f"{near_multiples(used, per_node)} GPUs",
+        )
+
+
+def batch_is_conserved(target: Target) -> Iterator[FieldError]:
+    """Gbs = mbs * dp * M (``ConstantNumMicroBatchesCalculator``); M has no flag of its own."""
+    config, wanted = target.config, target.workload.global_batch_size
+    each = config.micro_batch_size * config.data_parallel_size
+    if each * config.num_microbatches != wanted:
+        yield fault(
+            "num_microbatches",
+            f"mbs {config.micro_batch_size} * dp {config.data_parallel_size} * M "
+            f"{config.num_microbatches} is not the global batch {wanted}",
+            nearest=wanted // each if wanted % each == 0 else None,
+        )
+
+
+def split_has_every_stage(target: Target) -> Iterator[FieldError]:
+    """One entry for each of pp * vpp chunks (a layout of k * pp stages silently means vpp = k)."""
+    config = target.config
+    chunks = config.pipeline_parallel_size * config.virtual_pipeline_size
+    if len(config.stage_layers) != chunks:
+        yield fault(
+            "stage_layers",
+            f"{len(config.stage_layers)} entries for pp {config.pipeline_parallel_size} * vpp "
+            f"{config.virtual_pipeline_size}",
+            allowed=f"{chunks} entries",
+            nearest=f"{chunks} entries",
+        )
+
+
+def split_has_every_layer(target: Target) -> Iterator[FieldError]:
+    """The chunks hold all layers, each once (``validate_layer_layout``)."""
+    held, wanted = sum(target.config.stage_layers), target.model.num_layers
+    if held != wanted:
+        yield fault("stage_layers", f"{held} layers for a model of {wanted}", nearest=f"a sum of {wanted}")
+
+
+def no_stage_is_empty(target: Target) -> Iterator[FieldError]:
+    """Every chunk has a layer (an empty layout stage passes every parser)."""
+    for stage, layers in enumerate(target.config.stage_layers):
+        if layers < 1:
+            yield fault(f"stage_layers/{stage}", f"{layers} layers", allowed="1 or more", nearest=1)
+
+
+def schedule_is_known(target: Target) -> Iterator[FieldError]:
+    """Megatron-LM runs 1F1B, interleaved when there are virtual stages, and nothing else."""
+    config = target.config
+    if config.pipeline_parallel_size == 1:
+        legal = "none"
+    else:
+        legal = "interleaved_1f1b" if config.virtual_pipeline_size > 1 else "1f1b"
+    if config.pipeline_schedule != legal:
+        yield fault(
+            "pipeline_schedule",
+            f"{config.pipeline_schedule} with pp {config.pipeline_parallel_size} and vpp "
+            f"{config.virtual_pipeline_size}",
+            allowed="none (pp 1), 1f1b, interleaved_1f1b (vpp above 1)",
+            nearest=legal,
+        )
+
+
+def interleaving_needs_a_pipeline(target: Target) -> Iterator[FieldError]:
+    """Virtual stages need pp > 1; pp > 2 without overlapped p2p (``validate_args``)."""
+    config = target.config
+    least = 2 if target.option("overlap_p2p", True) else 3
+    if config.virtual_pipeline_size > 1 and config.pipeline_parallel_size < least:
+        yield fault(
+            "virtual_pipeline_size",
+            f"{config.virtual_pipeline_size} virtual stages with pp {config.pipeline_parallel_size}",
+            allowed=f"1, or pp of {least} or more",
+            nearest=1,
+        )
+
+
+def interleaving_needs_full_groups(target: Target) -> Iterator[FieldError]:
+    """M is a multiple of pp (``forward_backward_pipelining_with_interleaving``, group size g = pp)."""
+    config = target.config
+    if config.virtual_pipeline_size > 1 and config.num_microbatches % config.pipeline_parallel_size:
+        yield fault(
+            "num_microbatches",
+            f"{config.num_microbatches} with pp {config.pipeline_parallel_size} and virtual stages",
+            allowed=f"multiples of {config.pipeline_parallel_size}",
+            nearest=near_multiples(config.num_microbatches, config.pipeline_parallel_size),
+        )
+
+
+def recompute_is_known(target: Target) -> Iterator[FieldError]:
+    """None, selective or full; only full has a number of layers (``TransformerConfig``)."""
+    config = target.config
+    if config.recompute_granularity not in ("none", "selective", "full"):
+        yield fault(
+            "recompute_granularity",
+            f"{config.recompute_granularity!r:.40} is unknown",
+            allowed="none, selective, full",
+            nearest="full",
+        )
+    elif config.recompute_granularity != "full" and config.recompute_layers:
+        yield fault(
+            "recompute_layers",
+            f"{config.recompute_layers} with recompute_granularity {config.recompute_granularity}",
+            allowed="0, or recompute_granularity full",
+            nearest=0,
+        )
+
+
+def recompute_fits_a_chunk(target: Target) -> Iterator[FieldError]:
+    """Full recomputation covers 1 layer up to the largest chunk (a larger N passes every parser)."""
+    config, most = target.config, max(target.config.stage_layers, default=0)
+    if config.recompute_granularity == "full" and not 1 <= config.recompute_layers <= most:
+        yield fault(
+            "recompute_layers",
+            f"{config.recompute_layers} layers of chunks that hold up to {most}",
+            allowed=f"1 to {most}",
+            nearest=min(max(1, config.recompute_layers), most),
+        )
+
+
+def zero_stage_is_known(target: Target) -> Iterator[FieldError]:
+    """0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP."""
+    stage = target.config.zero_stage
+    if not 0 <= stage <= MAX_SHARDED_STAGE:
+        nearest = 0 if stage < 0 else MAX_SHARDED_STAGE
+        yield fault("zero_stage", f"{stage} is unknown", allowed="0 to 3", nearest=nearest)
+
+
+def fsdp_has_no_pipeline(target: Target) -> Iterator[FieldError]:
+    """ZeRO 2 and 3 (Megatron-FSDP) are planned without a pipeline: it would gather per micro-batch."""
+    config = target.config
+    if config.zero_stage >= FIRST_FSDP_STAGE and config.pipeline_parallel_size > 1:
+        yield fault(
+            "zero_stage",
+            f"{config.zero_stage} with pp {config.pipeline_parallel_size}",
+            allowed="0 or 1 with pp above 1",
+            nearest=1,
+        )
+
+
+def shards_divide_the_replicas(target: Target) -> Iterator[FieldError]:
+    """Shard sets have equal sizes: zero_shard_size divides dp * cp; 1 for stage 0."""
+    config, ranks = target.config, target.shard_ranks
+    if config.zero_stage == 0 and config.zero_shard_size != 1:
+        yield fault("zero_shard_size", f"{config.zero_shard_size} with zero_stage 0", nearest=1)
+    elif config.zero_stage and ranks % max(1, config.zero_shard_size):
+        yield fault(
+            "zero_shard_size",
+            f"{config.zero_shard_size} does not divide dp * cp = {ranks}",
+            allowed=f"divisors of {ranks}",
+            nearest=near_divisors(config.zero_shard_size, ranks),
+        )
+
+
+PARALLEL_RULES: tuple[Rule, ...] = (
+    sizes_are_positive,
+    gpus_fit_the_cluster,
+    nodes_are_whole,
+    batch_is_conserved,
+    split_has_every_stage,
+    split_has_every_layer,
+    no_stage_is_empty,
+    schedule_is_known,
+    interleaving_needs_a_pipeline,
+    interleaving_needs_full_groups,
+    recompute_is_known,
+    recompute_fits_a_chunk,
+    zero_stage_is_known,
+    fsdp_has_no_pipeline,
+    shards_divide_the_replicas,
+)

@@ -1,0 +1,59 @@
+"""The plan to be exported, together with the problem that it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profiles.cluster import GpuSpec
+from profiles.model import ModelSpec
+from solver.plan import Configuration, Plan
+from solver.problem import Problem, Workload
+
+OptionValue = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One plan of one problem: all that an exporter may look at."""
+
+    plan: Plan
+    problem: Problem
+
+    @property
+    def config(self) -> Configuration:
+        """The configuration that must be conserved."""
+        return self.plan.config
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model to be trained."""
+        return self.problem.model
+
+    @property
+    def workload(self) -> Workload:
+        """What one optimizer step does."""
+        return self.problem.workload
+
+    @property
+    def gpu(self) -> GpuSpec:
+        """The GPU type of the cluster's first node group."""
+        return self.problem.cluster.groups[0].gpu
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that one node brings to the job: all of them, or fewer when one node suffices."""
+        return min(self.problem.cluster.groups[0].gpus_per_node, self.config.num_gpus)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the job starts on; a part of a node counts as one."""
+        return -(-self.config.num_gpus // self.gpus_per_node)
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which Megatron-style optimizers shard when nothing limits them: dp * cp."""
+        return self.config.data_parallel_size * self.config.context_parallel_size
+
+    def option(self, name: str, default: OptionValue) -> OptionValue:
+        """The framework option of that name, as the workload asks for it."""
+        return self.workload.framework_options.get(name, default)
