@@ -1,0 +1,136 @@
+"""Queries over jobs, plans and idempotency keys; they run in the caller's transaction.
+
+The tenant stands in every WHERE: a foreign id is simply not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, tuple_
+
+from service.db.clock import now_s
+from service.db.tables import idempotency_keys, jobs, plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One row of ``jobs``; times are seconds since 1970 by the database's clock."""
+
+    id: str
+    state: str
+    request: Mapping[str, Any]
+    time_limit_s: float
+    created_at_s: float
+    expires_at_s: float
+    started_at_s: float | None
+    finished_at_s: float | None
+    claimed_at_s: float | None
+    attempts: int
+    cancel_requested: bool
+    progress: Mapping[str, Any] | None
+    answer: Mapping[str, Any] | None
+    problem: Mapping[str, Any] | None
+
+
+_RECORD = tuple(jobs.c[name] for name in JobRecord.__slots__)
+
+
+def insert_job(
+    connection: Connection,
+    tenant: str,
+    job_id: str,
+    *,
+    request: Mapping[str, object],
+    time_limit_s: float,
+    queue_timeout_s: float,
+) -> None:
+    """Add a queued job."""
+    connection.execute(
+        insert(jobs).values(
+            id=job_id,
+            tenant=tenant,
+            state="queued",
+            request=request,
+            time_limit_s=time_limit_s,
+            created_at_s=now_s(),
+            expires_at_s=now_s() + queue_timeout_s,
+        )
+    )
+
+
+def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | None:
+    """One job of this tenant."""
+    query = select(*_RECORD).where(jobs.c.tenant == tenant, jobs.c.id == job_id)
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else JobRecord(**row)
+
+
+def newest_jobs(
+    connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
+) -> list[JobRecord]:
+    """Up to ``limit`` jobs, newest first, after the position ``before`` (created_at_s, id)."""
+    query = select(*_RECORD).where(jobs.c.tenant == tenant)
+    if before is not None:
+        query = query.where(tuple_(jobs.c.created_at_s, jobs.c.id) < before)
+    query = query.order_by(jobs.c.created_at_s.desc(), jobs.c.id.desc()).limit(limit)
+    return [JobRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
+    """The id of the newest job that holds the proved or complete answer to the same question."""
+    query = (
+        select(jobs.c.id)
+        .where(
+            jobs.c.tenant == tenant,
+            jobs.c.cache_key == cache_key,
+            jobs.c.state.in_(["succeeded", "infeasible"]),
+        )
+        .order_by(jobs.c.finished_at_s.desc())
+        .limit(1)
+    )
+    return connection.execute(query).scalar_one_or_none()
+
+
+def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, limit: int) -> Sequence[Any]:
+    """Up to ``limit`` plan bodies of a job, by rank, after rank ``after``."""
+    query = (
+        select(plans.c.body)
+        .where(plans.c.tenant == tenant, plans.c.job_id == job_id, plans.c.rank > after)
+        .order_by(plans.c.rank)
+        .limit(limit)
+    )
+    return connection.execute(query).scalars().all()
+
+
+def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any]] | None:
+    """The newest plan of that id and the job it belongs to."""
+    query = (
+        select(plans.c.job_id, plans.c.body)
+        .join(jobs, jobs.c.id == plans.c.job_id)
+        .where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
+        .order_by(jobs.c.finished_at_s.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else (row.job_id, row.body)
+
+
+def find_key(connection: Connection, tenant: str, key: str) -> tuple[str, str] | None:
+    """The body hash and the job that an idempotency key stands for."""
+    query = select(idempotency_keys.c.body_sha256, idempotency_keys.c.job_id).where(
+        idempotency_keys.c.tenant == tenant, idempotency_keys.c.key == key
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else (row.body_sha256, row.job_id)
+
+
+def insert_key(connection: Connection, tenant: str, key: str, *, body_sha256: str, job_id: str) -> None:
+    """Bind an idempotency key to a job; IntegrityError when another request was faster."""
+    connection.execute(
+        insert(idempotency_keys).values(
+            tenant=tenant, key=key, body_sha256=body_sha256, job_id=job_id, created_at_s=now_s()
+        )
+    )

@@ -1,0 +1,166 @@
+"""What a client may do with jobs: submit, read, list, cancel, fetch plans. One transaction each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from service.db import records
+from service.db.database import Database
+from service.db.records import JobRecord
+from service.engine import TERMINAL_STATES, JobEngine
+from service.errors import IdempotencyConflictError, NotFoundError, NotReadyError
+from service.pages import Page, decode_token, encode_token
+from service.queue import WakeUpQueue
+from service.request import problem_to_mapping
+from service.versions import cache_key_of, versions_of
+from solver.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a client sends: the question, and how it may be answered."""
+
+    problem: Problem
+    body: Mapping[str, object]  # as it was sent; the idempotency key is bound to it
+    idempotency_key: str | None = None
+    fresh: bool = False  # True: search again even if the answer is known
+
+
+class Jobs:
+    """The use cases of one service process."""
+
+    def __init__(
+        self, database: Database, engine: JobEngine, queue: WakeUpQueue, *, queue_timeout_s: float
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._queue = queue
+        self._queue_timeout_s = queue_timeout_s
+
+    def submit(self, tenant: str, submission: Submission) -> JobRecord:
+        """Store the job, then wake a worker; the same key or a known answer gives the earlier job.
+
+        Raises:
+            IdempotencyConflictError: the key was used with another body.
+        """
+        try:
+            job, is_new = self._submit_once(tenant, submission)
+        except IntegrityError:  # another request bound the same key meanwhile: now it is there
+            job, is_new = self._submit_once(tenant, submission)
+        if is_new:
+            self._queue.wake(job.id)
+        return job
+
+    def read(self, tenant: str, job_id: str) -> JobRecord:
+        """One job.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        with self._database.read() as connection:
+            return _required_job(connection, tenant, job_id)
+
+    def page(self, tenant: str, *, page_size: int, page_token: str | None) -> Page[JobRecord]:
+        """Jobs, newest first.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, float, str) if page_token else None
+        with self._database.read() as connection:
+            found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before)
+        shown = found[:page_size]
+        more = len(found) > page_size
+        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
+        return Page(items=tuple(shown), next_page_token=token)
+
+    def cancel(self, tenant: str, job_id: str) -> JobRecord:
+        """Cancel a job; a finished one stays as it is.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        if not self._engine.cancel(tenant, job_id):
+            raise NotFoundError("there is no such job")
+        return self.read(tenant, job_id)
+
+    def plans(
+        self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
+    ) -> tuple[JobRecord, Page[Mapping[str, Any]]]:
+        """A finished job, with its answer, and one page of its plans, best first.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+            NotReadyError: the job is not finished, or ended without an answer.
+        """
+        after = decode_token(page_token, int)[0] if page_token else 0
+        with self._database.read() as connection:
+            job = _required_job(connection, tenant, job_id)
+            if job.answer is None:
+                finished = job.state in TERMINAL_STATES
+                raise NotReadyError(f"the job is {job.state} and has no answer", finished=finished)
+            found = records.plans_of(connection, tenant, job_id, after=after, limit=page_size + 1)
+        shown = tuple(found[:page_size])
+        token = encode_token(shown[-1]["rank"]) if len(found) > page_size else None
+        return job, Page(items=shown, next_page_token=token)
+
+    def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
+        """One plan and the job that found it (the newest one, when several did).
+
+        Raises:
+            NotFoundError: this tenant has no such plan.
+        """
+        with self._database.read() as connection:
+            found = records.find_plan(connection, tenant, plan_id)
+            if found is None:
+                raise NotFoundError("there is no such plan")
+            job_id, body = found
+            return _required_job(connection, tenant, job_id), body
+
+    def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
+        """The job of a submission, and whether it was added now."""
+        request = problem_to_mapping(submission.problem)
+        cache_key = cache_key_of(tenant, request, versions_of(submission.problem))
+        body_sha256 = _sha256(submission.body)
+        key = submission.idempotency_key
+        with self._database.write() as connection:
+            bound = records.find_key(connection, tenant, key) if key else None
+            if bound is not None:
+                if bound[0] != body_sha256:
+                    raise IdempotencyConflictError("this idempotency key was used with another body")
+                return _required_job(connection, tenant, bound[1]), False
+            known = None if submission.fresh else records.answered_job(connection, tenant, cache_key)
+            job_id = known or uuid.uuid4().hex
+            if known is None:
+                records.insert_job(
+                    connection,
+                    tenant,
+                    job_id,
+                    request=request,
+                    time_limit_s=submission.problem.options.time_limit_s,
+                    queue_timeout_s=self._queue_timeout_s,
+                )
+            if key:
+                records.insert_key(connection, tenant, key, body_sha256=body_sha256, job_id=job_id)
+            return _required_job(connection, tenant, job_id), known is None
+
+
+def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
+    """The job, or NotFoundError."""
+    job = records.find_job(connection, tenant, job_id)
+    if job is None:
+        raise NotFoundError("there is no such job")
+    return job
+
+
+def _sha256(body: Mapping[str, object]) -> str:
+    """SHA-256, in hex, of a body whatever the order of its keys and its white space."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

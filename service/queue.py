@@ -1,0 +1,108 @@
+"""The wake-up queue: tells a worker that a job may be waiting. The table is the truth, this is a hint.
+
+A lost hint costs latency, never a job: workers poll the table, and the sweeper publishes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Literal, Protocol
+
+TASK_NAME = "meshwright.run_job"
+QUEUE_NAME = "meshwright"
+MUTE_S = 5.0  # after a failed publish the broker is left alone for this long
+CONNECT_TIMEOUT_S = 0.3
+SOCKET_TIMEOUT_S = 0.5
+
+QueueHealth = Literal["ok", "degraded", "polling"]
+_log = logging.getLogger(__name__)
+
+
+class WakeUpQueue(Protocol):
+    """What submitting and sweeping need of a queue."""
+
+    def wake(self, job_id: str) -> None:
+        """Tell a worker about ``job_id``; best effort, never raises, returns within a second."""
+        ...
+
+    def health(self) -> QueueHealth:
+        """``degraded``: the broker does not answer, and workers only poll."""
+        ...
+
+
+class PollingQueue:
+    """No queue: embedded workers look at the table several times a second."""
+
+    def wake(self, job_id: str) -> None:
+        """Nobody needs to be told."""
+
+    def health(self) -> QueueHealth:
+        """Always ``polling``."""
+        return "polling"
+
+
+class InMemoryQueue:
+    """Remembers what was published; for tests and for looking on."""
+
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+
+    def wake(self, job_id: str) -> None:
+        """Remember the hint."""
+        self.woken.append(job_id)
+
+    def health(self) -> QueueHealth:
+        """Always ``ok``."""
+        return "ok"
+
+
+class CeleryQueue:
+    """Publishes a Celery message that carries the job's id and nothing else."""
+
+    def __init__(self, redis_url: str) -> None:
+        from celery import Celery  # noqa: PLC0415 - only a distributed service needs it
+
+        self._app = Celery("meshwright", broker=redis_url, set_as_current=False)
+        self._app.conf.update(publisher_conf())
+        self._muted_until = 0.0
+
+    def wake(self, job_id: str) -> None:
+        """Publish; after a failure stay silent for a while, so that no request waits for a dead broker."""
+        if time.monotonic() < self._muted_until:
+            return
+        try:
+            self._app.send_task(TASK_NAME, args=[job_id], queue=QUEUE_NAME, ignore_result=True, retry=False)
+        except Exception as fault:  # noqa: BLE001 - kombu, redis and the socket each raise their own
+            self._muted_until = time.monotonic() + MUTE_S
+            _log.warning("wake-up not published (%s); workers will find the job", type(fault).__name__)
+
+    def health(self) -> QueueHealth:
+        """Ask the broker; answers within a second or so."""
+        try:
+            with self._app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, timeout=1)
+        except Exception:  # noqa: BLE001 - whatever it is, the broker does not answer
+            return "degraded"
+        return "ok"
+
+
+def publisher_conf() -> dict[str, object]:
+    """Celery settings that publisher and worker share: JSON only, no results, short timeouts."""
+    return {
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_ignore_result": True,
+        "task_default_queue": QUEUE_NAME,
+        "broker_transport_options": {
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "max_retries": 1,
+        },
+        "broker_connection_timeout": CONNECT_TIMEOUT_S,
+    }
+
+
+def queue_for(redis_url: str | None) -> WakeUpQueue:
+    """The queue that the settings ask for."""
+    return CeleryQueue(redis_url) if redis_url else PollingQueue()

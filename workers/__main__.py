@@ -1,0 +1,87 @@
+"""``python -m workers``: one worker process, embedded (polling) or, with ``--celery``, beside a queue."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+from service.db.database import Database
+from service.engine import JobEngine
+from service.queue import queue_for
+from service.settings import Settings
+from workers.poller import poll, sweep
+from workers.runner import Runner
+from workers.search import run_search
+
+PARENT_LOOK_S = 1.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM or Ctrl-C; a running job is then given back."""
+    arguments = _arguments(argv)
+    given = {"database_url": arguments.database_url, "redis_url": arguments.redis_url}
+    settings = Settings(**{name: value for name, value in given.items() if value})
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s worker[%(process)d] %(message)s")
+    if arguments.celery and not settings.redis_url:
+        raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
+    leaving = threading.Event()
+    _leave_on_signals(leaving, supervised=arguments.parent_pid is not None)
+    if arguments.parent_pid is not None:
+        _start(lambda: _watch_parent(arguments.parent_pid, leaving))
+    _work(settings, leaving, celery=arguments.celery)
+    return 0
+
+
+def _work(settings: Settings, leaving: threading.Event, *, celery: bool) -> None:
+    """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
+    database = Database(settings.database_url)
+    engine = JobEngine(database, lease_s=settings.lease_s)
+    queue = queue_for(settings.redis_url)
+    name = f"{socket.gethostname()[:96]}:{os.getpid()}"
+    runner = Runner(engine, run_search, worker=name, leaving=leaving)
+    _start(lambda: sweep(engine, queue, every_s=settings.sweep_s, leaving=leaving))
+    if celery and settings.redis_url:
+        from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
+
+        slow = settings.slow_poll_s
+        _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow))
+        run_celery(settings.redis_url, runner, leaving=leaving)
+    else:
+        poll(runner, every_s=settings.poll_s, leaving=leaving)
+    runner.wait_idle()
+    database.close()
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m workers", description="Run Meshwright's searches.")
+    parser.add_argument("--database-url", help="default: MESHWRIGHT_DATABASE_URL")
+    parser.add_argument("--redis-url", help="default: MESHWRIGHT_REDIS_URL")
+    parser.add_argument("--celery", action="store_true", help="take wake-ups from Redis, poll slowly")
+    parser.add_argument("--parent-pid", type=int, help="leave when this parent process is gone")
+    return parser.parse_args(argv)
+
+
+def _leave_on_signals(leaving: threading.Event, *, supervised: bool) -> None:
+    """SIGTERM leaves; Ctrl-C too, unless a server owns this worker and will tell it itself."""
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else lambda *_: leaving.set())
+
+
+def _watch_parent(parent_pid: int, leaving: threading.Event) -> None:
+    """Leave when the server died without a word."""
+    while not leaving.wait(PARENT_LOOK_S):
+        if os.getppid() != parent_pid:
+            leaving.set()
+
+
+def _start(body: Callable[[], None]) -> None:
+    threading.Thread(target=body, daemon=True).start()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""Keeps a claim alive while its search runs, reports progress, and learns when to stop.
+
+A thread looks at the job several times a second and renews the lease every quarter of it. When the
+database cannot be reached for a whole lease, the claim counts as lost: somebody else may run the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy.exc import DBAPIError
+
+from service.engine import Beat, Claim, JobEngine
+from solver.progress import Progress
+
+LOOK_S = 0.25  # between two looks for a cancel, and between two progress writes
+_log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """A context: while inside, the claim is renewed; ``verdict`` says what the worker is to do."""
+
+    def __init__(self, engine: JobEngine, claim: Claim, *, on_stop: Callable[[], None]) -> None:
+        self._engine = engine
+        self._claim = claim
+        self._on_stop = on_stop
+        self._verdict: Beat = "ok"
+        self._latest: Progress | None = None
+        self._written: Progress | None = None
+        self._renewed_at = time.monotonic()  # of this process: only measures its own silence
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    @property
+    def verdict(self) -> Beat:
+        """``ok``, ``cancel`` or ``lost``; lost also when the last renewal is a whole lease ago."""
+        if time.monotonic() - self._renewed_at > self._engine.lease_s:
+            return "lost"
+        return self._verdict
+
+    def report(self, progress: Progress) -> None:
+        """Remember the newest progress; it is written with the next beat."""
+        self._latest = progress
+
+    def last_progress(self) -> dict[str, object] | None:
+        """The newest progress as it is stored."""
+        return None if self._latest is None else asdict(self._latest)
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                self._beat()
+            except DBAPIError as fault:
+                _log.warning("job %s: heartbeat failed (%s)", self._claim.job_id, type(fault).__name__)
+            if self.verdict != "ok":
+                self._on_stop()
+                if self.verdict == "lost":
+                    return
+
+    def _beat(self) -> None:
+        """Write when there is progress or the lease is due, else only look."""
+        started = time.monotonic()
+        latest = self._latest
+        due = started - self._renewed_at > self._engine.lease_s / 4
+        if latest is self._written and not due:
+            self._verdict = self._engine.look(self._claim)
+            return
+        self._verdict = self._engine.heartbeat(self._claim, self.last_progress())
+        self._renewed_at, self._written = started, latest

@@ -1,0 +1,50 @@
+"""The loops of a worker process: look for jobs, and sweep. Both outlive a database that is away."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.engine import JobEngine
+from service.queue import WakeUpQueue
+from workers.runner import Runner
+
+MAX_BACKOFF_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+def poll(runner: Runner, *, every_s: float, leaving: threading.Event, min_age_s: float = 0.0) -> None:
+    """Run queued jobs one after another until ``leaving``; look again ``every_s`` when there is none."""
+    _repeat(lambda: runner.run_next(min_age_s=min_age_s), every_s=every_s, leaving=leaving)
+
+
+def sweep(engine: JobEngine, queue: WakeUpQueue, *, every_s: float, leaving: threading.Event) -> None:
+    """Sweep until ``leaving``, and publish again what waits: this is the outbox of submitting."""
+    _repeat(lambda: sweep_once(engine, queue), every_s=every_s, leaving=leaving)
+
+
+def sweep_once(engine: JobEngine, queue: WakeUpQueue) -> bool:
+    """One sweep; False, as there is never a reason to repeat it at once."""
+    swept = engine.sweep()
+    for job_id in swept.waiting:
+        queue.wake(job_id)
+    if swept.requeued or swept.poisoned:
+        _log.warning("sweep: %d jobs queued again, %d given up", swept.requeued, swept.poisoned)
+    return False
+
+
+def _repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event) -> None:
+    """Call ``step`` until ``leaving``: at once after True, after a pause else, slower after failures."""
+    pause_s = every_s
+    while not leaving.is_set():
+        try:
+            if step():
+                continue
+            pause_s = every_s
+        except SQLAlchemyError as fault:
+            pause_s = min(MAX_BACKOFF_S, 2 * pause_s)
+            _log.warning("the database does not answer (%s)", type(fault).__name__)
+        leaving.wait(pause_s)

@@ -1,0 +1,156 @@
+"""Runs one job: claim it, search on a helper thread, store how it ended.
+
+The calling thread waits on an Event (never ``Thread.join``: on Python 3.11 an exception inside it
+marks a live thread as finished) and decides; the search only ever sees ``should_stop``.
+
+limits, in order: the search's own time limit · soft (it is told to stop) · hard (it is given up)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sqlalchemy.exc import DBAPIError
+
+from service.engine import Claim, JobEngine
+from service.request import parse_problem
+from service.versions import cache_key_of, versions_of
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.progress import OnProgress, ShouldStop
+from workers.heartbeat import Heartbeat
+from workers.outcome import outcome_of, outcome_without_answer
+
+SOFT_LIMIT_S = 0.5  # beyond the search's own limit
+HARD_LIMIT_S = 10.0  # beyond the search's own limit
+STOP_WAIT_S = 2.0  # a stopped search is waited for this long before its job is settled without it
+TICK_S = 0.05
+STORE_RETRY_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class SearchCall(Protocol):
+    """Anything that answers a problem, reports progress and stops when told."""
+
+    def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        """Search; called on a thread of its own."""
+        ...
+
+
+@dataclass(slots=True)
+class _Search:
+    """One running search: its thread fills in the answer or the error, then sets ``done``."""
+
+    stop: threading.Event
+    done: threading.Event
+    cache_key: str = ""  # of the question and of this worker's versions
+    answer: Answer | None = None
+    error: BaseException | None = None
+
+
+class Runner:
+    """Runs jobs one at a time; several callers in one process take turns."""
+
+    def __init__(
+        self, engine: JobEngine, search: SearchCall, *, worker: str, leaving: threading.Event
+    ) -> None:
+        self._engine = engine
+        self._search = search
+        self._worker = worker
+        self._leaving = leaving  # set by SIGTERM: stop, give the job back
+        self._turn = threading.Lock()
+
+    def run_next(self, *, job_id: str | None = None, min_age_s: float = 0.0) -> bool:
+        """Claim and run the oldest queued job, or just ``job_id``; False: nothing was claimed."""
+        with self._turn:
+            if self._leaving.is_set():
+                return False
+            claim = self._engine.claim_one(self._worker, job_id=job_id, min_age_s=min_age_s)
+            if claim is None:
+                return False
+            _log.info("job %s: claimed, attempt %d", claim.job_id, claim.attempts)
+            self._run(claim)
+            return True
+
+    def wait_idle(self) -> None:
+        """Return when no caller runs a job any more."""
+        with self._turn:
+            return
+
+    def _run(self, claim: Claim) -> None:
+        """Search, then settle the job in the one way that fits how the search ended."""
+        running = _Search(stop=threading.Event(), done=threading.Event())
+        with Heartbeat(self._engine, claim, on_stop=running.stop.set) as heartbeat:
+            self._start(claim, running, heartbeat)
+            self._wait(claim, running, heartbeat)
+            settle = self._settlement(claim, running, heartbeat)
+            self._store(claim, settle, heartbeat)
+        if not running.done.is_set():
+            _log.error("job %s: its search does not stop; this worker leaves", claim.job_id)
+            self._leaving.set()
+
+    def _start(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
+        """Start the search on a daemon thread."""
+
+        def body() -> None:
+            try:
+                problem = parse_problem(claim.request)
+                running.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
+                running.answer = self._search(
+                    problem, on_progress=heartbeat.report, should_stop=running.stop.is_set
+                )
+            except BaseException as fault:  # noqa: BLE001 - whatever it is, the job must end
+                running.error = fault
+            finally:
+                running.done.set()
+
+        threading.Thread(target=body, name=f"search-{claim.job_id[:8]}", daemon=True).start()
+
+    def _wait(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
+        """Return when the search is done, or will not be in time."""
+        soft_at = time.monotonic() + claim.time_limit_s + SOFT_LIMIT_S
+        give_up_at = soft_at - SOFT_LIMIT_S + HARD_LIMIT_S
+        while not running.done.wait(TICK_S):
+            now = time.monotonic()
+            if self._leaving.is_set() or heartbeat.verdict != "ok":
+                give_up_at = min(give_up_at, now + STOP_WAIT_S)
+                running.stop.set()
+            elif now > soft_at:
+                running.stop.set()
+            if now > give_up_at:
+                return
+
+    def _settlement(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> Callable[[], bool]:
+        """The one write that ends this claim."""
+        engine = self._engine
+        cancelled = heartbeat.verdict == "cancel"
+        answer = running.answer
+        proved = answer is not None and answer.status in {"optimal", "infeasible"}
+        if self._leaving.is_set() and not cancelled and not proved:
+            return lambda: engine.release(claim)
+        if answer is None:
+            outcome = outcome_without_answer(running.error, cancelled=cancelled)
+        else:
+            outcome = outcome_of(answer, cache_key=running.cache_key, cancelled=cancelled)
+        return lambda: engine.complete(claim, outcome)
+
+    def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:
+        """Write until it is written or the claim is lost: a database that restarts costs no answer."""
+        while True:
+            try:
+                stored = settle()
+            except DBAPIError as fault:
+                _log.warning("job %s: not stored yet (%s)", claim.job_id, type(fault).__name__)
+                if heartbeat.verdict == "lost":
+                    return
+            else:
+                if not stored:
+                    _log.warning("job %s: the claim was lost, its result is dropped", claim.job_id)
+                return
+            time.sleep(STORE_RETRY_S)
