@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from profiles.errors import InvalidProblemError
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
+MAX_GPUS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,18 @@ class GpuSpec:
     island_gpus: int = 8  # GPUs joined by the fast link; 72 for an NVL72 rack
     power_watts: float | None = None
     sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a GPU without memory, bandwidth or a half-precision peak.
+
+        Raises:
+            InvalidProblemError: a figure is not positive, or neither bf16 nor fp16 has a peak.
+        """
+        figures = (self.memory_bytes, self.hbm_bytes_per_s, *self.peak_flops.values())
+        if not all(0 < figure < math.inf for figure in figures):
+            raise InvalidProblemError.of("/cluster/gpu", "memory, bandwidth and peaks must be positive")
+        if not {"bf16", "fp16"} & set(self.peak_flops):
+            raise InvalidProblemError.of("/cluster/gpu", "peak_flops needs bf16 or fp16")
 
     @property
     def peak_bf16_flops(self) -> float:
@@ -49,9 +63,9 @@ class LinkSpec:
         Raises:
             InvalidProblemError: bandwidth or latency is not positive.
         """
-        if not self.bytes_per_s > 0 or not self.latency_s >= 0:
+        if not 0 < self.bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:
             raise InvalidProblemError.of(
-                "/cluster", f"link {self.kind}: bytes_per_s must be > 0 and latency_s >= 0"
+                "/cluster", f"link {self.kind[:40]}: bytes_per_s must be > 0 and latency_s >= 0"
             )
 
 
@@ -79,6 +93,13 @@ class NodeGroup:
                 raise InvalidProblemError.of(
                     f"/cluster/{name}", f"{value} is out of range", allowed=f"1 to {limit}"
                 )
+        island, node = self.island_gpus, self.gpus_per_node
+        if island < 1 or (node % island and island % node):
+            raise InvalidProblemError.of(
+                "/cluster/island_gpus",
+                f"{island} neither divides nor is a multiple of gpus_per_node = {node}",
+                nearest=str(node),
+            )
 
     @property
     def num_gpus(self) -> int:
@@ -98,13 +119,18 @@ class ClusterSpec:
     warnings: tuple[str, ...] = field(default=())  # e.g. links that were filled in
 
     def __post_init__(self) -> None:
-        """Refuse a cluster without groups.
+        """Refuse a cluster without groups, or larger than any that was built.
 
         Raises:
-            InvalidProblemError: there is no node group.
+            InvalidProblemError: there is no node group, or more than a million GPUs.
         """
         if not self.groups:
             raise InvalidProblemError.of("/cluster/groups", "a cluster needs at least one node group")
+        if self.num_gpus > MAX_GPUS:
+            pointer = "/cluster/num_nodes" if len(self.groups) == 1 else "/cluster/groups"
+            raise InvalidProblemError.of(
+                pointer, f"{self.num_gpus} GPUs are too many", allowed=f"{MAX_GPUS} GPUs in all"
+            )
 
     @property
     def num_gpus(self) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from profiles.errors import InvalidProblemError
+from profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS, refuse_out_of_range
 
 LayerKind = Literal["dense", "moe"]
-MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,26 @@ class MoeSpec:
     num_dense_layers: int = 0  # leading layers without experts
     frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
 
+    def __post_init__(self) -> None:
+        """Refuse experts that cannot be routed to.
+
+        Raises:
+            InvalidProblemError: a size is out of range, top_k exceeds the experts, or shared
+                experts are counted without a width (or the reverse).
+        """
+        refuse_out_of_range(self, "/model/moe", MOE_LIMITS)
+        if self.top_k > self.num_experts:
+            raise InvalidProblemError.of(
+                "/model/moe/top_k",
+                f"{self.top_k} is more than num_experts = {self.num_experts}",
+                allowed=f"1 to {self.num_experts}",
+            )
+        if bool(self.num_shared_experts) != bool(self.shared_ffn_hidden_size):
+            raise InvalidProblemError.of(
+                "/model/moe/shared_ffn_hidden_size",
+                "num_shared_experts and shared_ffn_hidden_size are both positive or both 0",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
@@ -38,6 +58,14 @@ class MlaSpec:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+
+    def __post_init__(self) -> None:
+        """Refuse ranks and head sizes out of range.
+
+        Raises:
+            InvalidProblemError: a size is out of range.
+        """
+        refuse_out_of_range(self, "/model/mla", MLA_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +98,34 @@ class ModelSpec:
         """Refuse sizes that no transformer can have.
 
         Raises:
-            InvalidProblemError: a size is not positive, or heads and kv heads do not divide.
+            InvalidProblemError: a size is out of range, or two sizes contradict each other.
         """
-        sizes = (
-            "num_layers hidden_size ffn_hidden_size num_attention_heads num_kv_heads head_dim vocab_size"
-        )
-        for name in sizes.split():
-            if not 1 <= getattr(self, name) <= MAX_COUNT:
-                raise InvalidProblemError.of(
-                    f"/model/{name}", f"{getattr(self, name)} is out of range", allowed="1 or more"
-                )
+        refuse_out_of_range(self, "/model", MODEL_LIMITS)
         if self.num_attention_heads % self.num_kv_heads:
             raise InvalidProblemError.of(
                 "/model/num_kv_heads",
                 f"{self.num_kv_heads} does not divide num_attention_heads = {self.num_attention_heads}",
                 allowed="a divisor of num_attention_heads",
+            )
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        """Cross-check the parts: leading dense layers, latent head size, learned positions."""
+        if self.moe and self.moe.num_dense_layers >= self.num_layers:
+            raise InvalidProblemError.of(
+                "/model/moe/num_dense_layers",
+                f"{self.moe.num_dense_layers} leaves none of the {self.num_layers} layers for experts",
+                allowed=f"0 to {self.num_layers - 1}",
+            )
+        if self.mla and self.head_dim != self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim:
+            raise InvalidProblemError.of(
+                "/model/head_dim",
+                f"{self.head_dim} is not qk_nope_head_dim + qk_rope_head_dim",
+                nearest=str(self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim),
+            )
+        if self.learned_position_embeddings and self.max_position_embeddings is None:
+            raise InvalidProblemError.of(
+                "/model/max_position_embeddings", "is required with learned_position_embeddings"
             )
 
     @property
@@ -94,12 +135,10 @@ class ModelSpec:
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each of the ``num_layers`` layers, in model order."""
-        if self.moe is None:
-            return ("dense",) * self.num_layers
-        first, every = self.moe.num_dense_layers, self.moe.frequency
         kinds: list[LayerKind] = ["dense"] * self.num_layers
-        for layer in range(first, self.num_layers, every):
-            kinds[layer] = "moe"
+        if self.moe is not None:
+            for layer in range(self.moe.num_dense_layers, self.num_layers, self.moe.frequency):
+                kinds[layer] = "moe"
         return tuple(kinds)
 
     @property
@@ -200,9 +239,9 @@ class ModelSpec:
             return whole
         window = self.sliding_window
         local = window - window * (window - 1) / (2 * seq_length)
-        if self.sliding_window_every <= 1:
-            return local
-        return whole / self.sliding_window_every + local * (1 - 1 / self.sliding_window_every)
+        every = self.sliding_window_every
+        global_share = self.num_layers // every / self.num_layers if every > 1 else 0.0
+        return whole * global_share + local * (1 - global_share)
 
     def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int) -> float:
         """Forward FLOPs of one layer per token: 2 per active weight plus the attention scores.

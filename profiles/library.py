@@ -1,0 +1,196 @@
+"""Looks up GPU types, clusters and models by name in the catalog's data files.
+
+``catalog/gpus``, ``clusters`` and ``models`` hold one YAML file per entry, named after it, so that
+a look-up reads one small file; ``gpu_aliases.yaml`` and ``links.yaml`` are shared by all.
+Every entry names its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from profiles.model import ModelSpec
+from profiles.reading import FieldReader
+from profiles.shape import model_from_shape
+from profiles.units import GB, MIB, TERA
+
+CATALOG = Path(__file__).parent / "catalog"
+MAX_NAME = 100  # characters of a name that are looked at
+MICROSECOND_PER_SECOND = 1e6
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def gpu_names() -> tuple[str, ...]:
+    """The slugs of all GPU types, and their other names."""
+    return tuple(sorted({*_names("gpus"), *_aliases()}))
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The names of all clusters."""
+    return _names("clusters")
+
+
+def model_names() -> tuple[str, ...]:
+    """The names of all models."""
+    return _names("models")
+
+
+def gpu_alias_note(slug: str) -> str | None:
+    """What was assumed where a GPU's name leaves form or memory open; None for a full slug."""
+    entry = _aliases().get(slug.lower())
+    return entry["note"] if entry else None
+
+
+def find_gpu(slug: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
+    """The GPU type of that name or alias.
+
+    Raises:
+        UnknownNameError: no such GPU; lists the nearest names.
+    """
+    wanted = slug[:MAX_NAME].lower()
+    alias = _aliases().get(wanted)
+    canonical = alias["of"] if alias else wanted
+    if canonical not in _names("gpus"):
+        raise UnknownNameError.among(pointer, slug[:MAX_NAME], gpu_names())
+    return _gpu(canonical)
+
+
+def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
+    """The cluster of that name, with another number of nodes where one is given.
+
+    Raises:
+        UnknownNameError: no such cluster; lists the nearest names.
+        InvalidProblemError: the number of nodes is out of range.
+    """
+    wanted = name[:MAX_NAME].lower()
+    if wanted not in cluster_names():
+        raise UnknownNameError.among("/cluster/name", name[:MAX_NAME], cluster_names())
+    cluster = _cluster(wanted)
+    if num_nodes is None:
+        return cluster
+    return replace(cluster, groups=(replace(cluster.groups[0], num_nodes=num_nodes),))
+
+
+def find_model(name: str) -> ModelSpec:
+    """The model of that name.
+
+    Raises:
+        UnknownNameError: no such model; lists the nearest names.
+    """
+    wanted = name[:MAX_NAME].lower()
+    if wanted not in model_names():
+        raise UnknownNameError.among("/model/name", name[:MAX_NAME], model_names())
+    return _model(wanted)
+
+
+def usual_group(gpu: GpuSpec, num_nodes: int) -> NodeGroup:
+    """Nodes as that GPU usually comes: its own count, island and links."""
+    return NodeGroup(
+        gpu=gpu,
+        num_nodes=num_nodes,
+        gpus_per_node=gpu.gpus_per_node,
+        island_gpus=gpu.island_gpus,
+        intra_node=gpu.intra_node,
+        inter_node=gpu.inter_node,
+    )
+
+
+@cache
+def _names(kind: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (CATALOG / kind).glob("*.yaml")))
+
+
+def _load(path: Path) -> FieldReader:
+    try:
+        raw = yaml.load(path.read_text("utf-8"), Loader=_Loader)  # noqa: S506 (a safe loader)
+    except (OSError, yaml.YAMLError) as error:
+        raise ProfileError(f"catalog file {path.name} cannot be read") from error
+    return FieldReader(raw, f"/{path.parent.name}/{path.stem}")
+
+
+def _finish(reader: FieldReader) -> None:
+    """A fault in a catalog file is ours, not the user's."""
+    reader.refuse_unknown()
+    try:
+        reader.finish()
+    except InvalidProblemError as error:
+        raise ProfileError(f"catalog: {error}") from error
+
+
+@cache
+def _aliases() -> Mapping[str, Mapping[str, str]]:
+    raw = yaml.load((CATALOG / "gpu_aliases.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
+    return {str(name): {key: str(value) for key, value in entry.items()} for name, entry in raw.items()}
+
+
+@cache
+def _links() -> Mapping[str, LinkSpec]:
+    reader = _load(CATALOG / "links.yaml")
+    links = {name: _link(reader.child(name)) for name in reader.names()}
+    _finish(reader)
+    return links
+
+
+def _link(reader: FieldReader | None) -> LinkSpec:
+    if reader is None:
+        raise ProfileError("catalog: a link without figures")
+    link = LinkSpec(
+        kind=reader.text("kind"),
+        bytes_per_s=reader.number("gb_per_s", low=1e-3, high=1e5) * GB,
+        latency_s=reader.number("latency_us", low=0, high=1e6) / MICROSECOND_PER_SECOND,
+        source=reader.text("source"),
+    )
+    reader.refuse_unknown()
+    return link
+
+
+@cache
+def _gpu(slug: str) -> GpuSpec:
+    reader = _load(CATALOG / "gpus" / f"{slug}.yaml")
+    peaks = reader.child("peak_tflops") or FieldReader({}, "/peak_tflops", reader.faults)
+    gpu = GpuSpec(
+        slug=slug,
+        display_name=reader.text("display_name"),
+        architecture=reader.text("architecture"),
+        memory_bytes=reader.integer("memory_mib") * MIB,
+        hbm_bytes_per_s=reader.number("hbm_gb_per_s", low=1, high=1e6) * GB,
+        peak_flops={key: peaks.number(key, low=0.1, high=1e6) * TERA for key in peaks.names()},
+        intra_node=_links()[reader.text("intra_node")],
+        inter_node=_links()[reader.text("inter_node")],
+        gpus_per_node=reader.integer("gpus_per_node"),
+        island_gpus=reader.integer("island_gpus"),
+        power_watts=reader.number("power_watts", low=1, high=1e5),
+        sources=tuple(reader.texts("sources")),
+    )
+    _finish(reader)
+    return gpu
+
+
+@cache
+def _cluster(name: str) -> ClusterSpec:
+    reader = _load(CATALOG / "clusters" / f"{name}.yaml")
+    group = usual_group(find_gpu(reader.text("gpu")), reader.integer("num_nodes"))
+    cluster = ClusterSpec(
+        name=name,
+        groups=(group,),
+        display_name=reader.text("display_name"),
+        source=reader.text("source"),
+    )
+    _finish(reader)
+    return cluster
+
+
+@cache
+def _model(name: str) -> ModelSpec:
+    path = CATALOG / "models" / f"{name}.yaml"
+    try:
+        return model_from_shape(yaml.load(path.read_text("utf-8"), Loader=_Loader), name=name)  # noqa: S506
+    except InvalidProblemError as error:
+        raise ProfileError(f"catalog: {name}: {error}") from error

@@ -1,0 +1,176 @@
+"""Reads untrusted mappings field by field and collects every fault with its JSON pointer."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from profiles.errors import FieldError, InvalidProblemError
+
+T = TypeVar("T")
+MAX_SHOWN = 40  # characters of an input value that a message may repeat
+MAX_FAULTS = 20  # faults listed in one error
+MAX_TEXT = 200  # characters of a name or a source
+
+
+def shown(value: object) -> str:
+    """A short, safe picture of an input value."""
+    if isinstance(value, str):
+        value = value[: MAX_SHOWN + 1]
+    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def escaped(key: str) -> str:
+    """One token of a JSON pointer (RFC 6901, section 3), cut to a short length."""
+    return key[:MAX_SHOWN].replace("~", "~0").replace("/", "~1")
+
+
+class FieldReader:
+    """Typed access to one mapping; faults are collected and raised together by ``finish``.
+
+    A faulty field yields a harmless placeholder, so that reading goes on to the next field.
+    """
+
+    def __init__(self, raw: object, pointer: str, faults: list[FieldError] | None = None) -> None:
+        self.pointer = pointer
+        self.faults = [] if faults is None else faults
+        self._known: set[str] = set()
+        self._raw: Mapping[object, object] = {}
+        if isinstance(raw, Mapping):
+            self._raw = raw
+        else:
+            self.fault("", f"{shown(raw)} is not an object with named fields")
+
+    def fault(
+        self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> None:
+        """Record one fault of the field ``name`` (of the whole object when empty)."""
+        pointer = f"{self.pointer}/{escaped(name)}" if name else self.pointer
+        self.faults.append(FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest))
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._raw.get(name) is not None
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all fields that are there."""
+        return tuple(str(key) for key in self._raw)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; required."""
+        value = self.value(name)
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            self.fault(name, "must be a list of texts")
+            return []
+        return list(value)
+
+    def first(self, names: Sequence[str]) -> str:
+        """The first of several names that is there; the first name when none is."""
+        return next((name for name in names if self.has(name)), names[0])
+
+    def value(self, name: str) -> object:
+        """The raw value, None when missing."""
+        self._known.add(name)
+        return self._raw.get(name)
+
+    def integer(self, name: str, *, low: int = 1, high: int = 2**31 - 1, default: int | None = None) -> int:
+        """A whole number in [low, high]; required unless there is a default."""
+        value = self.value(name)
+        if value is None:
+            return self._missing(name, default, low)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.fault(name, f"{shown(value)} is not a whole number")
+            return low
+        if not low <= value <= high:
+            nearest = str(min(max(value, low), high))
+            self.fault(name, f"{shown(value)} is out of range", allowed=f"{low} to {high}", nearest=nearest)
+            return low
+        return value
+
+    def optional_integer(self, name: str, *, low: int = 1, high: int = 2**31 - 1) -> int | None:
+        """A whole number in [low, high], or None when missing."""
+        return self.integer(name, low=low, high=high) if self.value(name) is not None else None
+
+    def number(self, name: str, *, low: float, high: float, default: float | None = None) -> float:
+        """A finite number in [low, high]; required unless there is a default."""
+        value = self.value(name)
+        if value is None:
+            return self._missing(name, default, low)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
+            self.fault(name, f"{shown(value)} is not a finite number")
+            return low
+        if not low <= value <= high:
+            self.fault(name, f"{shown(value)} is out of range", allowed=f"{low:g} to {high:g}")
+            return low
+        return float(value)
+
+    def text(self, name: str, *, default: str | None = None) -> str:
+        """A text of limited length; required unless there is a default."""
+        value = self.value(name)
+        if value is None:
+            return self._missing(name, default, "")
+        if not isinstance(value, str) or not (value or default == "") or len(value) > MAX_TEXT:
+            self.fault(name, f"{shown(value)} is not a text of 1 to {MAX_TEXT} characters")
+            return default or ""
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false; the default when missing."""
+        value = self.value(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fault(name, f"{shown(value)} is neither true nor false")
+            return default
+        return value
+
+    def choice(self, name: str, allowed: Iterable[str], *, default: str) -> str:
+        """One of several words; the default when missing."""
+        value, words = self.value(name), tuple(allowed)
+        if value is None:
+            return default
+        if value not in words:
+            self.fault(name, f"{shown(value)} is unknown", allowed=", ".join(words))
+            return default
+        return str(value)
+
+    def child(self, name: str) -> FieldReader | None:
+        """A reader of a nested object that shares this one's faults; None when missing."""
+        value = self.value(name)
+        return None if value is None else FieldReader(value, f"{self.pointer}/{name}", self.faults)
+
+    def children(self, name: str, *, high: int) -> list[FieldReader]:
+        """Readers of the objects of a list with 1 to ``high`` entries."""
+        value = self.value(name)
+        if not isinstance(value, list | tuple) or not 1 <= len(value) <= high:
+            self.fault(name, "must be a list of objects", allowed=f"1 to {high} entries")
+            return []
+        pointer = f"{self.pointer}/{name}"
+        return [FieldReader(entry, f"{pointer}/{i}", self.faults) for i, entry in enumerate(value)]
+
+    def refuse_unknown(self) -> None:
+        """Record a fault for every field that nothing has asked for."""
+        for key in list(self._raw)[: 10 * MAX_FAULTS]:
+            if isinstance(key, str) and key in self._known:
+                continue
+            near = difflib.get_close_matches(str(key)[:MAX_SHOWN], sorted(self._known), n=1)
+            self.fault(str(key), "unknown field", nearest=near[0] if near else None)
+
+    def finish(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            InvalidProblemError: one or more faults; at most the first 20 are listed.
+        """
+        if self.faults:
+            raise InvalidProblemError(self.faults[:MAX_FAULTS])
+
+    def _missing(self, name: str, default: T | None, placeholder: T) -> T:
+        """The default of a missing field; a fault and a placeholder when it has none."""
+        if default is not None:
+            return default
+        self.fault(name, "is required")
+        return placeholder
