@@ -70,12 +70,14 @@ def _by_rank(values: FloatArray, chunks: Chunks, num_ranks: int) -> FloatArray:
     n = len(values)
     flat = (np.arange(n)[:, None] * num_ranks + chunks.rank).ravel()
     weights = np.where(chunks.valid, values, 0.0).ravel()
-    return np.bincount(flat, weights=weights, minlength=n * num_ranks).reshape(n, num_ranks)
+    summed: FloatArray = np.bincount(flat, weights=weights, minlength=n * num_ranks).astype(np.float64)
+    return summed.reshape(n, num_ranks)
 
 
 def _priced(counts: FloatArray, price: FloatArray) -> FloatArray:
     """Counts (n, C, P) times prices (n, P), summed over parts: (n, C)."""
-    return np.einsum("ncp,np->nc", counts, price)
+    priced: FloatArray = np.einsum("ncp,np->nc", counts, price)
+    return priced
 
 
 def _memory(
@@ -83,10 +85,9 @@ def _memory(
 ) -> dict[str, FloatArray]:
     """Bytes of every rank by term."""
     num_ranks = rank_valid.shape[1]
-    held = np.zeros(chunks.valid.shape)
     counted = in_flight(columns)
-    width = min(counted.shape[1], held.shape[1])
-    held[:, :width] = counted[:, :width]
+    width = chunks.valid.shape[1]
+    held = np.pad(counted, ((0, 0), (0, max(width - counted.shape[1], 0))))[:, :width].astype(np.float64)
     kept = _priced(chunks.parts - chunks.replayed, prices.activation_bytes)
     kept += _priced(chunks.replayed, prices.checkpoint_bytes)
     is_last = np.arange(num_ranks)[None, :] == columns.pipeline_parallel_size[:, None] - 1
@@ -137,4 +138,6 @@ def objective_s(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArr
     m = columns.num_microbatches
     bottleneck = (m - phi)[:, None] * stages.rank_time_s + stages.rank_tail_s
     slowest = np.where(stages.rank_valid, bottleneck, 0.0).max(axis=1)
-    return prices.straggler * (phi * stages.rank_time_s.sum(axis=1) + slowest) + prices.fixed_s
+    pipeline = phi * stages.rank_time_s.sum(axis=1) + slowest
+    step: FloatArray = prices.straggler * pipeline + prices.fixed_s
+    return step

@@ -48,30 +48,30 @@ class RowPrices:
     (tensor, context, expert, ZeRO-3 gathers) and what selective recomputation replays.
     """
 
-    # --- time, shape (n, P)
+    # Time by part, shape (n, P).
     forward_s: FloatArray
     backward_s: FloatArray
     replay_s: FloatArray  # added to the backward pass of a fully recomputed layer; 0 for K, K + 1
     tail_s: FloatArray  # once per step after the last micro-batch: exposed gradient / parameter
     #                     collectives and the optimizer, by part
-    # --- time, shape (n,)
+    # Time of the row, shape (n,).
     transfer_s: FloatArray  # exposed point-to-point time of a chunk, each direction; 0 if pp = 1
     rank_tail_s: FloatArray  # tail that every rank has whatever it holds (latencies, norms)
     fixed_s: FloatArray  # once per step
     straggler: FloatArray  # >= 1; multiplies everything but ``fixed_s``; holds the calibration factor
-    # --- memory, shape (n, P)
+    # Memory by part, shape (n, P).
     weights_bytes: FloatArray
     gradients_bytes: FloatArray
     optimizer_bytes: FloatArray
     activation_bytes: FloatArray  # one micro-batch in flight; head: 0 (see head_workspace_bytes)
     checkpoint_bytes: FloatArray  # the same for a fully recomputed layer
-    # --- memory, shape (n,)
+    # Memory of the row, shape (n,).
     head_workspace_bytes: FloatArray  # logits, loss and their gradients: last rank, once
     replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
     buffer_bytes: FloatArray  # communication and bucket buffers of a rank
     context_bytes: FloatArray  # driver context, libraries: outside the framework's allocator
     reserve: FloatArray  # >= 1; allocator's reserved over allocated bytes
-    # --- breakdown of forward_s + backward_s by cause, shape (n, P) each; sums to their sum
+    # Breakdown of forward_s + backward_s by cause, shape (n, P) each; sums to their sum
     breakdown_s: dict[str, FloatArray]  # compute, tensor_parallel, context_parallel, …
     tail_breakdown_s: dict[str, FloatArray]  # data_parallel, optimizer; sums to tail_s
 

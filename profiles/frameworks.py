@@ -1,0 +1,123 @@
+"""What a training framework keeps in memory, runs as one kernel, and can overlap.
+
+One YAML file per framework under ``catalog/frameworks``. A request may override single facts
+through ``workload.framework_options``; unknown options are refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
+
+_CATALOG = Path(__file__).parent / "catalog" / "frameworks"
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "attention_kernel": ("flash1", "flash2", "flash3", "cudnn", "triton", "megatron-fused", "torch"),
+    "gradient_dtype": tuple(_BYTES),
+    "precision_recipe": (
+        "none", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp8-experts",
+        "nvfp4",
+    ),
+}  # fmt: skip
+FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkFacts:
+    """Facts of one framework; each may be overridden by ``workload.framework_options``."""
+
+    name: str
+    stack: str  # the set of constants fitted for it
+    attention_kernel: str  # flash*, cudnn, triton: no score matrix; megatron-fused, torch: one
+    norm_fused: bool  # norms keep their input only
+    loss_fused: bool  # logits are never kept in fp32
+    logits_sharded: bool  # the logits of a rank are V / tp wide
+    gradient_dtype: str  # kept and reduced
+    weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)
+    optimizer_bytes: float  # AdamW's states of one weight, the fp32 copy included where there is one
+    main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
+    overlap_gradients: bool  # reduction runs under the backward pass
+    overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)
+    overlap_transfer: bool  # interleaved schedules hide point-to-point transfers
+    scatter_transfer: bool  # transfers are split over tp even without sequence parallel
+    dropout: bool  # dropout masks are kept
+    precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
+    source: str = ""
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention keeps no score matrix."""
+        return self.attention_kernel in FLASH_KERNELS
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of one gradient element."""
+        return _BYTES[self.gradient_dtype]
+
+
+def framework_names() -> tuple[str, ...]:
+    """Frameworks of the catalog."""
+    return tuple(sorted(p.stem for p in _CATALOG.glob("*.yaml") if p.stem != "capabilities"))
+
+
+@cache
+def framework_facts(name: str) -> FrameworkFacts:
+    """The facts of one framework.
+
+    Raises:
+        UnknownNameError: no such framework.
+        ProfileError: its file lacks a fact or has one too many.
+    """
+    if name not in framework_names():
+        raise UnknownNameError.among("/framework", name, framework_names())
+    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
+    raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    try:
+        return FrameworkFacts(name=name, **raw)
+    except TypeError as error:
+        raise ProfileError(f"catalog/frameworks/{name}.yaml: {error}") from error
+
+
+def _checked(name: str, value: object, current: object) -> object:
+    """One option's value, of the type of the fact it overrides."""
+    pointer = f"/workload/framework_options/{name}"
+    if name in _WORDS:
+        if value not in _WORDS[name]:
+            raise InvalidProblemError.of(pointer, "is not a known value", allowed=", ".join(_WORDS[name]))
+        return value
+    if isinstance(current, bool) and value in (0, 1, True, False):
+        return bool(value)
+    raise InvalidProblemError([FieldError(pointer=pointer, message="must be true or false")])
+
+
+def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]) -> FrameworkFacts:
+    """The facts with the request's overrides.
+
+    Raises:
+        UnknownNameError: an option that is no fact.
+        InvalidProblemError: a value of the wrong kind.
+    """
+    allowed = {f.name for f in fields(FrameworkFacts)} - {
+        "name",
+        "stack",
+        "source",
+        "weight_bytes",
+        "optimizer_bytes",
+    }
+    changed = {}
+    for name, value in options.items():
+        if name == "flash_attention":
+            kernel = facts.attention_kernel if facts.flash == bool(value) else None
+            changed["attention_kernel"] = kernel or ("flash2" if value else "megatron-fused")
+        elif name not in allowed:
+            raise UnknownNameError.among("/workload/framework_options", name, allowed)
+        else:
+            changed[name] = _checked(name, value, getattr(facts, name))  # type: ignore[assignment]
+    return replace(facts, **changed)  # type: ignore[arg-type]

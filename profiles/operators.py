@@ -1,0 +1,109 @@
+"""Seconds of operators on one GPU: GEMM, attention, and whatever is bound by memory bandwidth.
+
+All functions take arrays (or scalars) and broadcast. The GEMM formula is a roofline whose ceiling
+falls for small sides; its constants per GPU come from measured tables (see
+``catalog/calibration/operators.yaml``), never from a maximum achievable rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from profiles.cluster import GpuSpec
+from profiles.errors import ProfileError
+
+FloatArray = NDArray[np.float64]
+_CATALOG = Path(__file__).parent / "catalog" / "calibration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOperators:
+    """What share of its data sheet one GPU type reaches."""
+
+    gemm: Mapping[str, float]  # share of the dense peak of a large GEMM, by precision
+    gemm_m0: float  # rows at which half the rate is reached
+    gemm_n0: float  # columns at which half the rate is reached
+    gemm_k0: float  # inner length at which half the rate is reached
+    launch_s: float  # of one kernel
+    flash: float  # share of the dense bf16 peak of a long causal flash attention, forward
+    flash_s0: float  # tokens at which half the rate is reached
+    flash_backward: float  # backward rate over forward rate
+    hbm: float  # share of the data sheet's memory bandwidth
+    source: str
+    measured: bool  # False: taken from the nearest architecture
+
+
+def gemm_s(
+    m: FloatArray | float,
+    n: FloatArray | float,
+    k: FloatArray | float,
+    *,
+    operators: GpuOperators,
+    flops: float,
+    bytes_per_s: float,
+    element_bytes: float = 2.0,
+) -> FloatArray:
+    """Seconds of one (m, k) by (k, n) product.
+
+    ``t = ((2 m n k / rate)^4 + (bytes / bandwidth)^4)^(1/4) + launch`` with
+    ``rate = flops * m / (m + m0) * n / (n + n0) * k / (k + k0)``: the saturating efficiency that
+    fits the measured operator tables within 6-10 % (bf16), joined smoothly to the memory roof.
+
+    Args:
+        m: rows of the output.
+        n: columns of the output.
+        k: inner length.
+        operators: half-rate lengths and launch time.
+        flops: rate of a large product in FLOP/s, efficiency included.
+        bytes_per_s: memory bandwidth, efficiency included.
+        element_bytes: bytes of one input element; the output has 2.
+    """
+    m, n, k = np.maximum(m, 1e-9), np.maximum(n, 1e-9), np.maximum(k, 1e-9)
+    compute = (m + operators.gemm_m0) * (n + operators.gemm_n0) * (k + operators.gemm_k0)
+    compute = compute * (2.0 / flops)
+    moved = ((m + n) * k * element_bytes + 2.0 * m * n) / bytes_per_s
+    compute, moved = compute * compute, moved * moved
+    return np.asarray(np.sqrt(np.sqrt(compute * compute + moved * moved)) + operators.launch_s)
+
+
+def flash_attention_s(
+    work_flops: FloatArray, tokens: FloatArray | float, *, operators: GpuOperators, flops: float
+) -> FloatArray:
+    """Seconds of one flash attention forward pass over sequences of ``tokens`` tokens.
+
+    ``work / (flops * s / (s + s0))``: the share of peak rises with the length of the sequence that
+    one GPU sees (operator tables of A100, H100, B200).
+    """
+    return np.asarray(work_flops * (1.0 + operators.flash_s0 / tokens) / flops)
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    """The operator table of the catalog."""
+    table: dict[str, Any] = yaml.load(
+        (_CATALOG / "operators.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
+    )
+    return table
+
+
+def operators_of(gpu: GpuSpec) -> GpuOperators:
+    """The operator shares of a GPU type; of its architecture when the type was not measured.
+
+    Raises:
+        ProfileError: the table has neither the type nor a default for its architecture.
+    """
+    table = _tables()
+    row = table["gpus"].get(gpu.slug)
+    entry = row or table["architectures"].get(gpu.architecture) or table.get("default")
+    if entry is None:
+        raise ProfileError(f"no operator shares for {gpu.slug} ({gpu.architecture})")
+    values = table["default"] | entry
+    return GpuOperators(measured=row is not None, **values)

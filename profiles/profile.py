@@ -1,0 +1,182 @@
+"""A profile: everything measured that one prediction needs, with a version of its own.
+
+Constants stand at three levels: global, software stack, cluster (calibration). Each level is a fit
+regularised towards the level above; ``catalog/calibration/stacks.yaml`` holds the first two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from profiles.cluster import ClusterSpec, NodeGroup
+from profiles.collectives import Fabric
+from profiles.errors import ProfileError, UnknownNameError
+from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
+from profiles.operators import GpuOperators, operators_of
+
+_CATALOG = Path(__file__).parent / "catalog" / "calibration"
+
+# What a launcher runs, and what the families of measured runs are called.
+_FRAMEWORK_OF: Mapping[str, str] = {
+    "none": "megatron-core",
+    "any": "megatron-core",
+    "megatron-lm": "megatron-core",
+    "megatron-bridge": "megatron-core",
+    "ms-swift": "megatron-core",
+    "llama-factory": "megatron-core",
+    "deepspeed": "deepspeed",
+    "deepspeed-zero": "deepspeed",
+    "torchtitan": "fsdp",
+    "accelerate": "fsdp",
+    "fsdp-composer": "fsdp",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """The fitted constants of one software stack; shares multiply the tables of ``profiles``."""
+
+    gemm: float  # level of GEMM rates against the operator table
+    attention: float  # level of flash attention rates against the operator table
+    grouped_gemm: float  # further share of grouped (expert) GEMMs
+    score_gemm: float  # share of peak of the batched GEMMs of unfused attention
+    score_bytes: float  # bytes moved for one attention score of unfused attention, forward
+    hbm: float  # share of memory bandwidth that memory-bound operators reach
+    elementwise: float  # bytes moved by norms, residuals and activations over their least
+    loss_bytes: float  # bytes moved for one logit, forward and backward
+    floor_s: float  # CPU floor of one dense layer's forward pass
+    floor_backward: float  # the backward pass's floor over the forward's
+    floor_moe: float  # an expert layer's floor over a dense layer's
+    collective_latency_s: float  # of a collective of 8 ranks inside an island
+    network_latency_s: float  # added for each doubling of islands
+    fast_link: float  # bus bandwidth over line rate inside an island
+    network: float  # the same across islands, on each rail
+    network_decay: float  # share lost with each doubling of islands beyond two
+    tensor_exposed: float  # share of tensor-parallel time that GEMMs do not hide, where overlapped
+    context_exposed: float  # least share of context-parallel time that attention cannot hide
+    expert_exposed: float  # share of expert all-to-all time that is not hidden
+    expert_imbalance: float  # tokens of the busiest expert rank over the mean
+    gather_exposed: float  # least share of ZeRO-3 gathers that computing cannot hide
+    gradient_exposed: float  # least share of gradient reduction that the backward pass cannot hide
+    transfer_exposed: float  # share of point-to-point time that is not hidden
+    update_bytes: float  # bytes moved for one weight by the optimizer step
+    straggler: float  # relative loss with each doubling of nodes
+    fixed_s: float  # of every step
+    activation: float  # kept activations over the formulas
+    logit_bytes: float  # bytes kept for one logit at the peak
+    base_bytes: float  # allocated whatever the layout: workspaces, small buffers
+    context_bytes: float  # outside the allocator: driver context, libraries, communicators
+    reserve: float  # reserved over allocated
+    log_time_sigma: float  # spread of ln(measured / predicted) step time, uncalibrated
+    log_memory_sigma: float  # the same of peak memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What was measured for one cluster and framework."""
+
+    title: str
+    framework: FrameworkFacts
+    constants: Constants
+    gpu_operators: GpuOperators
+    group: NodeGroup  # the node group that decides: the slowest GPU of a mixed cluster
+    time_factor: float = 1.0  # a cluster's own calibration
+    log_time_sigma: float = 0.15
+    log_memory_sigma: float = 0.08
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def fabric(self) -> Fabric:
+        """The links of the deciding group, with the shares that collectives reach."""
+        group, constants = self.group, self.constants
+        return Fabric(
+            island_gpus=float(group.island_gpus),
+            fast_bytes_per_s=group.intra_node.bytes_per_s * constants.fast_link,
+            network_bytes_per_s=group.inter_node.bytes_per_s * constants.network,
+            network_decay=constants.network_decay,
+            latency_s=constants.collective_latency_s,
+            network_latency_s=constants.network_latency_s,
+        )
+
+    @property
+    def version(self) -> str:
+        """First 12 hex digits of SHA-256 over every number: equal profiles, equal versions."""
+        parts = (self.framework, self.constants, self.gpu_operators, self.group)
+        text = repr([asdict(part) for part in parts]) + repr(
+            (self.time_factor, self.log_time_sigma, self.log_memory_sigma)
+        )
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def stack_constants(stack: str) -> Constants:
+    """The constants of one stack, filled up from the global level.
+
+    Raises:
+        ProfileError: the file lacks a constant or has an unknown one.
+    """
+    text = (_CATALOG / "stacks.yaml").read_text(encoding="utf-8")
+    levels: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    values = {**levels["global"], **levels["stacks"].get(stack, {})}
+    values.pop("fitted_on", None)
+    known = {f.name for f in fields(Constants)}
+    if values.keys() != known:
+        raise ProfileError(f"stacks.yaml, {stack}: wrong constants {sorted(values.keys() ^ known)}")
+    return Constants(**{name: float(value) for name, value in values.items()})
+
+
+def framework_of(launcher_or_framework: str) -> str:
+    """The framework that a launcher runs, or the framework of that name itself.
+
+    Raises:
+        UnknownNameError: neither a launcher nor a framework.
+    """
+    name = _FRAMEWORK_OF.get(launcher_or_framework, launcher_or_framework)
+    if name not in framework_names():
+        known = {*_FRAMEWORK_OF, *framework_names()}
+        raise UnknownNameError.among("/launcher", launcher_or_framework, known)
+    return name
+
+
+def slowest_group(cluster: ClusterSpec) -> NodeGroup:
+    """The node group whose GPUs have the lowest dense bf16 peak: it sets the pace of a mixed cluster."""
+    return min(cluster.groups, key=lambda group: group.gpu.peak_bf16_flops)
+
+
+def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
+    """The uncalibrated profile of a cluster under a launcher or framework.
+
+    In a mixed cluster the slowest GPU decides the pace, the smallest memory the limit.
+
+    Raises:
+        UnknownNameError: neither a launcher nor a framework.
+    """
+    facts = framework_facts(framework_of(launcher_or_framework))
+    constants = stack_constants(facts.stack)
+    group = slowest_group(cluster)
+    operators = operators_of(group.gpu)
+    warnings = []
+    if not operators.measured:
+        warnings.append(
+            f"no operator measurements for {group.gpu.slug}: shares of the {group.gpu.architecture} "
+            "architecture are used"
+        )
+    if not cluster.is_homogeneous:
+        warnings.append(f"mixed cluster: the slowest GPU ({group.gpu.slug}) sets the pace of every stage")
+    return Profile(
+        title=f"{group.gpu.display_name} under {facts.name}, uncalibrated",
+        framework=facts,
+        constants=constants,
+        gpu_operators=operators,
+        group=group,
+        log_time_sigma=constants.log_time_sigma,
+        log_memory_sigma=constants.log_memory_sigma,
+        warnings=tuple(warnings),
+    )

@@ -1,0 +1,109 @@
+"""Seconds of collectives inside the pipeline, for one micro-batch and one layer.
+
+Volumes: tensor parallelism, Shoeybi et al. 2019 (arXiv:1909.08053) and, with sequence parallelism,
+Korthikanti et al. 2022 (arXiv:2205.05198); ring context parallelism, Liu et al. 2023
+(arXiv:2310.01889); experts, Lepikhin et al. 2020 (arXiv:2006.16668); ZeRO-3, Rajbhandari et al. 2020
+(arXiv:1910.02054).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
+from profiles.model import LayerKind
+from solver.columns import FloatArray
+from solver.cost.compute import PassSeconds
+from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.parameters import layer_weights
+
+_ACTIVATION_BYTES = 2.0
+
+
+def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
+    """Collectives of ``blocks`` tensor-parallel blocks (attention, MLP): one pair each.
+
+    With sequence parallelism a block all-gathers its input and reduce-scatters its output, and its
+    backward pass all-gathers the input once more; otherwise it all-reduces once each way. A
+    framework that overlaps hides part of the former.
+    """
+    payload = ctx.tokens * ctx.model.hidden_size * _ACTIVATION_BYTES
+    gather = all_gather_s(payload, ctx.tensor_group, ctx.fabric)
+    reduce = all_reduce_s(payload, ctx.tensor_group, ctx.fabric)
+    exposed = ctx.constants.tensor_exposed if ctx.facts.overlap_tensor else 1.0
+    sp, on = ctx.sequence_parallel, ctx.t > 1
+    forward = np.where(sp, 2.0 * gather * exposed, reduce) * blocks * on
+    backward = np.where(sp, 3.0 * gather * exposed, reduce) * blocks * on
+    return PassSeconds(forward=forward, backward=backward)
+
+
+def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
+    """What ring attention adds: keys and values go round once, twice with their gradients.
+
+    Attention hides the exchange but for a least share: ``max(attention + share * x, x) - attention``.
+    """
+    model = ctx.model
+    kv = np.maximum(model.num_kv_heads / ctx.t, 1.0) * (model.head_dim + model.v_head_dim)
+    payload = ctx.tokens * ctx.c * kv * _ACTIVATION_BYTES
+    once = np.where(ctx.c > 1, all_gather_s(payload, ctx.context_group, ctx.fabric), 0.0)
+    share = ctx.constants.context_exposed
+    forward = np.maximum(share * once, once - attention.forward)
+    backward = np.maximum(share * 2.0 * once, 2.0 * once - attention.backward)
+    return PassSeconds(forward=forward, backward=backward)
+
+
+def expert_parallel(ctx: Context) -> PassSeconds:
+    """Dispatch and combine of routed tokens; the backward pass repeats both.
+
+    A token goes to an island once however many of its experts live there (the de-duplication of
+    DeepEP), so a token routed to top_k random experts crosses to ``k (1 - (1 - 1/k)^top_k)`` of k islands.
+    """
+    moe = ctx.model.moe
+    if moe is None:
+        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+    islands = ctx.expert_group.islands
+    distinct = islands * (1.0 - (1.0 - 1.0 / islands) ** moe.top_k)
+    copies = np.where(islands > 1, distinct, moe.top_k)
+    visits = ctx.moe_tokens * copies * ctx.constants.expert_imbalance
+    sent = visits * ctx.model.hidden_size * _ACTIVATION_BYTES
+    once = all_to_all_s(sent, ctx.expert_group, ctx.fabric)
+    seconds = np.where(ctx.e > 1, 2.0 * once * ctx.constants.expert_exposed, 0.0)
+    return PassSeconds(forward=seconds, backward=seconds)
+
+
+def weight_gathers(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
+    """ZeRO-3: gather a layer's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
+
+    Hidden under the passes but for a least share, as in ``context_parallel``.
+    """
+    stage = ctx.columns.zero_stage
+    weights = layer_weights(ctx, kind)
+    dense = weights.dense * _ACTIVATION_BYTES
+    routed = weights.routed * _ACTIVATION_BYTES
+    gather = all_gather_s(dense, ctx.shard_group, ctx.fabric)
+    gather = gather + np.where(routed > 0, all_gather_s(routed, ctx.expert_data_group, ctx.fabric), 0.0)
+    forward = np.where(stage == SHARD_WEIGHTS, gather, 0.0)
+    reduce = gather * ctx.facts.gradient_bytes / _ACTIVATION_BYTES
+    backward = np.where(stage == SHARD_WEIGHTS, gather, 0.0) + np.where(
+        stage >= SHARD_GRADIENTS, reduce, 0.0
+    )
+    share = ctx.constants.gather_exposed
+    return PassSeconds(
+        forward=np.maximum(share * forward, forward - passes.forward),
+        backward=np.maximum(share * backward, backward - passes.backward),
+    )
+
+
+def vocabulary_parallel(ctx: Context) -> PassSeconds:
+    """The collective at either end of the model: one pair of a tensor-parallel block's."""
+    return tensor_parallel(ctx, blocks=0.5)
+
+
+def transfer(ctx: Context) -> FloatArray:
+    """Exposed seconds of one activation between pipeline neighbours, each direction; 0 if pp = 1."""
+    split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
+    sent = ctx.tokens * ctx.model.hidden_size * _ACTIVATION_BYTES / split
+    stride = ctx.t * ctx.c * ctx.d
+    seconds = point_to_point_s(sent, stride, ctx.p, ctx.fabric)
+    hidden = (ctx.columns.virtual_pipeline_size > 1) & ctx.facts.overlap_transfer
+    return np.where(hidden, 0.3, 1.0) * seconds * ctx.constants.transfer_exposed

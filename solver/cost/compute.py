@@ -1,0 +1,174 @@
+"""Seconds that one rank computes for one micro-batch: GEMMs, attention, memory-bound operators.
+
+Shapes follow Megatron-LM's column and row parallel layers (Shoeybi et al. 2019, arXiv:1909.08053)
+with grouped-query attention, gated MLPs, experts and multi-head latent attention. A GEMM of the
+forward pass, (m, k) by (k, n), has two in the backward pass: the input gradient (m, n) by (n, k)
+and the weight gradient (n, m) by (m, k).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.model import LayerKind, ModelSpec
+from profiles.operators import flash_attention_s, gemm_s
+from solver.columns import FloatArray
+from solver.cost.context import Context
+
+_WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
+_NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """One weight matrix's product in the forward pass; sides broadcast to (n,)."""
+
+    m: FloatArray  # tokens
+    n: FloatArray | float  # output features on this rank
+    k: FloatArray | float  # input features on this rank
+    count: FloatArray | float = 1.0  # equal products, one after the other (or grouped)
+    grouped: bool = False  # all of them in one kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """Forward and backward seconds of one piece of work, shape (n,)."""
+
+    forward: FloatArray
+    backward: FloatArray
+
+    def __add__(self, other: PassSeconds) -> PassSeconds:
+        """Both, one after the other."""
+        return PassSeconds(forward=self.forward + other.forward, backward=self.backward + other.backward)
+
+
+def attention_gemms(ctx: Context) -> list[Gemm]:
+    """The projections of one attention block."""
+    model, t, tokens = ctx.model, ctx.t, ctx.tokens
+    h, heads = model.hidden_size, model.num_attention_heads
+    if model.mla is None:
+        kv = np.maximum(model.num_kv_heads / t, 1.0) * model.head_dim
+        q = heads * model.head_dim / t
+        return [Gemm(m=tokens, n=q + 2.0 * kv, k=h), Gemm(m=tokens, n=h, k=q)]
+    mla = model.mla
+    qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
+    rows = tokens * ctx.row_share  # the down-projections are not split over tp
+    query = [Gemm(m=tokens, n=qk, k=mla.q_lora_rank or h)]
+    if mla.q_lora_rank:
+        query.append(Gemm(m=rows, n=mla.q_lora_rank, k=h))
+    return [
+        *query,
+        Gemm(m=rows, n=mla.kv_lora_rank + mla.qk_rope_head_dim, k=h),
+        Gemm(m=tokens, n=heads * (mla.qk_nope_head_dim + mla.v_head_dim) / t, k=mla.kv_lora_rank),
+        Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
+    ]
+
+
+def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
+    """Up (with its gate) and down projection of an MLP whose slice is ``width`` wide."""
+    h = model.hidden_size
+    return [Gemm(m=tokens, n=(model.mlp_matrices - 1) * width, k=h), Gemm(m=tokens, n=h, k=width)]
+
+
+def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """The linear layers of one transformer layer."""
+    model, moe = ctx.model, ctx.model.moe
+    gemms = attention_gemms(ctx)
+    if kind == "dense" or moe is None:
+        return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
+    if moe.shared_ffn_hidden_size:
+        gemms += _mlp_gemms(model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
+    local = np.maximum(moe.num_experts / ctx.e, 1.0)
+    routed = ctx.moe_tokens * ctx.et * moe.top_k * np.where(ctx.e > 1, ctx.constants.expert_imbalance, 1.0)
+    width = moe.ffn_hidden_size / ctx.et
+    h = model.hidden_size
+    return [
+        *gemms,
+        Gemm(m=routed / local, n=(model.mlp_matrices - 1) * width, k=h, count=local, grouped=True),
+        Gemm(m=routed / local, n=h, k=width, count=local, grouped=True),
+    ]
+
+
+def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds:
+    """All products of a layer, forward and backward."""
+    rate, operators = ctx.gemm_flops(precision), ctx.operators
+    element = {"fp8": 1.0, "fp4": 0.5}.get(precision, 2.0)
+    forward = np.zeros_like(ctx.t)
+    backward = np.zeros_like(ctx.t)
+    for g in gemms:
+        share = ctx.constants.grouped_gemm if g.grouped else 1.0
+        sides = ((g.m, g.n, g.k), (g.m, g.k, g.n), (g.n, g.k, g.m))
+        roof = {"flops": rate * share, "bytes_per_s": ctx.hbm_bytes_per_s, "element_bytes": element}
+        seconds = [gemm_s(m, n, k, operators=operators, **roof) for m, n, k in sides]
+        launches = (g.count - 1.0) * operators.launch_s if g.grouped else 0.0
+        forward = forward + g.count * seconds[0] - launches
+        backward = backward + g.count * (seconds[1] + seconds[2]) - 2.0 * launches
+    return PassSeconds(forward=forward, backward=backward)
+
+
+def core_attention(ctx: Context) -> PassSeconds:
+    """Scores and weighted values of one layer, causal.
+
+    FLOPs ``2 b s heads (qk + v) * attended keys / (t c)`` (Dao 2023, arXiv:2307.08691: backward
+    2.5 times the forward). Without flash attention the whole square of scores is computed and moved
+    through memory several times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
+    """
+    model, s = ctx.model, float(ctx.seq_length)
+    heads = model.num_attention_heads / ctx.t
+    width = model.head_dim + model.v_head_dim
+    if ctx.facts.flash:
+        work = 2.0 * ctx.tokens * heads * width * model.attended_tokens(ctx.seq_length)
+        peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
+        peak = peak * (_NARROW_HEAD if model.head_dim < _WIDE_HEAD else 1.0)
+        forward = flash_attention_s(work, s, operators=ctx.operators, flops=peak) + ctx.operators.launch_s
+        return PassSeconds(forward=forward, backward=forward * (2.5 / ctx.operators.flash_backward))
+    scores = ctx.tokens * heads * s
+    multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
+    move = scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
+    if ctx.facts.attention_kernel == "torch":
+        move = move * 2.0  # scale, mask, softmax and dropout as separate kernels
+    return PassSeconds(forward=multiply + move, backward=2.0 * multiply + 1.5 * move)
+
+
+def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
+    """Norms, residuals, rotary embedding, activation: bytes over bandwidth.
+
+    Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions
+    read and write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k;
+    a gated activation reads 2 f and writes f. The backward pass moves twice that.
+    """
+    model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
+    h = model.hidden_size
+    rows = tokens * ctx.row_share * h * (20.0 if ctx.facts.norm_fused else 36.0)
+    heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
+    rotary = tokens * heads / ctx.t * 4.0
+    per_width = 2.0 * model.mlp_matrices
+    if kind == "moe" and moe is not None:
+        width = tokens * (moe.shared_ffn_hidden_size + moe.top_k * moe.ffn_hidden_size) / ctx.t
+        permute = 8.0 * ctx.moe_tokens * moe.top_k * h  # gather and scatter of routed tokens
+    else:
+        width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
+    moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
+    if ctx.linear_precision in ("fp8", "fp4"):  # casts to low precision read 2, write 1, twice (transposed)
+        moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + heads / ctx.t)
+    seconds = moved / ctx.hbm_bytes_per_s
+    return PassSeconds(forward=seconds, backward=2.0 * seconds)
+
+
+def head_seconds(ctx: Context) -> PassSeconds:
+    """Final norm, projection to the vocabulary, and the loss, for one token prediction."""
+    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
+    vocabulary = ctx.model.vocab_size / ctx.t
+    gemm = Gemm(m=ctx.tokens, n=vocabulary, k=ctx.model.hidden_size)
+    product = gemm_seconds(ctx, [gemm], "bf16")
+    logits = ctx.tokens * ctx.model.vocab_size / split
+    loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
+    return product + PassSeconds(forward=0.5 * loss, backward=0.5 * loss)
+
+
+def embedding_seconds(ctx: Context) -> PassSeconds:
+    """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
+    moved = ctx.tokens * ctx.model.hidden_size / ctx.hbm_bytes_per_s
+    return PassSeconds(forward=4.0 * moved, backward=10.0 * moved)

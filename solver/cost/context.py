@@ -1,0 +1,127 @@
+"""What every formula of the cost model reads: sizes of a rank, groups, rates; one entry per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.cluster import GpuSpec
+from profiles.collectives import Fabric, Group
+from profiles.errors import InvalidProblemError
+from profiles.frameworks import FrameworkFacts, with_options
+from profiles.model import ModelSpec
+from profiles.operators import GpuOperators
+from profiles.profile import Constants, Profile
+from solver.columns import RECOMPUTE, BoolArray, Columns, FloatArray
+from solver.problem import Problem
+
+SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
+SHARD_WEIGHTS = 3
+
+# What GEMMs of the linear layers run in; attention, head and router stay in bf16.
+_GEMM_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    facts: FrameworkFacts
+    constants: Constants
+    operators: GpuOperators
+    fabric: Fabric
+    columns: Columns
+    seq_length: int
+    optimizer: str
+    linear_precision: str  # bf16, fp16, fp8, fp4
+    t: FloatArray  # tensor_parallel_size
+    c: FloatArray  # context_parallel_size
+    e: FloatArray  # expert_parallel_size
+    et: FloatArray  # expert_tensor_parallel_size
+    d: FloatArray  # data_parallel_size
+    p: FloatArray  # pipeline_parallel_size
+    micro_batch: FloatArray
+    tokens: FloatArray  # of one micro-batch on one rank: b s / c
+    row_share: FloatArray  # share of a sequence that norms and residuals see: 1 / t with SP, else 1
+    sequence_parallel: BoolArray
+    selective: BoolArray
+    full: BoolArray
+    tensor_group: Group
+    context_group: Group
+    expert_group: Group
+    data_group: Group  # dp * cp ranks that reduce the gradients of dense weights
+    shard_group: Group  # those among them that share one shard set
+    expert_data_group: Group  # ranks that reduce the gradients of one expert
+
+    @property
+    def hbm_bytes_per_s(self) -> float:
+        """Memory bandwidth that memory-bound operators reach."""
+        return self.gpu.hbm_bytes_per_s * self.constants.hbm
+
+    def gemm_flops(self, precision: str) -> float:
+        """Rate of a large GEMM in FLOP/s; a precision the GPU lacks runs as bf16 (or fp16)."""
+        peak, share = self.gpu.peak_flops, self.operators.gemm
+        for name in (precision, "bf16", "fp16"):
+            if peak.get(name):
+                return peak[name] * share.get(name, share["fp16"]) * self.constants.gemm
+        raise InvalidProblemError.of("/cluster", f"{self.gpu.slug} has no peak for {precision}")
+
+    @property
+    def moe_tokens(self) -> FloatArray:
+        """Tokens that one rank routes: sequence parallelism (or expert tp) splits them over tp."""
+        return self.tokens / self.t
+
+
+def _expert_group(columns: Columns, fabric: Fabric) -> Group:
+    """The ep ranks among which tokens are exchanged: the innermost axes after expert tp."""
+    return Group.of(
+        columns.expert_parallel_size.astype(np.float64),
+        columns.expert_tensor_parallel_size.astype(np.float64),
+        fabric,
+    )
+
+
+def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
+    """Everything that the formulas read.
+
+    Raises:
+        InvalidProblemError: a framework option is unknown or has a wrong value.
+    """
+    workload, gpu, fabric = problem.workload, profile.group.gpu, profile.fabric
+    facts = with_options(profile.framework, workload.framework_options)
+    t, c, e, et, d, p = (
+        getattr(columns, f"{axis}_parallel_size").astype(np.float64)
+        for axis in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
+    )
+    b = columns.micro_batch_size.astype(np.float64)
+    sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
+    shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d)
+    expert_data = np.maximum(t * c * d / (e * et), 1.0)
+    return Context(
+        model=problem.model,
+        gpu=gpu,
+        facts=facts,
+        constants=profile.constants,
+        operators=profile.gpu_operators,
+        fabric=fabric,
+        columns=columns,
+        seq_length=workload.seq_length,
+        optimizer=workload.optimizer,
+        linear_precision=_GEMM_PRECISION.get(facts.precision_recipe, workload.precision),
+        t=t, c=c, e=e, et=et, d=d, p=p,
+        micro_batch=b,
+        tokens=b * workload.seq_length / c,
+        row_share=np.where(sequence_parallel, 1.0 / t, 1.0),
+        sequence_parallel=sequence_parallel,
+        selective=columns.recompute == RECOMPUTE.index("selective"),
+        full=columns.recompute == RECOMPUTE.index("full"),
+        tensor_group=Group.of(t, np.ones_like(t), fabric),
+        context_group=Group.of(c, t, fabric),
+        expert_group=_expert_group(columns, fabric),
+        data_group=Group.of(c * d, t, fabric),
+        shard_group=Group.of(shard, t, fabric),
+        expert_data_group=Group.of(expert_data, e * et, fabric),
+    )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Bytes that one rank keeps: weights, gradients, optimizer states, activations, workspaces.
+
+States: mixed-precision AdamW keeps 2 + 4 + 12 = 18 bytes a weight with fp32 gradients (Rajbhandari et
+al. 2020, arXiv:1910.02054, with Megatron-Core's fp32 gradient buffer); the distributed optimizer
+``6 + 12 / (dp cp)``. Activations: Korthikanti et al. 2022 (arXiv:2205.05198), ``s b h (34 + 5 a s / h)``
+for a GPT layer, taken apart by tensor and generalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from statistics import NormalDist
+
+import numpy as np
+
+from profiles.model import LayerKind
+from profiles.profile import Profile
+from solver.columns import FloatArray
+from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.parameters import Weights
+from solver.cost.tails import shards
+from solver.problem import Problem
+
+_OPTIMIZER_SHARE = {"adamw": 1.0, "adamw-8bit": 0.5, "muon": 0.67}  # states over AdamW's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes of one part's training state on one rank, shape (n,)."""
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+
+
+def _bytes_of(ctx: Context, count: FloatArray, sharing: FloatArray) -> StateBytes:
+    """States of ``count`` weights whose optimizer is shared by ``sharing`` ranks."""
+    stage = ctx.columns.zero_stage
+    gradient = np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
+    weight = np.where(stage == SHARD_WEIGHTS, sharing, 1.0)
+    states = ctx.facts.optimizer_bytes * _OPTIMIZER_SHARE.get(ctx.optimizer, 1.0)
+    stored = np.where(stage == SHARD_WEIGHTS, ctx.facts.weight_bytes, 2.0)
+    # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
+    copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
+    return StateBytes(
+        weights=count * stored / weight,
+        gradients=count * ctx.facts.gradient_bytes / gradient,
+        optimizer=count * (states + copy) / sharing,
+    )
+
+
+def state_bytes(ctx: Context, weights: Weights) -> StateBytes:
+    """Weights, gradients and optimizer states of one part under its ZeRO stage."""
+    dense = _bytes_of(ctx, weights.dense, shards(ctx, ctx.data_group))
+    routed = _bytes_of(ctx, weights.routed, shards(ctx, ctx.expert_data_group))
+    return StateBytes(
+        weights=dense.weights + routed.weights,
+        gradients=dense.gradients + routed.gradients,
+        optimizer=dense.optimizer + routed.optimizer,
+    )
+
+
+def _attention_inner_bytes(ctx: Context) -> FloatArray:
+    """Kept inside tensor-parallel attention: q, k, v, the output, and scores unless flash.
+
+    Scores: softmax output and dropout output in 2 bytes each, the dropout mask in 1: ``5 a s / h``.
+    """
+    model, t, tokens = ctx.model, ctx.t, ctx.tokens
+    heads = model.num_attention_heads / t
+    kv_heads = np.maximum(model.num_kv_heads / t, 1.0)
+    if model.mla is None:
+        qkv = heads * model.head_dim + kv_heads * (model.head_dim + model.v_head_dim)
+    else:
+        latent = (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * 2.0
+        qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
+    kept: FloatArray = tokens * 2.0 * (qkv + heads * model.v_head_dim)
+    if ctx.facts.flash:
+        return kept + tokens * heads * 4.0  # the log-sum-exp of each query
+    per_score = 5.0 if ctx.facts.dropout else 2.0
+    if ctx.facts.attention_kernel == "torch":
+        per_score += 4.0  # scaled and masked scores, fp32 softmax
+    scores = tokens * heads * ctx.seq_length * per_score
+    return kept + np.where(ctx.selective, 0.0, scores)
+
+
+def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Kept inside the MLP: the activation's input and output; for experts also the routed tokens."""
+    model, moe = ctx.model, ctx.model.moe
+    per_width = 2.0 * model.mlp_matrices
+    if kind == "dense" or moe is None:
+        return ctx.tokens * per_width * model.ffn_hidden_size / ctx.t
+    shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
+    routed = ctx.moe_tokens * moe.top_k * ctx.constants.expert_imbalance
+    # the permuted input, the experts' inner tensors, and their output before it is combined
+    return shared + routed * (2.0 * model.hidden_size * 2.0 + per_width * moe.ffn_hidden_size)
+
+
+def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Activations of one micro-batch that one layer keeps for its backward pass.
+
+    Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
+    attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
+    norms that are not fused. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``.
+    """
+    per_hidden = 8.0 + (2.0 if ctx.facts.dropout else 0.0) + (0.0 if ctx.facts.norm_fused else 8.0)
+    outer = ctx.tokens * ctx.model.hidden_size * per_hidden * ctx.row_share
+    inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
+    return (outer + inner) * ctx.constants.activation
+
+
+def checkpoint_bytes(ctx: Context) -> FloatArray:
+    """What a fully recomputed layer keeps: its input, ``2 s b h`` (Korthikanti 2022, section 5)."""
+    return ctx.tokens * ctx.model.hidden_size * 2.0 * ctx.row_share
+
+
+def head_workspace_bytes(ctx: Context) -> FloatArray:
+    """Logits with their fp32 copy and gradients at the peak, and the head's input."""
+    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
+    per_logit = ctx.constants.logit_bytes * (0.5 if ctx.facts.loss_fused else 1.0)
+    logits = ctx.tokens * ctx.model.vocab_size / split * per_logit
+    return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
+
+
+def buffer_bytes(ctx: Context, largest_layer: Weights) -> FloatArray:
+    """Workspaces, and under ZeRO-3 two gathered layers with one layer's gradients."""
+    whole = largest_layer.dense + largest_layer.routed
+    gathered = whole * (2.0 * 2.0 + ctx.facts.gradient_bytes)
+    return ctx.constants.base_bytes + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gathered, 0.0)
+
+
+def memory_limit_bytes(problem: Problem) -> int:
+    """Memory of the smallest GPU of the cluster, as its driver reports it."""
+    return min(group.gpu.memory_bytes for group in problem.cluster.groups)
+
+
+def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) -> float:
+    """The largest predicted peak whose chance to run out of memory stays at ``probability``.
+
+    The true peak is log-normal about the predicted one: ``limit * exp(sigma * ppf(probability))``.
+    """
+    limit = float(memory_limit_bytes(problem))
+    if probability >= 1.0:
+        return float("inf")
+    if probability <= 0.0 or profile.log_memory_sigma == 0.0:
+        return limit if profile.log_memory_sigma == 0.0 else 0.0
+    return limit * float(np.exp(profile.log_memory_sigma * NormalDist().inv_cdf(probability)))
+
+
+def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: float) -> float:
+    """Chance that a log-normal peak about ``peak_bytes`` exceeds the limit.
+
+    ``Phi(ln(peak / limit) / sigma)``.
+    """
+    if peak_bytes <= 0.0:
+        return 0.0
+    if sigma == 0.0:
+        return float(peak_bytes > limit_bytes)
+    return NormalDist().cdf(log(peak_bytes / limit_bytes) / sigma)

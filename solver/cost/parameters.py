@@ -1,0 +1,61 @@
+"""Weights that one rank holds of a part of the model: dense ones and routed experts apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.model import LayerKind
+from solver.columns import FloatArray
+from solver.cost.context import Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Numbers of weights on one rank before any ZeRO sharding, shape (n,)."""
+
+    dense: FloatArray  # replicated over dp * cp
+    routed: FloatArray  # routed experts, replicated over the expert data group
+
+    def __add__(self, other: Weights) -> Weights:
+        """Both parts together."""
+        return Weights(dense=self.dense + other.dense, routed=self.routed + other.routed)
+
+
+def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
+    """One layer: matrices are split over tp, experts over ep and their own tp; norms are whole."""
+    model, moe = ctx.model, ctx.model.moe
+    whole = float(model.norm_parameters())
+    split = float(model.attention_parameters() + model.bias_parameters(kind))
+    routed = np.zeros_like(ctx.t)
+    if kind == "moe" and moe is not None:
+        whole += model.router_parameters()
+        split += model.shared_expert_parameters()
+        routed = moe.num_experts * model.expert_parameters() / (ctx.e * ctx.et)
+    else:
+        split += model.dense_mlp_parameters()
+    return Weights(dense=split / ctx.t + whole, routed=routed)
+
+
+def embedding_weights(ctx: Context) -> Weights:
+    """The embedding, split over tp by the vocabulary."""
+    return Weights(dense=ctx.model.embedding_parameters() / ctx.t, routed=np.zeros_like(ctx.t))
+
+
+def head_weights(ctx: Context) -> Weights:
+    """Output matrix, final norm and the multi-token-prediction layers.
+
+    A tied output matrix costs nothing on the rank that holds the embedding, and a copy elsewhere.
+    """
+    model = ctx.model
+    output = model.vocab_size * model.hidden_size / ctx.t
+    if model.tied_embeddings:
+        output = np.where(ctx.p > 1, output, 0.0)
+    own = Weights(dense=output + model.norm_parameters() / 2, routed=np.zeros_like(ctx.t))
+    if not model.num_mtp_layers:
+        return own
+    layer = layer_weights(ctx, "moe" if model.moe else "dense")
+    project = 2.0 * model.hidden_size**2 / ctx.t
+    depth = float(model.num_mtp_layers)
+    return own + Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)

@@ -1,0 +1,223 @@
+"""Prices of every row: the one place where compute, communication, tails and memory meet.
+
+A layer pass costs ``(x^8 + floor^8)^(1/8)`` with x its compute and exposed collectives: below the
+floor the CPU launches kernels slower than the GPU runs them. A million rows are a few hundred array
+operations; nothing here loops over rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.model import LayerKind
+from profiles.profile import Profile
+from solver.columns import Columns, FloatArray
+from solver.cost.communication import (
+    context_parallel,
+    expert_parallel,
+    tensor_parallel,
+    transfer,
+    vocabulary_parallel,
+    weight_gathers,
+)
+from solver.cost.compute import (
+    Gemm,
+    PassSeconds,
+    core_attention,
+    embedding_seconds,
+    gemm_seconds,
+    head_seconds,
+    layer_gemms,
+    memory_bound,
+)
+from solver.cost.context import Context, context_of
+from solver.cost.memory import (
+    buffer_bytes,
+    checkpoint_bytes,
+    head_workspace_bytes,
+    layer_activation_bytes,
+    state_bytes,
+)
+from solver.cost.parameters import Weights, embedding_weights, head_weights, layer_weights
+from solver.cost.prices import LayerLayout, RowPrices
+from solver.cost.tails import Tail, rank_tail_s, tail_of
+from solver.problem import Problem
+
+CAUSES = (
+    "compute", "tensor_parallel", "context_parallel", "expert_parallel", "recompute", "data_parallel",
+    "rest",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartPrice:
+    """Time of one part: passes, replay and causes, shape (n,) each."""
+
+    passes: PassSeconds
+    replay: FloatArray
+    causes: dict[str, FloatArray]  # of forward + backward; sums to their sum
+
+
+def _floored(seconds: FloatArray, floor_s: float) -> FloatArray:
+    """Smooth maximum of a pass and its CPU floor."""
+    low, high = np.minimum(seconds, floor_s), np.maximum(seconds, floor_s)
+    ratio = (low / high) ** 2
+    ratio *= ratio
+    ratio *= ratio
+    return np.asarray(high * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
+
+
+def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
+    """Time of one transformer layer."""
+    constants = ctx.constants
+    attention = core_attention(ctx)
+    compute = gemm_seconds(ctx, layer_gemms(ctx, kind), ctx.linear_precision)
+    compute = compute + attention + memory_bound(ctx, kind)
+    tensor = tensor_parallel(ctx)
+    rings = context_parallel(ctx, attention)
+    experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)
+    again = np.where(ctx.selective, attention.forward, 0.0)
+    busy = compute + tensor + rings + experts
+    floor_s = constants.floor_s * (constants.floor_moe if kind == "moe" else 1.0)
+    forward = _floored(busy.forward, floor_s)
+    backward = _floored(busy.backward + again, floor_s * constants.floor_backward)
+    gathers = weight_gathers(ctx, kind, PassSeconds(forward=forward, backward=backward))
+    causes = {
+        "compute": compute.forward + compute.backward,
+        "tensor_parallel": tensor.forward + tensor.backward,
+        "context_parallel": rings.forward + rings.backward,
+        "expert_parallel": experts.forward + experts.backward,
+        "recompute": again,
+        "data_parallel": gathers.forward + gathers.backward,
+        "rest": forward + backward - busy.forward - busy.backward - again,
+    }
+    return PartPrice(
+        passes=PassSeconds(forward=forward, backward=backward) + gathers,
+        replay=np.where(ctx.full, forward, 0.0),
+        causes=causes,
+    )
+
+
+def _nothing(ctx: Context) -> PassSeconds:
+    """No time."""
+    zero = np.zeros_like(ctx.t)
+    return PassSeconds(forward=zero, backward=zero)
+
+
+def _end_price(
+    ctx: Context, compute: PassSeconds, tensor: PassSeconds, layers: list[PartPrice]
+) -> PartPrice:
+    """Time of the embedding or the head, with multi-token-prediction layers where it has them."""
+    zero = np.zeros_like(ctx.t)
+    causes = dict.fromkeys(CAUSES, zero)
+    causes["compute"] = compute.forward + compute.backward
+    causes["tensor_parallel"] = tensor.forward + tensor.backward
+    passes = compute + tensor
+    for layer in layers:
+        passes = passes + layer.passes
+        causes = {name: value + layer.causes[name] for name, value in causes.items()}
+    return PartPrice(passes=passes, replay=zero, causes=causes)
+
+
+def _head_price(ctx: Context) -> PartPrice:
+    """Time of the head: one prediction, and one with a layer and a projection for each extra token."""
+    depth = ctx.model.num_mtp_layers
+    compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
+    one, pair = compute, tensor
+    for _ in range(depth):
+        h = ctx.model.hidden_size
+        project = Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)
+        compute = compute + one + gemm_seconds(ctx, [project], ctx.linear_precision)
+        tensor = tensor + pair
+    kind: LayerKind = "moe" if ctx.model.moe else "dense"
+    return _end_price(ctx, compute, tensor, [_layer_price(ctx, kind)] * depth if depth else [])
+
+
+def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
+    """Time of every part in order: layer kinds, embedding, head."""
+    ends = [_end_price(ctx, embedding_seconds(ctx), vocabulary_parallel(ctx), []), _head_price(ctx)]
+    return [*(_layer_price(ctx, kind) for kind in layout.kinds), *ends]
+
+
+def _part_weights(ctx: Context, layout: LayerLayout) -> list[Weights]:
+    """Weights of every part in the same order."""
+    return [*(layer_weights(ctx, kind) for kind in layout.kinds), embedding_weights(ctx), head_weights(ctx)]
+
+
+def _columns_of(parts: list[FloatArray]) -> FloatArray:
+    """P arrays (n,) as one (n, P)."""
+    return np.stack(parts, axis=1)
+
+
+def _activations(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
+    """Activations of one micro-batch by part; multi-token-prediction layers belong to the head."""
+    zero = np.zeros_like(ctx.t)
+    layers = [layer_activation_bytes(ctx, kind) for kind in layout.kinds]
+    masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share if ctx.facts.dropout else zero
+    extra = layer_activation_bytes(ctx, "moe" if ctx.model.moe else "dense") * ctx.model.num_mtp_layers
+    return [*layers, masks, extra]
+
+
+def _straggler(ctx: Context, profile: Profile) -> FloatArray:
+    """Loss to the slowest of many nodes, times the cluster's calibration factor."""
+    nodes = np.maximum(ctx.t * ctx.p * ctx.c * ctx.d / profile.group.gpus_per_node, 1.0)
+    return profile.time_factor * (1.0 + ctx.constants.straggler * np.log2(nodes))
+
+
+def _time_prices(parts: list[PartPrice], tails: list[Tail]) -> dict[str, FloatArray]:
+    """The (n, P) time fields of RowPrices."""
+    return {
+        "forward_s": _columns_of([part.passes.forward for part in parts]),
+        "backward_s": _columns_of([part.passes.backward for part in parts]),
+        "replay_s": _columns_of([part.replay for part in parts]),
+        "tail_s": _columns_of([tail.data_parallel + tail.optimizer for tail in tails]),
+    }
+
+
+def _memory_prices(ctx: Context, layout: LayerLayout, weights: list[Weights]) -> dict[str, FloatArray]:
+    """The memory fields of RowPrices."""
+    zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
+    states = [state_bytes(ctx, part) for part in weights]
+    activations = _activations(ctx, layout)
+    largest = np.maximum.reduce(activations[:-2])
+    kept = [checkpoint_bytes(ctx)] * len(layout.kinds)
+    return {
+        "weights_bytes": _columns_of([state.weights for state in states]),
+        "gradients_bytes": _columns_of([state.gradients for state in states]),
+        "optimizer_bytes": _columns_of([state.optimizer for state in states]),
+        "activation_bytes": _columns_of(activations),
+        "checkpoint_bytes": _columns_of([*kept, zero, zero]),
+        "head_workspace_bytes": head_workspace_bytes(ctx),
+        "replay_workspace_bytes": np.where(ctx.full, largest, 0.0),
+        "buffer_bytes": buffer_bytes(ctx, weights[len(layout.kinds) - 1]),
+        "context_bytes": ctx.constants.context_bytes * one,
+        "reserve": ctx.constants.reserve * one,
+    }
+
+
+def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+    """Prices of every row; linear in the split, so any split's time and memory are sums of them.
+
+    Raises:
+        InvalidProblemError: a framework option is unknown or has a wrong value.
+    """
+    ctx = context_of(problem, columns, profile)
+    layout = LayerLayout.of(problem.model)
+    parts = _part_prices(ctx, layout)
+    weights = _part_weights(ctx, layout)
+    tails = [tail_of(ctx, w, part.passes.backward) for w, part in zip(weights, parts, strict=True)]
+    return RowPrices(
+        **_time_prices(parts, tails),
+        transfer_s=transfer(ctx),
+        rank_tail_s=rank_tail_s(ctx),
+        fixed_s=np.full_like(ctx.t, ctx.constants.fixed_s),
+        straggler=_straggler(ctx, profile),
+        **_memory_prices(ctx, layout, weights),
+        breakdown_s={name: _columns_of([part.causes[name] for part in parts]) for name in CAUSES},
+        tail_breakdown_s={
+            "data_parallel": _columns_of([tail.data_parallel for tail in tails]),
+            "optimizer": _columns_of([tail.optimizer for tail in tails]),
+        },
+    )

@@ -1,0 +1,70 @@
+"""What follows the last micro-batch: gradients, parameters, optimizer; by part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.collectives import Fabric, Group, all_gather_s, latency_s
+from solver.columns import FloatArray
+from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.parameters import Weights
+
+_WEIGHT_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Seconds once per step, shape (n,)."""
+
+    data_parallel: FloatArray
+    optimizer: FloatArray
+
+
+def _ring_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
+    """An all-gather without its latency: buckets hold several parts, so latency is a rank's, once."""
+    return all_gather_s(payload_bytes, group, fabric) - latency_s(group, fabric)
+
+
+def _exchange_s(ctx: Context, weights: FloatArray, group: Group) -> FloatArray:
+    """Gradients and parameters of replicated weights, ZeRO 0 and 1.
+
+    Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients and
+    all-gathers weights (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+    """
+    gradients = _ring_s(weights * ctx.facts.gradient_bytes, group, ctx.fabric)
+    parameters = _ring_s(weights * _WEIGHT_BYTES, group, ctx.fabric)
+    stage = ctx.columns.zero_stage
+    plain = np.where(stage == 0, 2.0 * gradients, gradients + parameters)
+    # stage 2 reduces in every backward pass, so parameters are left; stage 3 leaves nothing
+    return np.where(stage == SHARD_GRADIENTS, parameters, np.where(stage == SHARD_WEIGHTS, 0.0, plain))
+
+
+def shards(ctx: Context, group: Group) -> FloatArray:
+    """Ranks that share the optimizer states of weights replicated over ``group``."""
+    whole = np.minimum(group.size, ctx.shard_group.size * group.size / ctx.data_group.size)
+    return np.where(ctx.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
+
+
+def tail_of(ctx: Context, weights: Weights, backward: FloatArray) -> Tail:
+    """Exposed exchange and optimizer time of one part.
+
+    Where gradients are reduced under the last backward pass of the part (``backward`` seconds),
+    only ``max(share * x, x - backward)`` of the exchange x is seen.
+    """
+    exchange = _exchange_s(ctx, weights.dense, ctx.data_group)
+    exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group)
+    if ctx.facts.overlap_gradients:
+        exchange = np.maximum(ctx.constants.gradient_exposed * exchange, exchange - backward)
+    else:
+        exchange = exchange * ctx.constants.gradient_exposed
+    updated = weights.dense / shards(ctx, ctx.data_group)
+    updated = updated + weights.routed / shards(ctx, ctx.expert_data_group)
+    seconds = updated * ctx.constants.update_bytes / ctx.hbm_bytes_per_s
+    return Tail(data_parallel=exchange, optimizer=seconds)
+
+
+def rank_tail_s(ctx: Context) -> FloatArray:
+    """Latency of a rank's last collectives: gradient reduction and the norm over all ranks."""
+    return 2.0 * latency_s(ctx.data_group, ctx.fabric) + ctx.constants.collective_latency_s
