@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from pydantic import ValidationError
 
 from profiles.cluster import ClusterSpec
 from profiles.errors import FieldError, InvalidProblemError
-from profiles.inline import cluster_from_mapping, model_from_mapping
+from profiles.frameworks import framework_facts, with_options
+from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
 from profiles.model import ModelSpec
+from profiles.profile import framework_of
 from service.json_input import require_plain
 from service.request_checks import check_launcher, check_limits, without_unsupported
 from service.request_schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
@@ -33,6 +34,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     request = _validated(without_unsupported(require_plain(raw)))
     check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
+    with_options(framework_facts(framework_of(request.launcher)), request.workload.framework_options)
     problem = Problem(
         model=model,
         cluster=cluster,
@@ -48,8 +50,8 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
     """The canonical request of ``problem``: complete, in a fixed order, made of plain JSON values."""
     workload, options = problem.workload, problem.options
     return {
-        "model": _plain(asdict(problem.model)),
-        "cluster": _plain(asdict(problem.cluster)),
+        "model": dict(model_to_mapping(problem.model)),
+        "cluster": dict(cluster_to_mapping(problem.cluster)),
         "workload": {
             "global_batch_size": workload.global_batch_size,
             "seq_length": workload.seq_length,
@@ -137,12 +139,3 @@ def _options(request: SearchRequest) -> SearchOptions:
 def _by_kind(value: int | str) -> tuple[str, int | str]:
     """Sort key of mixed values: integers before words, each in its own order."""
     return (type(value).__name__, value)
-
-
-def _plain(value: object) -> object:
-    """``value`` with tuples as lists and absent parts left out, as JSON writes it."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

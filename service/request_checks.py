@@ -5,8 +5,9 @@ Each check is one small function that yields the faults it finds; ``check_limits
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import pointer
 from service.request_sizes import batch_size, gpu_count, model_sizes
@@ -86,7 +87,16 @@ def check_limits(problem: Problem) -> None:
     Raises:
         InvalidProblemError: with every fault of the first kind of check that finds any.
     """
-    for check in (_names, _values, _bounds, _contradictions, model_sizes, gpu_count, batch_size):
+    for check in (
+        _names,
+        _values,
+        _bounds,
+        _contradictions,
+        _abilities,
+        model_sizes,
+        gpu_count,
+        batch_size,
+    ):
         faults = list(check(problem))
         if faults:
             raise InvalidProblemError(faults)
@@ -165,3 +175,23 @@ def _contradictions(problem: Problem) -> Iterator[FieldError]:
             nearest = str(min(max(value, low), high))
             message = f"{value} is pinned outside its bounds"
             yield FieldError(pointer=at, message=message, allowed=f"from {low} to {high}", nearest=nearest)
+
+
+def _abilities(problem: Problem) -> Iterator[FieldError]:
+    """The launcher can express what is pinned."""
+    able, pins = launcher_capabilities(problem.launcher), problem.options.pin
+    stages = [
+        stage
+        for stage in able.zero_stages
+        if stage <= able.max_zero_stage_with_pipeline or pins.get("pipeline_parallel_size", 1) == 1
+    ]
+    offers: Mapping[str, Sequence[int | str]] = {
+        "pipeline_schedule": able.schedules,
+        "recompute_granularity": able.recompute,
+        "zero_stage": stages,
+    }
+    for name, values in offers.items():
+        if name in pins and pins[name] not in values:
+            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned)"
+            allowed = ", ".join(map(str, values))
+            yield FieldError(pointer=pointer("search", "pin", name), message=message, allowed=allowed)

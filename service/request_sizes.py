@@ -18,6 +18,7 @@ from solver.problem import Problem
 AXES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size")
 BATCH = ("data_parallel_size", "micro_batch_size", "num_microbatches")
 MAX_NEAREST = 2**20  # how far a nearest legal value is searched for
+MAX_TRIED = 256  # values of one size that are tried against the batch
 
 
 def model_sizes(problem: Problem) -> Iterator[FieldError]:
@@ -36,20 +37,19 @@ def model_sizes(problem: Problem) -> Iterator[FieldError]:
 
 
 def gpu_count(problem: Problem) -> Iterator[FieldError]:
-    """The pinned axes together fit on the GPUs at hand, and divide them."""
+    """The pinned axes together need no more GPUs than there are."""
     pins = _pinned(problem.options, *AXES)
     used, gpus = prod(pins.values()), problem.cluster.num_gpus
-    if gpus % used == 0:
+    if used <= gpus:
         return
     name = max(pins, key=lambda axis: pins[axis])
-    rest = used // pins[name]
+    most = gpus // (used // pins[name])
     words = " × ".join(f"{axis} = {value}" for axis, value in pins.items())
-    nearest = _nearest(pins[name], lambda value: gpus % (value * rest) == 0) if gpus % rest == 0 else ""
     yield FieldError(
         pointer=pointer("search", "pin", name),
-        message=f"{words} (pinned) does not divide {gpus} GPUs",
-        allowed=f"divisors of {gpus}",
-        nearest=nearest or None,
+        message=f"{words} (pinned) needs {used} of {gpus} GPUs",
+        allowed=f"from 1 to {most}" if most else None,
+        nearest=str(most) if most else None,
     )
 
 
@@ -77,17 +77,22 @@ def batch_size(problem: Problem) -> Iterator[FieldError]:
 
 
 def _batch_steps(problem: Problem) -> Iterator[int]:
-    """Every data_parallel_size × micro_batch_size that pins, bounds and prohibitions leave."""
-    options, gpus = problem.options, problem.cluster.num_gpus
-    fixed = prod(_pinned(options, *AXES[:3]).values())
-    sizes = [size for size in _divisors(gpus // fixed) if _allowed(options, "data_parallel_size", size)]
-    limit = min(problem.workload.global_batch_size, 1024)
-    micro = [size for size in range(1, limit + 1) if _allowed(options, "micro_batch_size", size)]
-    low = options.bounds.get("micro_batch_size", (1, 1))[0]
-    pinned = options.pin.get("micro_batch_size", low)
-    for size in sizes:
-        for batch in micro or [int(pinned)]:
+    """Every data_parallel_size × micro_batch_size that the limits leave, small ones first.
+
+    Any number of ranks counts: where all GPUs cannot be used, the search uses fewer.
+    """
+    ranks = problem.cluster.num_gpus // prod(_pinned(problem.options, *AXES[:3]).values())
+    for size in _left(problem, "data_parallel_size", ranks):
+        for batch in _left(problem, "micro_batch_size", problem.workload.global_batch_size):
             yield size * batch
+
+
+def _left(problem: Problem, name: str, most: int) -> Iterator[int]:
+    """The first values of a size that pins, bounds and prohibitions leave; at least its lowest one."""
+    low, high = problem.options.bounds.get(name, (1, most))
+    low = int(problem.options.pin.get(name, max(low, 1)))
+    values = range(low, max(low, min(high, most, low + MAX_TRIED)) + 1)
+    return (value for value in values if _allowed(problem.options, name, value))
 
 
 def _allowed(options: SearchOptions, name: str, value: int) -> bool:
@@ -134,9 +139,3 @@ def _multiples_round(batch: int, steps: list[int]) -> str:
     below = max(batch // step * step for step in steps)
     above = min(-(-batch // step) * step for step in steps)
     return ", ".join(str(size) for size in chain([below] if below else [], [above]))
-
-
-def _divisors(number: int) -> list[int]:
-    """The divisors of ``number``, ascending."""
-    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})
