@@ -1,6 +1,7 @@
 """What Megatron-LM asks of a model's shape, experts, precision and kernels under a configuration.
 
-Sources as in ``megatron_lm_rules``.
+Sources as in ``megatron_lm_rules``. That no token visits more experts than there are (Megatron-LM does
+not notice) is already certain: ``profiles.model`` refuses such a model.
 """
 
 from __future__ import annotations
@@ -137,18 +138,6 @@ def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
         )
 
 
-def tokens_visit_existing_experts(target: Target) -> Iterator[FieldError]:
-    """Top-k ≤ experts (no parser notices)."""
-    moe = target.model.moe
-    if moe and not 1 <= moe.top_k <= moe.num_experts:
-        yield FieldError(
-            pointer="/model/moe/top_k",
-            message=f"{moe.top_k} of {moe.num_experts} experts",
-            allowed=f"1 to {moe.num_experts}",
-            nearest=str(min(max(1, moe.top_k), moe.num_experts)),
-        )
-
-
 def experts_with_tensor_ranks_need_sequence_parallel(target: Target) -> Iterator[FieldError]:
     """MoE with tp > 1 trains only with sequence parallelism (``MoELayer.forward``, on the cluster)."""
     config = target.config
@@ -236,7 +225,6 @@ MODEL_RULES: tuple[Rule, ...] = (
     positions_cover_the_sequence,
     experts_divide_over_ranks,
     expert_ranks_divide_the_stage,
-    tokens_visit_existing_experts,
     experts_with_tensor_ranks_need_sequence_parallel,
     precision_is_known,
     optimizer_is_known,
