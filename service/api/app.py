@@ -1,0 +1,51 @@
+"""Builds the API of one process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from service.api import errors
+from service.api.deps import Service
+from service.api.edge import Edge
+from service.api.problems import declared
+from service.api.routes import catalogs, jobs, plans, predictions, probes
+from service.db.database import Database
+from service.engine import JobEngine
+from service.jobs import Jobs
+from service.queue import queue_for
+from service.settings import Settings
+from service.versions import meshwright_version
+
+
+def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:
+    """The API over the database that ``settings`` name; ``is_stopping`` ends long polls early."""
+    database = Database(settings.database_url)
+    queue = queue_for(settings.redis_url)
+    engine = JobEngine(database, lease_s=settings.lease_s)
+    use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        database.close()
+
+    app = FastAPI(
+        title="Meshwright",
+        summary="Model, cluster and batch in; a proved ranking of parallel configurations out.",
+        version=meshwright_version(),
+        lifespan=lifespan,
+        responses=declared(421, 422, 500, 503),
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = Service(
+        settings=settings, database=database, queue=queue, jobs=use_cases, is_stopping=is_stopping
+    )
+    errors.install(app)
+    app.add_middleware(Edge, any_host=settings.insecure)
+    for part in (jobs, plans, predictions, catalogs, probes):
+        app.include_router(part.router)
+    return app

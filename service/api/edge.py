@@ -1,0 +1,78 @@
+"""The outermost layer: request ids, the length of bodies, and which names this server answers to."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import MutableMapping
+from typing import Any
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.errors import BodyTooLargeError
+from service.api.problems import problem_response
+from service.json_input import MAX_INPUT_BYTES
+from service.settings import LOOPBACK_HOSTS
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:]*)(:\d+)?")
+
+
+class Edge:
+    """ASGI middleware; a server without keys answers only to loopback names (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, *, any_host: bool) -> None:
+        self._app = app
+        self._any_host = any_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers.get("x-request-id", ""))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        if not self._any_host and not _is_loopback(headers.get("host", "")):
+            detail = "this server answers to loopback names only"
+            refusal = problem_response(Request(scope), 421, code="misdirected", detail=detail)
+            await refusal(scope, receive, send_with_id)
+            return
+        await self._app(scope, _bounded(receive, headers), send_with_id)
+
+
+def _request_id(given: str) -> str:
+    """The client's id when it is harmless, else a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine only."""
+    match = _HOST.fullmatch(host)
+    return match is not None and match.group(1).strip("[]").lower() in LOOPBACK_HOSTS
+
+
+def _bounded(receive: Receive, headers: Headers) -> Receive:
+    """``receive``, raising as soon as a body is, or says that it is, too long."""
+    read_bytes = 0
+    announced = headers.get("content-length", "0")
+
+    async def bounded() -> MutableMapping[str, Any]:
+        nonlocal read_bytes
+        if announced.isdigit() and int(announced[:20]) > MAX_INPUT_BYTES:
+            raise BodyTooLargeError(f"the body may be {MAX_INPUT_BYTES} bytes long at most")
+        message = await receive()
+        read_bytes += len(message.get("body", b""))
+        if read_bytes > MAX_INPUT_BYTES:
+            raise BodyTooLargeError(f"the body may be {MAX_INPUT_BYTES} bytes long at most")
+        return message
+
+    return bounded

@@ -1,0 +1,115 @@
+"""The one table from errors to HTTP statuses. Input is never echoed, and nothing answers in plain text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+
+from profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
+from service.api.problems import problem_response
+from service.errors import NotReadyError, ServiceError
+
+RETRY_AFTER_S = 2
+STATUS_OF: Mapping[str, int] = {
+    "not_found": 404,
+    "not_ready": 409,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "misdirected": 421,
+    "invalid_problem": 422,
+    "unknown_name": 422,
+    "unsupported_model": 422,
+    "refused_export": 422,
+    "idempotency_conflict": 422,
+    "bad_page_token": 422,
+}
+_log = logging.getLogger(__name__)
+
+
+class BodyTooLargeError(ServiceError):
+    """The body is longer than any request may be."""
+
+    code = "body_too_large"
+
+
+class UnsupportedMediaTypeError(ServiceError):
+    """The body is not declared as JSON."""
+
+    code = "unsupported_media_type"
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of ``app`` a problem document."""
+    app.add_exception_handler(PlannerError, _planner_error)
+    app.add_exception_handler(ServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _bad_parameters)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(SQLAlchemyError, _database_error)
+    app.add_exception_handler(Exception, _bug)
+
+
+def _planner_error(request: Request, error: Exception) -> Response:
+    """Bad input names its fields; anything else of the core is a bug."""
+    if not isinstance(error, InvalidProblemError | RefusedExportError):
+        return _bug(request, error)
+    detail = "some fields are not right" if len(error.errors) > 1 else "a field is not right"
+    if isinstance(error, RefusedExportError):
+        detail = "the launcher cannot express this plan"
+    return problem_response(
+        request, STATUS_OF[error.code], code=error.code, detail=detail, errors=error.errors
+    )
+
+
+def _service_error(request: Request, error: Exception) -> Response:
+    """What the records do not allow."""
+    code = error.code if isinstance(error, ServiceError) else ""
+    if code not in STATUS_OF:
+        return _bug(request, error)
+    waits = isinstance(error, NotReadyError) and not error.finished
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if waits else None
+    return problem_response(request, STATUS_OF[code], code=code, detail=str(error), headers=headers)
+
+
+def _bad_parameters(request: Request, error: Exception) -> Response:
+    """FastAPI's verdict on path, query and header parameters."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    faults = [
+        FieldError(
+            pointer="/" + "/".join(str(part) for part in fault["loc"][:2])[:128], message=fault["msg"]
+        )
+        for fault in found
+    ]
+    return problem_response(
+        request, 422, code="invalid_parameter", detail="a parameter is not right", errors=faults
+    )
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    status, headers = 500, None
+    if isinstance(error, HTTPException):
+        status, headers = error.status_code, dict(error.headers or {})
+    names = {404: "not_found", 405: "method_not_allowed"}
+    details = {404: "there is nothing at this address", 405: "this address does not take this method"}
+    code = names.get(status, "http_error")
+    return problem_response(request, status, code=code, detail=details.get(status), headers=headers)
+
+
+def _database_error(request: Request, error: Exception) -> Response:
+    """The database is away, locked or full: come back later."""
+    _log.error("the database failed", exc_info=error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    detail = "the database does not answer; nothing was lost"
+    return problem_response(request, 503, code="database_unavailable", detail=detail, headers=headers)
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    """A bug: the log has it, the client gets the request id to quote."""
+    _log.error("an unexpected error", exc_info=error)
+    return problem_response(request, 500, code="internal_error", detail="this is a bug of the service")

@@ -1,0 +1,82 @@
+"""Problem details (RFC 9457): the one shape of every error that the API answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from profiles.errors import FieldError
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class FaultView(BaseModel):
+    """One faulty field."""
+
+    pointer: str  # JSON pointer into the body; /query/… for a query parameter, /header/… for a header
+    message: str
+    allowed: str | None = None
+    nearest: str | None = None
+
+    @classmethod
+    def of(cls, error: FieldError) -> FaultView:
+        """The fault as the API shows it."""
+        return cls(
+            pointer=error.pointer, message=error.message, allowed=error.allowed, nearest=error.nearest
+        )
+
+
+class ProblemView(BaseModel):
+    """What went wrong; ``type`` is stable, ``detail`` is for people."""
+
+    type: str
+    title: str
+    status: int | None = None  # absent where a job failed: that is no HTTP answer
+    detail: str | None = None
+    instance: str | None = None
+    request_id: str | None = None
+    errors: list[FaultView] | None = None
+
+
+def type_of(code: str) -> str:
+    """The stable type of a problem, from the code of its error."""
+    return f"urn:meshwright:problem:{code}"
+
+
+def problem_response(
+    request: Request,
+    status: int,
+    *,
+    code: str,
+    detail: str | None = None,
+    errors: Iterable[FieldError] = (),
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """An answer with a problem document."""
+    request_id = getattr(request.state, "request_id", None)
+    view = ProblemView(
+        type=type_of(code),
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance=request.url.path[:256],
+        request_id=request_id,
+        errors=[FaultView.of(error) for error in errors] or None,
+    )
+    sent = {**(headers or {}), **({"X-Request-ID": request_id} if request_id else {})}
+    body = view.model_dump_json(exclude_none=True)
+    return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=sent)
+
+
+def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's description of the problems that a route may answer with."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "model": ProblemView, "content": content}
+        for status in statuses
+    }

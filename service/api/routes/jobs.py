@@ -1,0 +1,148 @@
+"""Jobs: submit, list, look (with ETag and long-poll), cancel, and fetch the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from profiles.errors import InvalidProblemError
+from service.api.deps import BodyDep, JobsDep, PageSize, PageToken, ServiceDep, TenantDep
+from service.api.problems import declared
+from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_fields
+from service.db.database import compact_json
+from service.db.records import JobRecord
+from service.engine import TERMINAL_STATES
+from service.jobs import Submission
+from service.request import parse_problem
+from service.request_schema import ProblemRequest
+
+RETRY_AFTER_S = 1
+LOOK_S = 0.2  # between two looks of a long poll
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_REQUEST_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": ProblemRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=JobDetail,
+    responses=declared(413, 415),
+    openapi_extra=_REQUEST_BODY,
+    summary="Submit a problem",
+)
+def submit(
+    body: BodyDep,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    *,
+    fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
+    idempotency_key: Annotated[str | None, Header(description="makes a repeated submission safe")] = None,
+) -> Response:
+    """Submit a problem; an identical one that is answered already gives the earlier job."""
+    if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+        allowed = "1 to 255 visible ASCII characters"
+        raise InvalidProblemError.of("/header/Idempotency-Key", "is not usable", allowed=allowed)
+    job = jobs.submit(
+        tenant,
+        Submission(problem=parse_problem(body), body=body, idempotency_key=idempotency_key, fresh=fresh),
+    )
+    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
+    return _detail(job, status=202, headers=headers)
+
+
+@router.get("", response_model=JobPage, summary="List jobs")
+def list_jobs(
+    jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+) -> Response:
+    """Jobs, newest first."""
+    page = jobs.page(tenant, page_size=page_size, page_token=page_token)
+    view = JobPage(
+        jobs=[JobView(**job_fields(job)) for job in page.items], next_page_token=page.next_page_token
+    )
+    return _json(view.model_dump_json(exclude_none=True))
+
+
+@router.get(
+    "/{job_id}",
+    response_model=JobDetail,
+    responses={304: {"description": "Unchanged since If-None-Match"}, **declared(404)},
+    summary="Look at a job",
+)
+async def read_job(
+    request: Request,
+    job_id: str,
+    service: ServiceDep,
+    tenant: TenantDep,
+    *,
+    wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for a change")] = 0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """One job; with ``wait`` once it differs from If-None-Match, or, without that, once it is finished."""
+    until = time.monotonic() + min(wait, service.settings.max_wait_s)
+    while True:
+        job = await run_in_threadpool(service.jobs.read, tenant, job_id)
+        response = _detail(job)
+        unchanged = if_none_match is not None and response.headers["ETag"] in _tags(if_none_match)
+        news = not unchanged if if_none_match is not None else job.state in TERMINAL_STATES
+        over = time.monotonic() >= until or service.is_stopping() or await request.is_disconnected()
+        if news or over or (unchanged and job.state in TERMINAL_STATES):
+            break
+        await asyncio.sleep(LOOK_S)
+    return Response(status_code=304, headers={"ETag": response.headers["ETag"]}) if unchanged else response
+
+
+@router.post("/{job_id}:cancel", response_model=JobDetail, responses=declared(404), summary="Cancel a job")
+def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
+    """Cancel a job, as often as you like; a finished one stays as it is."""
+    return _detail(jobs.cancel(tenant, job_id))
+
+
+@router.get(
+    "/{job_id}/plans", response_model=AnswerView, responses=declared(404, 409), summary="Fetch the answer"
+)
+def read_plans(
+    job_id: str, jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+) -> Response:
+    """The answer of a finished job with one page of its plans, best first."""
+    job, page = jobs.plans(tenant, job_id, page_size=page_size, page_token=page_token)
+    whole = {
+        "job_id": job.id,
+        "state": job.state,
+        **(job.answer or {}),
+        "plans": page.items,
+        "next_page_token": page.next_page_token,
+    }
+    return _json(compact_json(whole))
+
+
+def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """One job with its strong ETag: a hash of the very bytes."""
+    body = JobDetail(**job_fields(job), request=dict(job.request)).model_dump_json(exclude_none=True)
+    tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
+    return _json(body, status=status, headers={**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"})
+
+
+def _tags(if_none_match: str) -> set[str]:
+    """The entity tags of an If-None-Match header (RFC 9110: compared weakly)."""
+    return {tag.strip().removeprefix("W/") for tag in if_none_match[:2048].split(",")}
+
+
+def _json(body: str, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status_code=status, media_type="application/json", headers=headers)

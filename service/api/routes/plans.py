@@ -1,0 +1,38 @@
+"""Plans: one plan by its id, and its launch files."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from service.api.deps import JobsDep, TenantDep
+from service.api.problems import declared
+from service.api.schemas import ExportView, PlanView
+from service.launchers.registry import export
+from service.request import parse_problem
+from solver.plan import plan_from_json
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+
+@router.get("/{plan_id}", responses=declared(404), summary="Look at a plan")
+def read_plan(plan_id: str, jobs: JobsDep, tenant: TenantDep) -> PlanView:
+    """One plan, and the newest job that found it."""
+    job, body = jobs.plan(tenant, plan_id)
+    return PlanView(job_id=job.id, plan=plan_from_json(body))
+
+
+@router.get("/{plan_id}/export", responses=declared(404), summary="Launch files of a plan")
+def export_plan(
+    plan_id: str,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    launcher: Annotated[str | None, Query(max_length=64, description="default: the problem's")] = None,
+) -> ExportView:
+    """The files that start this plan under a launcher."""
+    job, body = jobs.plan(tenant, plan_id)
+    problem = parse_problem(job.request)
+    chosen = launcher or problem.launcher
+    bundle = export(plan_from_json(body), problem, chosen)
+    return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)

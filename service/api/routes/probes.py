@@ -1,0 +1,45 @@
+"""Probes: is the process alive, and can it serve?"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.api.deps import ServiceDep
+from service.api.schemas import ReadyView
+from service.db import migrations
+from service.db.database import Database
+
+router = APIRouter(tags=["probes"])
+
+
+@router.get("/livez", summary="Is the process alive?")
+def livez() -> dict[str, str]:
+    """Depends on nothing."""
+    return {"status": "alive"}
+
+
+@router.get("/readyz", responses={503: {"model": ReadyView}}, summary="Can it serve?")
+def readyz(service: ServiceDep, response: Response) -> ReadyView:
+    """Database and schema decide; without its queue a service is only slower to start jobs."""
+    migration = _migration(service.database)
+    ready = migration == "current"
+    if not ready:
+        response.status_code = 503
+        response.headers["Retry-After"] = "2"
+    return ReadyView(
+        ready=ready,
+        database="unavailable" if migration == "unknown" else "ok",
+        migration=migration,
+        queue=service.queue.health(),
+    )
+
+
+def _migration(database: Database) -> Literal["current", "outdated", "unknown"]:
+    """Whether the schema is the one this code was written for."""
+    try:
+        return "current" if migrations.current(database) == migrations.head() else "outdated"
+    except SQLAlchemyError:
+        return "unknown"

@@ -1,0 +1,182 @@
+"""What the API answers with. Plans, predictions and reasons keep the solver's own shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from service.api.problems import ProblemView, type_of
+from service.db.records import JobRecord
+from service.engine import TERMINAL_STATES
+from solver.plan import Infeasibility, Plan, Prediction, Status
+
+State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
+
+
+class ProgressView(BaseModel):
+    """How far a running search has come."""
+
+    stage: str
+    explored: int
+    total: int
+    incumbent_step_time_s: float | None = None
+    bound_step_time_s: float | None = None
+    gap: float | None = None
+    elapsed_s: float
+    deadline: datetime | None = None  # when the search's own time limit ends
+
+
+class LinksView(BaseModel):
+    """Where to go from a job; a link is absent where it leads nowhere yet."""
+
+    self: str
+    plans: str | None = None
+    cancel: str | None = None
+
+
+class JobView(BaseModel):
+    """One job; times are the database's, in UTC."""
+
+    id: str
+    state: State
+    created_at: datetime
+    expires_at: datetime  # unclaimed until then: expired
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    attempts: int
+    cancel_requested: bool
+    progress: ProgressView | None = None
+    infeasible: Infeasibility | None = None  # why nothing fits, where that was proved
+    problem: ProblemView | None = None  # why the job failed
+    links: LinksView
+
+
+class JobDetail(JobView):
+    """One job with the question it answers."""
+
+    request: dict[str, Any]  # the canonical problem, every figure spelled out
+
+
+class JobPage(BaseModel):
+    """Jobs, newest first."""
+
+    jobs: list[JobView]
+    next_page_token: str | None = None
+
+
+class AnswerView(BaseModel):
+    """The answer of a job with one page of its plans, best first."""
+
+    job_id: str
+    state: State
+    status: Status
+    certified_by: list[str]
+    objective_gap: float | None
+    bound_step_time_s: float | None
+    gap: float | None
+    space_size: int
+    legal: int
+    fit: int
+    explored: int
+    counts: dict[str, int]
+    elapsed_s: float
+    seed: int
+    versions: dict[str, str]
+    warnings: list[str]
+    infeasible: Infeasibility | None
+    num_gpus_used: int | None
+    peak_flops: float | None
+    notes: dict[str, str]
+    plans: list[Plan]
+    next_page_token: str | None
+
+
+class PlanView(BaseModel):
+    """One plan and the job that found it."""
+
+    job_id: str
+    plan: Plan
+
+
+class ExportView(BaseModel):
+    """Launch files of one plan."""
+
+    plan_id: str
+    launcher: str
+    files: dict[str, str]
+    warnings: list[str]
+
+
+class PredictionView(BaseModel):
+    """What the cost model expects of a given configuration."""
+
+    config: dict[str, Any]
+    prediction: Prediction
+    profile: str
+
+
+class CatalogView(BaseModel):
+    """The entries of one catalog, by name."""
+
+    items: list[dict[str, Any]]
+
+
+class ReadyView(BaseModel):
+    """What this server stands on."""
+
+    ready: bool
+    database: Literal["ok", "unavailable"]
+    migration: Literal["current", "outdated", "unknown"]
+    queue: Literal["ok", "degraded", "polling"]
+
+
+def job_fields(job: JobRecord) -> dict[str, Any]:
+    """The fields of ``JobView`` for one record."""
+    return {
+        "id": job.id,
+        "state": job.state,
+        "created_at": _at(job.created_at_s),
+        "expires_at": _at(job.expires_at_s),
+        "started_at": _at(job.started_at_s),
+        "finished_at": _at(job.finished_at_s),
+        "attempts": job.attempts,
+        "cancel_requested": job.cancel_requested,
+        "progress": _progress(job),
+        "infeasible": job.answer.get("infeasible") if job.answer else None,
+        "problem": _failure(job.problem),
+        "links": _links(job),
+    }
+
+
+def _at(time_s: float | None) -> datetime | None:
+    """Seconds since 1970 as a moment in UTC."""
+    return None if time_s is None else datetime.fromtimestamp(time_s, UTC)
+
+
+def _progress(job: JobRecord) -> ProgressView | None:
+    """The last progress report; its deadline counts from the claim."""
+    if job.progress is None:
+        return None
+    deadline = _at(job.claimed_at_s + job.time_limit_s) if job.claimed_at_s is not None else None
+    return ProgressView(**job.progress, deadline=deadline)
+
+
+def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:
+    """Why a job failed."""
+    if problem is None:
+        return None
+    title = problem["code"].replace("_", " ").capitalize()
+    return ProblemView(type=type_of(problem["code"]), title=title, detail=problem["detail"])
+
+
+def _links(job: JobRecord) -> LinksView:
+    """Where to go from here."""
+    here = f"/v1/jobs/{job.id}"
+    return LinksView(
+        self=here,
+        plans=f"{here}/plans" if job.answer is not None else None,
+        cancel=None if job.state in TERMINAL_STATES else f"{here}:cancel",
+    )

@@ -1,0 +1,131 @@
+"""The embedded service: the API, its worker processes and its database file, as one process tree.
+
+Start: own the SQLite file → migrate → bind → start workers → serve.
+Stop (SIGTERM, Ctrl-C): finish requests → tell workers, which give their jobs back → leave.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from service.api.app import create_app
+from service.db import migrations
+from service.db.database import Database, sqlite_path
+from service.errors import DatabaseBusyError, ServerStartError
+from service.settings import Settings
+from service.supervisor import Supervisor
+
+_log = logging.getLogger(__name__)
+
+
+def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> None:
+    """Serve until SIGTERM or Ctrl-C; ``on_ready`` gets the service's URL once it accepts requests.
+
+    Raises:
+        DatabaseBusyError: another server owns this SQLite file; names its process id.
+        ServerStartError: the address cannot be bound, or the schema is not there.
+    """
+    with _owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
+        _prepare_schema(settings)
+        with _quiet_signals(), Supervisor(settings) as workers:
+            workers.start()
+            _run(settings, listener, on_ready)
+
+
+def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+    """Run uvicorn on a bound socket until a signal; it closes within the grace period."""
+    config = uvicorn.Config(
+        create_app(settings, is_stopping=lambda: server.should_exit),
+        timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+    server = _Server(config, lambda: on_ready(_url(listener)))
+    server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, saying when it accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then report."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+
+@contextmanager
+def _owned(path: Path | None) -> Iterator[None]:
+    """Hold the lock file beside a SQLite file; the lock dies with this process, whatever kills it."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{path}.lock").open("a+", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read(32).strip() or "unknown"
+            raise DatabaseBusyError(f"{path.name} is already served by process {owner}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+@contextmanager
+def _bound(settings: Settings) -> Iterator[socket.socket]:
+    """The listening socket; bound before anything is started, so that a taken port costs nothing."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+        except OSError as fault:
+            where = f"{settings.host}:{settings.port}"
+            raise ServerStartError(f"cannot listen on {where}: {fault.strerror}") from None
+        yield listener
+
+
+def _prepare_schema(settings: Settings) -> None:
+    """Migrate, or refuse a schema that another version left."""
+    database = Database(settings.database_url)
+    try:
+        if settings.migrates:
+            migrations.upgrade(database)
+        elif migrations.current(database) != migrations.head():
+            raise ServerStartError("the database schema is not current; run: meshwright db upgrade")
+    finally:
+        database.close()
+
+
+@contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """Uvicorn raises its signal again when it is done; that must not end us before the workers ended."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _url(listener: socket.socket) -> str:
+    """The address of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
