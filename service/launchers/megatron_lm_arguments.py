@@ -143,11 +143,8 @@ def _data_parallel(target: Target) -> list[Flag]:
 
 
 def shard_instances(target: Target) -> int:
-    """Independent shard sets: 1 when the optimizer shards over all of dp (and with it cp)."""
-    config = target.config
-    if config.zero_shard_size >= config.data_parallel_size:
-        return 1
-    return target.shard_ranks // config.zero_shard_size
+    """Independent shard sets: 1 when the optimizer shards over all of dp * cp."""
+    return target.shard_ranks // target.config.zero_shard_size
 
 
 def _recompute(target: Target) -> list[Flag]:

@@ -1,0 +1,91 @@
+"""Reads an exported arguments file back, knowing only Megatron-LM's own meaning of its flags."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+SWITCHES = [
+    "accumulate-allreduce-grads-in-fp32", "bf16", "cross-entropy-loss-fusion",
+    "disable-bias-linear", "fp16", "grad-reduce-in-bf16", "group-query-attention",
+    "moe-grouped-gemm", "multi-latent-attention", "no-overlap-p2p-communication",
+    "overlap-grad-reduce", "overlap-param-gather", "sequence-parallel", "swiglu", "tp-comm-overlap",
+    "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-megatron-fsdp",
+]  # fmt: skip
+WORDS = [
+    "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
+    "data-parallel-sharding-strategy", "fp8-format", "fp8-recipe", "moe-layer-freq",
+    "moe-token-dispatcher-type", "normalization", "optimizer", "pipeline-model-parallel-layout",
+    "position-embedding-type", "recompute-granularity", "recompute-method", "recompute-modules",
+    "transformer-impl", "window-size",
+]  # fmt: skip
+NUMBERS = [
+    "attention-dropout", "context-parallel-size", "expert-model-parallel-size",
+    "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size", "hidden-dropout",
+    "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
+    "max-position-embeddings", "micro-batch-size",
+    "microbatch-group-size-per-virtual-pipeline-stage", "moe-ffn-hidden-size", "moe-router-topk",
+    "moe-shared-expert-intermediate-size", "mtp-num-layers", "num-attention-heads",
+    "num-distributed-optimizer-instances", "num-experts", "num-layers", "num-query-groups",
+    "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-size", "q-lora-rank",
+    "qk-head-dim", "qk-pos-emb-head-dim", "recompute-num-layers", "seq-length",
+    "tensor-model-parallel-size", "v-head-dim", "vocab-size", "window-attn-skip-freq",
+]  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """Megatron-LM's flags that the exporter may write; any other is an error."""
+    found = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for name in SWITCHES:
+        found.add_argument(f"--{name}", action="store_true")
+    for name in WORDS:
+        found.add_argument(f"--{name}")
+    for name in NUMBERS:
+        found.add_argument(f"--{name}", type=float if "dropout" in name else int)
+    return found
+
+
+def words_by_bash(path: Path) -> list[str]:
+    """The array as Bash itself reads it."""
+    script = 'source "$1"; printf "%s\\0" "${MEGATRON_ARGS[@]}"'
+    done = subprocess.run(["bash", "-c", script, "read", path], check=True, capture_output=True, text=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def words(text: str) -> list[str]:
+    """The same by ``shlex``: quick enough for many examples."""
+    body = text.partition("MEGATRON_ARGS=(\n")[2].rpartition("\n)")[0]
+    return shlex.split(body, comments=True)
+
+
+def stages(layout: str) -> list[str]:
+    """The stages of a layout string with every repetition written out."""
+    return re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), layout).split("|")
+
+
+def stage_layers(args: argparse.Namespace) -> tuple[int, ...]:
+    """Layers of each chunk in model order, as Megatron-LM would build them."""
+    if args.pipeline_model_parallel_layout:
+        return tuple(stage.count("t") for stage in stages(args.pipeline_model_parallel_layout))
+    chunks = args.pipeline_model_parallel_size * (args.num_virtual_stages_per_pipeline_rank or 1)
+    return (int(args.num_layers) // chunks,) * int(chunks)
+
+
+def recompute_layers(args: argparse.Namespace) -> int:
+    """Fully recomputed layers of each chunk: uniform groups of 1 are all layers of the largest."""
+    if args.recompute_granularity != "full":
+        return 0
+    if args.recompute_method == "uniform":
+        assert args.recompute_num_layers == 1
+        return max(stage_layers(args))
+    return int(args.recompute_num_layers)
+
+
+def zero_stage(args: argparse.Namespace) -> int:
+    """0: DDP; 1: distributed optimizer; 2 and 3: Megatron-FSDP's sharding strategies."""
+    if args.use_megatron_fsdp:
+        return {"optim_grads": 2, "optim_grads_params": 3}[args.data_parallel_sharding_strategy]
+    return int(args.use_distributed_optimizer)

@@ -1,0 +1,228 @@
+"""What the Megatron-LM exporter writes, and what it warns about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiles.cluster import ClusterSpec
+from profiles.errors import UnknownNameError
+from profiles.model import MoeSpec
+from service.launchers.megatron_lm import MegatronLm
+from service.launchers.megatron_lm_layout import layout
+from service.launchers.registry import export, launcher_names
+from service.launchers.target import Target
+from solver.plan import Configuration
+from solver.problem import Workload
+from tests.launcher_cases import (
+    B200,
+    CASES,
+    DEEPSEEK_V3,
+    GPT3_175B,
+    LLAMA_70B,
+    LLAMA_70B_EVEN,
+    LLAMA_70B_FSDP,
+    MIXTRAL,
+    V100,
+    cluster,
+    target,
+)
+from tests.megatron_arguments import words
+
+SMALL = Configuration(stage_layers=(80,))
+EVERY_OTHER = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=14336, num_dense_layers=1, frequency=2)
+
+
+def flags(found: Target) -> list[str]:
+    return words(MegatronLm().export(found).files["megatron_args.sh"])
+
+
+def value(found: Target, name: str) -> str:
+    written = flags(found)
+    return written[written.index(name) + 1]
+
+
+def with_options(config: Configuration = SMALL, **options: str | bool) -> Target:
+    plain = Workload(global_batch_size=config.global_batch_size, seq_length=8192, framework_options=options)
+    return target(LLAMA_70B, config, workload=plain)
+
+
+def warnings(found: Target) -> str:
+    return "\n".join(MegatronLm().export(found).warnings)
+
+
+def test_the_registry_knows_megatron_lm_and_names_the_nearest_for_a_misspelling() -> None:
+    found = CASES["llama-3.1-70b-interleaved"]
+    assert launcher_names() == ("megatron-lm",)
+    assert export(found.plan, found.problem, "megatron-lm") == MegatronLm().export(found)
+    with pytest.raises(UnknownNameError, match="Did you mean megatron-lm") as unknown:
+        export(found.plan, found.problem, "megatron")
+    assert unknown.value.errors[0].pointer == "/launcher"
+
+
+def test_a_layout_names_embedding_layers_prediction_layers_and_loss_in_model_order() -> None:
+    assert layout((7, 9, 9, 7)) == "Et*7|t*9|t*9|t*7L"
+    assert layout((1, 2), num_mtp_layers=1) == "Et|t*2mL"
+    assert layout((1, 1), num_mtp_layers=2) == "Et|tm*2L"
+
+
+def test_an_even_split_uses_the_plain_flags_and_no_layout() -> None:
+    written = flags(CASES["llama-3.1-70b-interleaved"])
+    assert "--pipeline-model-parallel-layout" not in written
+    assert value(CASES["llama-3.1-70b-interleaved"], "--num-virtual-stages-per-pipeline-rank") == "5"
+
+
+def test_an_uneven_split_uses_the_layout_alone_because_two_ways_of_virtual_stages_are_refused() -> None:
+    written = flags(CASES["deepseek-v3-experts"])
+    assert "--num-virtual-stages-per-pipeline-rank" not in written
+    assert "--pipeline-model-parallel-layout" in written
+
+
+def test_grouped_query_attention_is_switched_on_or_its_groups_would_be_ignored() -> None:
+    assert "--group-query-attention" in flags(target(LLAMA_70B, SMALL))
+    assert value(target(LLAMA_70B, SMALL), "--num-query-groups") == "8"
+    every_head = replace(LLAMA_70B, num_kv_heads=64)
+    assert "--group-query-attention" not in flags(target(every_head, SMALL))
+
+
+def test_gpt_3_has_learned_positions_layer_norm_biases_and_one_embedding() -> None:
+    found = target(GPT3_175B, replace(SMALL, stage_layers=(96,)), seq_length=2048)
+    written = set(flags(found))
+    assert not written & {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights"}
+    assert value(found, "--position-embedding-type") == "learned_absolute"
+    assert value(found, "--max-position-embeddings") == "2048"
+    assert value(found, "--normalization") == "LayerNorm"
+
+
+def test_leading_dense_layers_stand_in_the_expert_pattern() -> None:
+    found = CASES["deepseek-v3-experts"]
+    assert value(found, "--moe-layer-freq") == "([0]*3+[1]*58)"
+    every_other = replace(MIXTRAL, num_layers=3, moe=EVERY_OTHER)
+    found = target(every_other, replace(SMALL, stage_layers=(3,)))
+    assert value(found, "--moe-layer-freq") == "([0]*1+[1]*1+[0]*1)"  # 1 dense, then every second
+
+
+def test_latent_attention_without_query_compression_has_no_query_rank() -> None:
+    assert DEEPSEEK_V3.mla is not None
+    direct = replace(DEEPSEEK_V3, mla=replace(DEEPSEEK_V3.mla, q_lora_rank=0))
+    written = flags(target(direct, replace(SMALL, stage_layers=(61,))))
+    assert "--q-lora-rank" not in written
+    assert written[written.index("--kv-lora-rank") + 1] == "512"
+
+
+def test_a_window_of_4096_tokens_is_the_token_and_4095_before_it() -> None:
+    found = target(replace(LLAMA_70B, sliding_window=4096, sliding_window_every=6), SMALL)
+    assert value(found, "--window-size") == "4095,0"
+    assert value(found, "--window-attn-skip-freq") == "6"
+
+
+@pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
+def test_zero_2_and_3_run_under_megatron_fsdp(stage: int, strategy: str) -> None:
+    found = target(LLAMA_70B, replace(LLAMA_70B_FSDP, zero_stage=stage))
+    assert value(found, "--data-parallel-sharding-strategy") == strategy
+    assert value(found, "--ckpt-format") == "fsdp_dtensor"
+    assert {"--use-megatron-fsdp", "--use-distributed-optimizer"} <= set(flags(found))
+
+
+def test_hybrid_sharding_is_written_as_the_number_of_shard_sets() -> None:
+    # dp 64 in sets of 8 ranks: 8 sets
+    found = target(LLAMA_70B, replace(LLAMA_70B_FSDP, zero_shard_size=8))
+    assert value(found, "--num-distributed-optimizer-instances") == "8"
+
+
+def test_options_of_the_workload_become_flags() -> None:
+    tensor = replace(SMALL, tensor_parallel_size=2, sequence_parallel=True)
+    assert "--tp-comm-overlap" in flags(with_options(tensor, tp_comm_overlap=True))
+    assert "--grad-reduce-in-bf16" in flags(with_options(gradient_dtype="bf16"))
+    assert "--accumulate-allreduce-grads-in-fp32" in flags(with_options())
+    assert value(with_options(loss_fused=True), "--cross-entropy-fusion-impl") == "native"
+    assert value(with_options(attention_kernel="cudnn"), "--attention-backend") == "fused"
+    context = replace(SMALL, context_parallel_size=2)
+    assert value(with_options(context, context_parallel_mode="all_to_all"), "--cp-comm-type") == "a2a"
+    assert value(with_options(context), "--cp-comm-type") == "p2p"
+    assert "--no-overlap-p2p-communication" in flags(with_options(LLAMA_70B_EVEN, overlap_p2p=False))
+
+
+def test_an_option_without_a_flag_is_a_warning() -> None:
+    assert "framework option norm_fused has no Megatron-LM flag" in warnings(with_options(norm_fused=True))
+    assert "attention kernel triton has no Megatron-LM flag" in warnings(
+        with_options(attention_kernel="triton")
+    )
+
+
+def test_fp8_rides_on_bf16_with_a_recipe() -> None:
+    plain = Workload(global_batch_size=1, seq_length=8192, precision="fp8")
+    written = flags(target(LLAMA_70B, SMALL, workload=plain))
+    assert "--bf16" in written
+    assert written[written.index("--fp8-recipe") + 1] == "delayed"
+
+
+def test_a_gpu_before_ampere_gets_the_unfused_attention() -> None:
+    plain = Workload(global_batch_size=1, seq_length=8192, precision="fp16")
+    found = target(LLAMA_70B, SMALL, gpu=V100, workload=plain)
+    assert value(found, "--attention-backend") == "unfused"
+    assert "--bf16" not in flags(found)
+    assert "V100 has no bf16 units" in "\n".join(
+        MegatronLm().export(target(LLAMA_70B, SMALL, gpu=V100)).warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (CASES["llama-3.1-70b-interleaved"], "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        (target(LLAMA_70B, LLAMA_70B_EVEN, gpu=B200), "# This plan needs no environment variable."),
+        (CASES["deepseek-v3-experts"], "# This plan needs no environment variable."),
+        (CASES["llama-3.1-70b-fsdp"], "unset CUDA_DEVICE_MAX_CONNECTIONS"),
+    ],
+)
+def test_one_hardware_queue_before_blackwell_with_tensor_ranks_but_never_with_fsdp(
+    found: Target, line: str
+) -> None:
+    assert line in MegatronLm().export(found).files["launch.sh"].splitlines()
+
+
+def test_groups_that_leave_their_node_are_a_warning() -> None:
+    wide = replace(SMALL, tensor_parallel_size=8, sequence_parallel=True)
+    assert "groups of 8 reach over nodes of 4" in warnings(target(LLAMA_70B, wide, gpus_per_node=4))
+    context = replace(SMALL, tensor_parallel_size=4, context_parallel_size=2)
+    assert "tp * cp = 8 reaches over nodes of 4" in warnings(target(LLAMA_70B, context, gpus_per_node=4))
+    assert "reach" not in warnings(target(LLAMA_70B, wide))
+
+
+def test_what_megatron_will_change_or_leaves_open_is_a_warning() -> None:
+    # 128256 = 125.25 * 1024 rows
+    found = CASES["llama-3.1-70b-interleaved"]
+    assert "128256 is padded to 129024" in warnings(found)
+    assert "--rotary-base" in warnings(found)
+    assert "sequence parallelism does nothing at tp 1" in warnings(
+        target(LLAMA_70B, replace(SMALL, sequence_parallel=True))
+    )
+    uneven = replace(
+        SMALL, pipeline_parallel_size=2, pipeline_schedule="1f1b", recompute_granularity="full",
+        recompute_layers=40, stage_layers=(39, 41),
+    )  # fmt: skip
+    assert "chunks of fewer than 40 layers" in warnings(target(LLAMA_70B, uneven))
+    tensor = replace(LLAMA_70B_FSDP, tensor_parallel_size=2, sequence_parallel=True)
+    assert "single hardware queue" in warnings(target(LLAMA_70B, tensor))
+
+
+def test_two_groups_of_equal_nodes_are_exported_with_a_warning_about_the_order_of_hosts() -> None:
+    found = target(LLAMA_70B, replace(SMALL, data_parallel_size=16))
+    groups = (cluster(1).groups[0], cluster(1, gpu=B200).groups[0])
+    mixed = replace(found, problem=replace(found.problem, cluster=ClusterSpec(name="mixed", groups=groups)))
+    assert "order of the cluster's groups" in warnings(mixed)
+
+
+def test_every_warning_stands_in_the_files_too() -> None:
+    bundle = MegatronLm().export(CASES["mixtral-8x7b-experts"])
+    assert bundle.warnings
+    for text in bundle.files.values():
+        assert all(f"# Warning: {warning}\n" in text for warning in bundle.warnings)
+
+
+def test_a_name_cannot_end_its_comment_and_start_a_command() -> None:
+    hostile = replace(LLAMA_70B, display_name="x\ntouch /tmp/owned\r#@ENVIRONMENT@")
+    for text in MegatronLm().export(target(hostile, SMALL)).files.values():
+        assert "# Model x?touch /tmp/owned?#@ENVIRONMENT@, 8192 tokens a sequence" in text.splitlines()
