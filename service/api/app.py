@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from service.api import errors
+from service.api import errors, openapi
 from service.api.deps import Service
 from service.api.edge import Edge
 from service.api.problems import declared
@@ -48,4 +48,5 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     app.add_middleware(Edge, any_host=settings.insecure)
     for part in (jobs, plans, predictions, catalogs, probes):
         app.include_router(part.router)
+    openapi.install(app)
     return app

@@ -6,35 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import pointer
-from service.request_schema import ProblemRequest
 from solver.plan import Configuration, configuration_from_json
 
 MAX_SIZE = 2**31 - 1
 _TEMPLATE: dict[str, Any] = asdict(Configuration())
 _KINDS = {bool: "true or false", int: "an integer", str: "text", tuple: "a list of integers"}
-
-PREDICTION_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["problem", "configuration"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "problem": ProblemRequest.model_json_schema(),
-                        "configuration": TypeAdapter(Configuration).json_schema(),
-                    },
-                }
-            }
-        },
-    }
-}
 
 
 def part_of(body: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -76,7 +76,4 @@ def problem_response(
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's description of the problems that a route may answer with."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
-    return {
-        status: {"description": HTTPStatus(status).phrase, "model": ProblemView, "content": content}
-        for status in statuses
-    }
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}

@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from profiles.errors import InvalidProblemError
 from service.api.deps import BodyDep, JobsDep, PageSize, PageToken, ServiceDep, TenantDep
+from service.api.openapi import PROBLEM_BODY
 from service.api.problems import declared
 from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_fields
 from service.db.database import compact_json
@@ -20,23 +21,12 @@ from service.db.records import JobRecord
 from service.engine import TERMINAL_STATES
 from service.jobs import Submission
 from service.request import parse_problem
-from service.request_schema import ProblemRequest
 
 RETRY_AFTER_S = 1
 LOOK_S = 0.2  # between two looks of a long poll
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-_REQUEST_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": ProblemRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-            }
-        },
-    }
-}
 
 
 @router.post(
@@ -44,7 +34,7 @@ _REQUEST_BODY = {
     status_code=202,
     response_model=JobDetail,
     responses=declared(413, 415),
-    openapi_extra=_REQUEST_BODY,
+    openapi_extra=PROBLEM_BODY,
     summary="Submit a problem",
 )
 def submit(

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from fastapi import APIRouter
 
 from profiles.profile import default_profile
-from service.api.configurations import PREDICTION_BODY, configuration_of, part_of
+from service.api.configurations import configuration_of, part_of
 from service.api.deps import BodyDep
+from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
 from service.request import parse_problem

@@ -1,0 +1,46 @@
+"""The OpenAPI document: FastAPI's own, plus the bodies that this API reads strictly by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from service.request_schema import ProblemRequest
+from solver.plan import Configuration
+
+_REF = "#/components/schemas/{model}"
+
+
+def json_body_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """``openapi_extra`` of a route whose body is JSON of this schema."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+PROBLEM_BODY = json_body_of({"$ref": _REF.format(model="ProblemRequest")})
+PREDICTION_BODY = json_body_of(
+    {
+        "type": "object",
+        "required": ["problem", "configuration"],
+        "additionalProperties": False,
+        "properties": {
+            "problem": {"$ref": _REF.format(model="ProblemRequest")},
+            "configuration": TypeAdapter(Configuration).json_schema(),
+        },
+    }
+)
+
+
+def install(app: FastAPI) -> None:
+    """Serve the completed document at ``/openapi.json``."""
+    fastapis = app.openapi
+
+    def completed() -> dict[str, Any]:
+        document = fastapis()  # cached by FastAPI: completing it again changes nothing
+        _, definitions = models_json_schema([(ProblemRequest, "validation")], ref_template=_REF)
+        document["components"]["schemas"].update(definitions["$defs"])
+        return document
+
+    app.openapi = completed  # type: ignore[method-assign]
