@@ -28,6 +28,16 @@ def escaped(key: str) -> str:
     return key[:MAX_SHOWN].replace("~", "~0").replace("/", "~1")
 
 
+def _is_plain_text(value: object, *, may_be_empty: bool) -> bool:
+    """Whether a value is a short text without control characters."""
+    return (
+        isinstance(value, str)
+        and len(value) <= MAX_TEXT
+        and value.isprintable()
+        and bool(value or may_be_empty)
+    )
+
+
 class FieldReader:
     """Typed access to one mapping; faults are collected and raised together by ``finish``.
 
@@ -112,10 +122,10 @@ class FieldReader:
         value = self.value(name)
         if value is None:
             return self._missing(name, default, "")
-        if not isinstance(value, str) or not (value or default == "") or len(value) > MAX_TEXT:
-            self.fault(name, f"{shown(value)} is not a text of 1 to {MAX_TEXT} characters")
+        if not _is_plain_text(value, may_be_empty=default == ""):
+            self.fault(name, f"{shown(value)} is not a text of 1 to {MAX_TEXT} printable characters")
             return default or ""
-        return value
+        return str(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false; the default when missing."""

@@ -1,0 +1,192 @@
+"""Models and clusters as they stand in a request, in both directions.
+
+Pointers of every fault start at ``/model`` or ``/cluster``, as in the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from profiles.cluster import MAX_GPUS_PER_NODE, MAX_NODES, ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from profiles.errors import InvalidProblemError
+from profiles.importers.huggingface import looks_like_config, model_from_config
+from profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
+from profiles.model import ModelSpec
+from profiles.reading import FieldReader
+from profiles.shape import Json, model_from_shape, model_to_mapping
+from profiles.units import GB
+
+__all__ = ["cluster_from_mapping", "cluster_to_mapping", "model_from_mapping", "model_to_mapping"]
+
+MAX_GROUPS = 64
+MAX_BYTES_PER_S = 1e15
+MAX_LATENCY_S = 10.0
+
+
+def model_from_mapping(raw: object) -> ModelSpec:
+    """A model from ``{"name": …}`` (catalog), an inline shape, or a Hugging Face config.
+
+    Raises:
+        InvalidProblemError: every fault with its pointer; unknown names list the nearest.
+    """
+    if not isinstance(raw, Mapping):
+        raise InvalidProblemError.of("/model", "must be an object", allowed=_MODEL_FORMS)
+    if set(raw) == {"name"}:
+        reader = FieldReader(raw, "/model")
+        name = reader.text("name")
+        reader.finish()
+        return find_model(name)
+    if looks_like_config(raw):
+        stated = raw.get("name") or raw.get("_name_or_path")
+        return model_from_config(raw, name=stated if isinstance(stated, str) else "custom")
+    return model_from_shape(raw)
+
+
+def cluster_from_mapping(raw: object) -> ClusterSpec:
+    """A cluster from ``{"name": …, "num_nodes": …}`` (catalog) or ``{"groups": [...]}``.
+
+    Links, islands and GPUs per node that a group leaves out are the GPU's usual node's;
+    ``warnings`` of the answer names each assumption.
+
+    Raises:
+        InvalidProblemError: every fault with its pointer, such as ``/cluster/groups/0/gpu``.
+    """
+    if not isinstance(raw, Mapping):
+        raise InvalidProblemError.of("/cluster", "must be an object", allowed=_CLUSTER_FORMS)
+    return _inline_cluster(raw) if "groups" in raw else _catalog_cluster(raw)
+
+
+def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
+    """The mapping that ``cluster_from_mapping`` reads back; links and counts are all written out."""
+    raw: dict[str, Json] = {"name": cluster.name, "groups": [_group_to_mapping(g) for g in cluster.groups]}
+    if cluster.between_groups is not None:
+        raw["between_groups"] = _link_to_mapping(cluster.between_groups)
+    texts = {"display_name": cluster.display_name, "source": cluster.source}
+    return raw | {key: text for key, text in texts.items() if text}
+
+
+_MODEL_FORMS = 'a catalog name ({"name": ...}), a shape, or a Hugging Face config'
+_CLUSTER_FORMS = 'a catalog name ({"name": ..., "num_nodes": ...}) or {"groups": [...]}'
+
+
+def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
+    reader = FieldReader(raw, "/cluster")
+    name = reader.text("name")
+    num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
+    reader.refuse_unknown()
+    reader.finish()
+    return find_cluster(name, num_nodes=num_nodes)
+
+
+def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
+    reader = FieldReader(raw, "/cluster")
+    warnings: list[str] = []
+    groups = [_group(child, warnings) for child in reader.children("groups", high=MAX_GROUPS)]
+    between = _link(reader.child("between_groups"))
+    texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}
+    reader.refuse_unknown()
+    reader.finish()
+    return ClusterSpec(
+        name=texts["name"] or "custom",
+        groups=tuple(group for group in groups if group is not None),
+        between_groups=between,
+        display_name=texts["display_name"] or ("" if texts["name"] else _display_name(groups)),
+        source=texts["source"],
+        warnings=tuple(warnings),
+    )
+
+
+def _display_name(groups: list[NodeGroup | None]) -> str:
+    """``node of 8 H100 SXM 80 GB``; of several groups joined by ``+``."""
+    names = [f"{group.gpus_per_node} {group.gpu.display_name}" for group in groups if group is not None]
+    return "node of " + " + ".join(dict.fromkeys(names))
+
+
+def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
+    """One node group; None when it has faults, which the reader keeps."""
+    slug = reader.text("gpu")
+    num_nodes = reader.integer("num_nodes", high=MAX_NODES)
+    gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
+    island_gpus = reader.optional_integer("island_gpus")
+    links = {key: _link(reader.child(key)) for key in ("intra_node", "inter_node")}
+    reader.refuse_unknown()
+    if reader.faults:
+        return None
+    gpu = find_gpu(slug, pointer=f"{reader.pointer}/gpu")
+    per_node = gpus_per_node or gpu.gpus_per_node
+    _warn(warnings, reader.pointer, gpu, slug, {"gpus_per_node": gpus_per_node, **links})
+    try:
+        return NodeGroup(
+            gpu=gpu,
+            num_nodes=num_nodes,
+            gpus_per_node=per_node,
+            island_gpus=island_gpus or _usual_island(gpu, per_node),
+            intra_node=links["intra_node"] or gpu.intra_node,
+            inter_node=links["inter_node"] or gpu.inter_node,
+        )
+    except InvalidProblemError as error:
+        raise _moved(error, reader.pointer) from error
+
+
+def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
+    """The rack where the GPU's fast link spans nodes that size, else the node."""
+    spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % gpus_per_node == 0
+    return gpu.island_gpus if spans else gpus_per_node
+
+
+def _moved(error: InvalidProblemError, pointer: str) -> InvalidProblemError:
+    """The same faults, pointing into the group they were found in."""
+    moved = [
+        replace(fault, pointer=fault.pointer.replace("/cluster", pointer, 1)) for fault in error.errors
+    ]
+    return InvalidProblemError(moved)
+
+
+def _warn(
+    warnings: list[str], pointer: str, gpu: GpuSpec, slug: str, given: Mapping[str, int | LinkSpec | None]
+) -> None:
+    """Name what the group left open and what was assumed instead."""
+    place = pointer.lstrip("/").replace("/", ".")
+    note = gpu_alias_note(slug)
+    if note:
+        warnings.append(f"{place}.gpu: {slug}: {note}")
+    for name, value in given.items():
+        if value is None:
+            assumed = getattr(gpu, name)
+            words = _words(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
+            warnings.append(f"{place}.{name}: not given; the usual node of {gpu.display_name}: {words}")
+
+
+def _words(link: LinkSpec) -> str:
+    return f"{link.kind}, {link.bytes_per_s / GB:g} GB/s per GPU and direction"
+
+
+def _link(reader: FieldReader | None) -> LinkSpec | None:
+    """A link; None when it is missing or has faults, which the reader keeps."""
+    if reader is None:
+        return None
+    kind = reader.text("kind")
+    bytes_per_s = reader.number("bytes_per_s", low=1, high=MAX_BYTES_PER_S)
+    latency_s = reader.number("latency_s", low=0, high=MAX_LATENCY_S)
+    source = reader.text("source", default="")
+    reader.refuse_unknown()
+    if reader.faults:
+        return None
+    return LinkSpec(kind=kind, bytes_per_s=bytes_per_s, latency_s=latency_s, source=source)
+
+
+def _link_to_mapping(link: LinkSpec) -> dict[str, Json]:
+    raw: dict[str, Json] = {"kind": link.kind, "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
+    return raw | ({"source": link.source} if link.source else {})
+
+
+def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
+    return {
+        "gpu": group.gpu.slug,
+        "num_nodes": group.num_nodes,
+        "gpus_per_node": group.gpus_per_node,
+        "island_gpus": group.island_gpus,
+        "intra_node": _link_to_mapping(group.intra_node),
+        "inter_node": _link_to_mapping(group.inter_node),
+    }
