@@ -49,7 +49,7 @@ def columns_of(*, moe: bool) -> list[Column]:
         if moe or name != "expert_parallel_size"
     ]
     return [
-        Column(title="#", cell=lambda plan: str(plan.rank)),
+        Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
         *sizes,
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
         Column(title="step", cell=lambda plan: figures.step_time(plan.prediction), left=True),

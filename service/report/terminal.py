@@ -14,7 +14,7 @@ from rich.text import Text
 
 from service.report import figures
 from service.report.ranking import ranking
-from solver.plan import Answer, Infeasibility, Plan, Shortfall
+from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
 from solver.problem import Problem
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
@@ -28,12 +28,20 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
     parts: list[RenderableType] = [header(problem), _search_line(answer)]
     if answer.plans:
         parts += [Text(), ranking(answer.plans, moe=problem.model.moe is not None, width=width)]
-        parts += [_indented(_mfu_footnote(answer.plans[0], problem)), Text()]
-        parts += [_indented(line) for line in _best(answer.plans[0])]
+        parts += _details(answer.plans[0].config, answer.plans[0].prediction, problem, whose=" (best)")
     parts += [Text(), *(_indented(line) for line in _provenance(answer))]
     if answer.plans:
         parts.append(_indented(_next(answer.plans, problem)))
     return Group(*parts)
+
+
+def render_prediction(
+    configuration: Configuration, prediction: Prediction, problem: Problem, *, width: int
+) -> RenderableType:
+    """The price of one configuration that nobody searched for, laid out for ``width`` columns."""
+    plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0)
+    table = ranking([plan], moe=problem.model.moe is not None, width=width)
+    return Group(header(problem), Text(), table, *_details(configuration, prediction, problem))
 
 
 def _indented(text: str | Text) -> Padding:
@@ -92,22 +100,29 @@ def _claim(answer: Answer) -> tuple[str, str]:
     return "no plan found before the search stopped, and nothing is proved", "red"
 
 
-def _mfu_footnote(best: Plan, problem: Problem) -> str:
+def _details(
+    configuration: Configuration, prediction: Prediction, problem: Problem, *, whose: str = ""
+) -> list[RenderableType]:
+    """What stands below the table: footnote, time by cause, memory by term, split."""
+    lines = _causes(configuration, prediction, whose)
+    return [_indented(_mfu_footnote(prediction, problem)), Text(), *map(_indented, lines)]
+
+
+def _mfu_footnote(prediction: Prediction, problem: Problem) -> str:
     """The denominator of MFU, always said."""
     peaks = problem.cluster.groups[0].gpu.peak_flops
     precision = "bf16" if "bf16" in peaks else "fp16"
-    peak = figures.tera(best.prediction.peak_flops_per_gpu)
+    peak = figures.tera(prediction.peak_flops_per_gpu)
     return f"* of {peak} dense {precision} per GPU, causal attention counted · ± is the 80 % interval"
 
 
-def _best(plan: Plan) -> list[Text]:
-    """Where the time and the memory of the best plan go."""
-    prediction = plan.prediction
+def _causes(configuration: Configuration, prediction: Prediction, whose: str) -> list[Text]:
+    """Where the time and the memory go."""
     stage = prediction.stages[prediction.heaviest_stage]
     rows = {
-        "time of a step (best)": figures.times(prediction.time_breakdown_s, prediction.step_time_s),
+        f"time of a step{whose}": figures.times(prediction.time_breakdown_s, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
-        "layers of each chunk": _split(plan.config.stage_layers),
+        "layers of each chunk": _split(configuration.stage_layers),
     }
     label = max(map(len, rows))
     return [Text(f"{name:<{label}}   {value}") for name, value in rows.items()]

@@ -1,0 +1,65 @@
+"""``NAME=VALUE`` options: glossary names or their short forms, integers or words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from profiles.errors import InvalidProblemError
+from service.json_input import shown
+from service.report.figures import SHORT_NAMES
+
+_LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
+Value = int | str
+MAX_DIGITS = 18  # what fits 64 bits
+
+
+def values_of(option: str, texts: Iterable[str]) -> dict[str, Value]:
+    """``tp=8`` as ``{"tensor_parallel_size": 8}``.
+
+    Raises:
+        InvalidProblemError: a text is not NAME=VALUE.
+    """
+    return {name: _value(value) for name, value in _pairs(option, texts, "NAME=VALUE")}
+
+
+def prohibitions_of(option: str, texts: Iterable[str]) -> dict[str, list[Value]]:
+    """``mbs=3,5`` as ``{"micro_batch_size": [3, 5]}``.
+
+    Raises:
+        InvalidProblemError: a text is not NAME=VALUE[,VALUE].
+    """
+    pairs = _pairs(option, texts, "NAME=VALUE[,VALUE]")
+    return {name: [_value(part) for part in values.split(",")] for name, values in pairs}
+
+
+def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
+    """``mbs=1:4`` as ``{"micro_batch_size": [1, 4]}``.
+
+    Raises:
+        InvalidProblemError: a text is not NAME=LOW:HIGH with integers.
+    """
+    bounds = {}
+    for name, limits in _pairs(option, texts, "NAME=LOW:HIGH"):
+        low, _, high = limits.partition(":")
+        ends = [_value(low), _value(high)]
+        if any(isinstance(end, str) for end in ends):
+            raise InvalidProblemError.of(
+                option, f'"{shown(limits)}" is not LOW:HIGH', allowed="two integers"
+            )
+        bounds[name] = [int(end) for end in ends]
+    return bounds
+
+
+def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
+    """Names, in full, and what stands behind the equals sign."""
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
+        yield _LONG_NAMES.get(name, name.replace("-", "_")), value
+
+
+def _value(text: str) -> Value:
+    """An integer where the text is one."""
+    digits = text.strip()
+    return int(digits) if digits.lstrip("-").isdecimal() and len(digits) <= MAX_DIGITS else digits

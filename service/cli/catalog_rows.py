@@ -1,0 +1,65 @@
+"""The catalog as rows of plain values; units stand in the names."""
+
+from __future__ import annotations
+
+from profiles.library import cluster_names, find_cluster, find_gpu, find_model, gpu_names, model_names
+from profiles.units import GB, GIB, TERA
+
+Row = dict[str, str | int | float]
+_BILLION = 1e9
+
+
+def model_rows() -> list[Row]:
+    """Every model: name, parameters, shape."""
+    rows: list[Row] = []
+    for name in model_names():
+        model = find_model(name)
+        experts = model.moe.num_experts if model.moe else 0
+        rows.append(
+            {
+                "name": name,
+                "title": model.title,
+                "billion_parameters": round(model.num_parameters() / _BILLION, 1),
+                "layers": model.num_layers,
+                "hidden_size": model.hidden_size,
+                "experts": experts,
+            }
+        )
+    return rows
+
+
+def cluster_rows() -> list[Row]:
+    """Every cluster: name and what one of its nodes is."""
+    rows: list[Row] = []
+    for name in cluster_names():
+        group = find_cluster(name).groups[0]
+        rows.append(
+            {
+                "name": name,
+                "gpu": group.gpu.slug,
+                "gpus_per_node": group.gpus_per_node,
+                "gpus_on_fast_link": group.island_gpus,
+                "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
+                "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
+            }
+        )
+    return rows
+
+
+def gpu_rows() -> list[Row]:
+    """Every GPU type, once: memory as its driver reports it, dense peak, memory bandwidth."""
+    rows: list[Row] = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        if gpu.slug != name:
+            continue
+        rows.append(
+            {
+                "name": name,
+                "memory_gib": round(gpu.memory_bytes / GIB, 1),
+                "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
+                "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
+                "architecture": gpu.architecture,
+            }
+        )
+    return rows

@@ -1,0 +1,130 @@
+"""The service as the command line calls it: REST over httpx, problems turned into the planner's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from profiles.errors import FieldError, InvalidProblemError, PlannerError
+from service.json_input import shown
+
+TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
+LONG_POLL_S = 20.0
+TIMEOUT_S = 40.0  # longer than a long poll
+_CLIENT_ERRORS, _SERVER_ERRORS = 400, 500
+
+
+class ServiceUnreachableError(PlannerError):
+    """No service answers, or it cannot answer now."""
+
+    code = "service_unreachable"
+
+
+class ServiceClient:
+    """One service; use as a context manager."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def is_ready(self) -> bool:
+        """Whether the service takes jobs."""
+        try:
+            return self._http.get("/readyz").is_success
+        except httpx.HTTPError:
+            return False
+
+    def submit(self, request: Mapping[str, object], *, key: str | None, fresh: bool) -> dict[str, Any]:
+        """The job of a request."""
+        headers = {"Idempotency-Key": key} if key else {}
+        parameters = {"fresh": "true"} if fresh else {}
+        return self._call("POST", "/v1/jobs", json=request, headers=headers, params=parameters)
+
+    def job(self, job_id: str, *, wait_s: float = 0.0) -> dict[str, Any]:
+        """A job; with ``wait_s`` the reply waits for a change."""
+        return self._call("GET", f"/v1/jobs/{job_id}", params={"wait": wait_s} if wait_s else {})
+
+    def jobs(self, page_size: int) -> dict[str, Any]:
+        """The newest jobs."""
+        return self._call("GET", "/v1/jobs", params={"page_size": page_size})
+
+    def cancel(self, job_id: str) -> dict[str, Any]:
+        """The job after the wish to cancel it."""
+        return self._call("POST", f"/v1/jobs/{job_id}:cancel")
+
+    def answer(self, job_id: str) -> dict[str, Any]:
+        """The answer of a finished job, with the first page of its plans."""
+        return self._call("GET", f"/v1/jobs/{job_id}/plans", params={"page_size": 200})
+
+    def export(self, plan_id: str, launcher: str) -> dict[str, Any]:
+        """Launch files and warnings of a plan."""
+        return self._call("GET", f"/v1/plans/{plan_id}/export", params={"launcher": launcher})
+
+    def until_finished(self, job_id: str) -> Iterator[dict[str, Any]]:
+        """The job at every change, the finished one last (long-poll with ETag)."""
+        etag = ""
+        while True:
+            headers = {"If-None-Match": etag} if etag else {}
+            reply = self._send("GET", f"/v1/jobs/{job_id}", params={"wait": LONG_POLL_S}, headers=headers)
+            if reply.status_code == httpx.codes.NOT_MODIFIED:
+                continue
+            job: dict[str, Any] = reply.json()
+            etag = reply.headers.get("ETag", "")
+            yield job
+            if job["state"] in TERMINAL_STATES:
+                return
+
+    def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - httpx's own
+        """The JSON object of one reply."""
+        body: dict[str, Any] = self._send(method, path, **arguments).json()
+        return body
+
+    def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:  # noqa: ANN401 - the same
+        """One reply; problems are raised.
+
+        Raises:
+            InvalidProblemError: the service refuses the request (4xx).
+            ServiceUnreachableError: nothing answers, or the service cannot (5xx).
+        """
+        try:
+            reply = self._http.request(method, path, **arguments)
+        except (httpx.HTTPError, httpx.InvalidURL) as fault:
+            message = f"--url: no service answers at {shown(self._url)} ({type(fault).__name__})"
+            raise ServiceUnreachableError(message) from None
+        if reply.status_code >= _SERVER_ERRORS:
+            raise ServiceUnreachableError(f"--url: the service cannot answer now ({reply.status_code})")
+        if reply.status_code >= _CLIENT_ERRORS:
+            raise InvalidProblemError(_faults(reply))
+        return reply
+
+
+def _faults(reply: httpx.Response) -> list[FieldError]:
+    """The faults of a problem document (RFC 9457)."""
+    try:
+        problem = reply.json()
+    except ValueError:
+        problem = {}
+    faults = [
+        FieldError(
+            pointer=fault.get("pointer", ""),
+            message=fault.get("message", "is wrong"),
+            allowed=fault.get("allowed"),
+            nearest=fault.get("nearest"),
+        )
+        for fault in problem.get("errors") or ()
+    ]
+    detail = problem.get("detail") or problem.get("title") or f"status {reply.status_code}"
+    return faults or [FieldError(pointer="", message=str(detail))]

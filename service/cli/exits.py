@@ -1,0 +1,39 @@
+"""How a command ends: exit codes, and one clear message for what the user can mend."""
+
+from __future__ import annotations
+
+import sys
+
+from profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
+from solver.plan import Answer
+
+FOUND = 0
+BUG = 1
+BAD_INPUT = 2
+INFEASIBLE = 3
+NO_PLAN = 4
+CANCELLED = 130
+
+
+def code_of(answer: Answer, *, cancelled: bool) -> int:
+    """The exit code of an answer; a cancelled search with an incumbent still found something."""
+    if answer.status == "infeasible":
+        return INFEASIBLE
+    if answer.plans:
+        return FOUND
+    return CANCELLED if cancelled else NO_PLAN
+
+
+def say_error(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"error: {message}\n")
+
+
+def report(fault: PlannerError) -> int:
+    """Tell the user what is wrong, one line a fault, and give the exit code."""
+    if isinstance(fault, InvalidProblemError | RefusedExportError):
+        for error in fault.errors:
+            say_error(error.sentence())
+    else:
+        say_error(str(fault))
+    return BAD_INPUT

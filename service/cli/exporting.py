@@ -1,0 +1,50 @@
+"""From a kept plan to launch files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from profiles.errors import InvalidProblemError
+from service.cli.files import ANSWER_FILE, save_folder
+from service.cli.kept import KeptPlan, find_plan, plan_of_file
+from service.cli.planning import say_warnings
+from service.launchers.registry import export, launcher_names
+from service.request import problem_to_mapping
+
+
+def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan:
+    """The plan of that id, or of that rank in a file.
+
+    Raises:
+        InvalidProblemError: there is no such plan.
+    """
+    if source is not None:
+        return plan_of_file(source, rank)
+    return find_plan(plan_id or "")
+
+
+def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | None, force: bool) -> None:
+    """Write the launch files into ``save_dir``, or print them where there is none.
+
+    Raises:
+        InvalidProblemError: no launcher was named, or the folder is taken.
+        RefusedExportError: the launcher cannot express the plan.
+    """
+    name = launcher or chosen.problem.launcher
+    if name == "none":
+        allowed = ", ".join(launcher_names())
+        raise InvalidProblemError.of(
+            "--launcher", "the problem names no launcher; name one", allowed=allowed
+        )
+    bundle = export(chosen.plan, chosen.problem, name)
+    say_warnings(bundle.warnings)
+    if save_dir is None:
+        for file, text in bundle.files.items():
+            sys.stdout.write(f"=== {file}\n{text}")
+        return
+    answer = {"plans": [chosen.plan.to_json()], "problem": problem_to_mapping(chosen.problem)}
+    files = {**bundle.files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
+    save_folder(save_dir, files, plan_id=chosen.plan.plan_id, force=force)
+    sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")

@@ -1,0 +1,71 @@
+"""``meshwright jobs``: submit, list, show, wait for and cancel jobs of a running service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.cli.problem_options import Request, with_request
+
+app = typer.Typer(help="Jobs of a running service.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Option(envvar="MESHWRIGHT_URL", help="Where the service listens.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job.")]
+DEFAULT_URL = "http://127.0.0.1:8420"
+
+
+@app.command()
+@with_request
+def submit(
+    request: Request,
+    *,
+    url: Url = DEFAULT_URL,
+    key: Annotated[str | None, typer.Option("--idempotency-key", help="Same key, same job.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Search again, even if known.")] = False,
+    wait_for_it: Annotated[bool, typer.Option("--wait", help="Follow it and print its answer.")] = False,
+    json_output: AsJson = False,
+) -> None:
+    """Submit a problem as a job."""
+    from service.cli import job_commands  # noqa: PLC0415 - the client is loaded when it is needed
+
+    job_id = job_commands.submit(url, request, key=key, fresh=fresh, quiet=wait_for_it, as_json=json_output)
+    if wait_for_it:
+        raise typer.Exit(job_commands.wait(url, job_id, as_json=json_output))
+
+
+@app.command("list")
+def list_jobs(
+    url: Url = DEFAULT_URL,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Newest jobs to show.")] = 20,
+    json_output: AsJson = False,
+) -> None:
+    """List the newest jobs."""
+    from service.cli import job_commands  # noqa: PLC0415 - the same
+
+    job_commands.list_jobs(url, limit, as_json=json_output)
+
+
+@app.command()
+def show(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
+    """Show one job, and its answer once it has one."""
+    from service.cli import job_commands  # noqa: PLC0415 - the same
+
+    raise typer.Exit(job_commands.show(url, job_id, as_json=json_output))
+
+
+@app.command()
+def wait(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
+    """Follow a job to its end and print its answer."""
+    from service.cli import job_commands  # noqa: PLC0415 - the same
+
+    raise typer.Exit(job_commands.wait(url, job_id, as_json=json_output))
+
+
+@app.command()
+def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
+    """Cancel a job; a finished one stays as it is."""
+    from service.cli import job_commands  # noqa: PLC0415 - the same
+
+    job_commands.cancel(url, job_id, as_json=json_output)

@@ -1,0 +1,111 @@
+"""Answers kept on this machine, so that later commands find a plan by the id that was printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiles.errors import FieldError, InvalidProblemError
+from service.cli.files import write_text
+from service.json_input import read_problem_file, shown
+from service.request import digest_of, parse_problem, problem_to_mapping
+from solver.plan import Answer, Plan, plan_from_json
+from solver.problem import Problem
+
+MAX_KEPT = 200  # answers; the oldest go first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    """One plan with the problem that it answers."""
+
+    plan: Plan
+    problem: Problem
+
+
+def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
+    """The answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
+    return {**answer.to_json(), "problem": problem_to_mapping(problem)}
+
+
+def state_folder() -> Path:
+    """Where answers are kept (XDG base directory specification, ``XDG_STATE_HOME``)."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "meshwright" / "answers"
+
+
+def keep(document: Mapping[str, Any], problem: Problem) -> None:
+    """Keep one answer; a state folder that cannot be written never spoils a search."""
+    folder = state_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"{digest_of(problem)[:16]}.json", json.dumps(document, allow_nan=False))
+        for old in _newest_first(folder)[MAX_KEPT:]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def find_plan(plan_id: str) -> KeptPlan:
+    """The kept plan whose id starts with ``plan_id``.
+
+    Raises:
+        InvalidProblemError: no kept plan, or several, have such an id.
+    """
+    found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id)}
+    if not found:
+        message = f'no plan "{shown(plan_id)}" is kept here; give --from result.json or plan again'
+        raise InvalidProblemError.of("plan_id", message)
+    if len(found) > 1:
+        several = FieldError(
+            pointer="plan_id", message=f'"{shown(plan_id)}" fits several plans', nearest=", ".join(found)
+        )
+        raise InvalidProblemError([several])
+    document, plan = next(iter(found.values()))
+    return _kept(document, plan)
+
+
+def plan_of_file(path: Path, rank: int) -> KeptPlan:
+    """The plan of one rank in a file that ``plan --json`` or ``--save-dir`` wrote.
+
+    Raises:
+        InvalidProblemError: the file holds no such plan, or no problem.
+    """
+    document = read_problem_file(path)
+    plans, problem = document.get("plans"), document.get("problem")
+    if not isinstance(plans, list) or not isinstance(problem, dict):
+        raise InvalidProblemError.of("--from", "the file is no answer of meshwright plan --json")
+    for plan in plans:
+        if isinstance(plan, dict) and plan.get("rank") == rank:
+            return _kept(document, plan)
+    raise InvalidProblemError.of("--rank", f"the file holds {len(plans)} plans, none of rank {rank}")
+
+
+def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
+    """A stored plan, read back."""
+    try:
+        return KeptPlan(plan=plan_from_json(plan), problem=parse_problem(document["problem"]))
+    except (KeyError, TypeError, ValueError):
+        raise InvalidProblemError.of("--from", "the plan was written by another version") from None
+
+
+def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Kept plans whose id starts so, oldest answer first; files that cannot be read are passed over."""
+    for path in reversed(_newest_first(state_folder())):
+        try:
+            text = path.read_text(encoding="utf-8")
+            document = json.loads(text) if f'"plan_id": "{plan_id}' in text else {}
+        except (OSError, ValueError):
+            continue
+        for plan in document.get("plans", ()):
+            if plan["plan_id"].startswith(plan_id):
+                yield document, plan
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The kept answers by age."""
+    return sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,0 +1,66 @@
+"""``meshwright``: every command of the product; each stands in its own file and loads what it needs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from profiles.errors import InternalError, PlannerError
+from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes
+from service.cli.exits import report
+
+app = typer.Typer(
+    name="meshwright",
+    help="Which parallel configuration should this training run use, and how sure are we?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    """``--version``."""
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 - 20 ms that only this option needs
+
+        typer.echo(f"meshwright {version('meshwright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say the version.")
+    ] = False,
+) -> None:
+    """Which parallel configuration should this training run use, and how sure are we?"""
+
+
+app.command("plan")(plan.plan)
+app.command("predict")(predict.predict)
+app.command("export")(export.export)
+app.command("models")(catalogs.models)
+app.command("clusters")(catalogs.clusters)
+app.command("gpus")(catalogs.gpus)
+app.command("serve")(processes.serve)
+app.command("worker")(processes.worker)
+app.command("demo")(demo.demo)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(database.app, name="db")
+
+
+def main() -> None:
+    """The console script; errors the user can mend become one line and exit code 2."""
+    try:
+        app()
+    except InternalError:
+        raise  # a bug: the traceback is wanted, the exit code is 1
+    except PlannerError as fault:
+        sys.exit(report(fault))
+
+
+if __name__ == "__main__":
+    main()

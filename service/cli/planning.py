@@ -1,0 +1,86 @@
+"""A search in this process: ask, search, keep, save, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from profiles.profile import default_profile
+from service.cli.exits import code_of
+from service.cli.files import ANSWER_FILE, save_folder
+from service.cli.kept import answer_document, keep
+from service.cli.problem_options import Request
+from service.cli.progress import ProgressLine, cancellable
+from service.cli.screen import screen
+from service.launchers.registry import export
+from service.report.table import to_csv
+from service.report.terminal import render_answer
+from service.request import parse_problem
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.search.search import search
+
+Form = Literal["table", "json", "csv"]
+
+
+def run_plan(request: Request, *, form: Form, save_dir: Path | None, force: bool) -> int:
+    """Search and print; the exit code.
+
+    Raises:
+        InvalidProblemError: the request is wrong, or the folder is taken.
+        RefusedExportError: the launcher cannot express the best plan.
+    """
+    problem = parse_problem(request)
+    answer, cancelled = _search(problem)
+    document = answer_document(answer, problem)
+    if answer.plans:
+        keep(document, problem)
+    if save_dir:
+        _save(save_dir, answer, problem, document, force=force)
+    _print(form, answer, problem, document)
+    return code_of(answer, cancelled=cancelled)
+
+
+def _search(problem: Problem) -> tuple[Answer, bool]:
+    """The answer, and whether the user cut it short."""
+    profile = default_profile(problem.cluster, problem.launcher)
+    line = ProgressLine()
+    with cancellable() as cancellation:
+        answer = search(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    line.clear()
+    return answer, cancellation.wanted
+
+
+def _save(folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, force: bool) -> None:
+    """answer.json, problem.json and the launch files of the best plan."""
+    files = {ANSWER_FILE: _text(document), "problem.json": _text(document["problem"])}
+    if answer.plans and problem.launcher != "none":
+        bundle = export(answer.plans[0], problem, problem.launcher)
+        files |= bundle.files
+        say_warnings(bundle.warnings)
+    plan_id = answer.plans[0].plan_id if answer.plans else ""
+    save_folder(folder, files, plan_id=plan_id, force=force)
+    sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
+
+
+def say_warnings(warnings: list[str]) -> None:
+    """One line each, on stderr."""
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
+
+
+def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any]) -> None:
+    """The answer on stdout, and nothing else."""
+    if form == "json":
+        sys.stdout.write(_text(document))
+    elif form == "csv":
+        sys.stdout.write(to_csv(answer.plans))
+    else:
+        console = screen()
+        console.print(render_answer(answer, problem, width=console.width))
+
+
+def _text(document: object) -> str:
+    """JSON for people and programs."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,60 @@
+"""Prices one configuration in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from profiles.profile import default_profile
+from service.cli.assignments import values_of
+from service.cli.completing import completed
+from service.cli.exits import FOUND
+from service.cli.problem_options import Request
+from service.cli.screen import screen
+from service.json_input import read_problem_file
+from service.report.terminal import render_prediction
+from service.request import parse_problem
+from solver.columns import Columns
+from solver.plan import Configuration
+from solver.predict import predict
+from solver.problem import Problem
+from solver.rules import rules_of, violation_masks
+
+
+def run_predict(request: Request, *, config: Path | None, assign: Sequence[str], as_json: bool) -> int:
+    """Price the configuration of a file with ``NAME=VALUE`` over it; the exit code.
+
+    Raises:
+        InvalidProblemError: the problem or the configuration is wrong.
+    """
+    problem = parse_problem(request)
+    raw = {**(read_problem_file(config) if config else {}), **values_of("--set", assign)}
+    configuration = completed(raw, problem)
+    profile = default_profile(problem.cluster, problem.launcher)
+    prediction = predict(problem, profile, configuration)
+    broken = broken_rules(problem, configuration)
+    if as_json:
+        document = {
+            "config": asdict(configuration),
+            "prediction": asdict(prediction),
+            "breaks": broken,
+            "profile": profile.version,
+        }
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    else:
+        console = screen()
+        console.print(render_prediction(configuration, prediction, problem, width=console.width))
+        for rule in broken:
+            console.print(f"  warning: breaks the rule that {rule}")
+        console.print(f"  Profile: {profile.title}.")
+    return FOUND
+
+
+def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
+    """The names of the rules of the search space that a configuration breaks."""
+    rules = rules_of(problem)
+    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
+    return [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]

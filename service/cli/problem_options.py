@@ -1,0 +1,133 @@
+"""The options that describe a problem, shared by every command that takes one.
+
+``read_request`` is both the list of options (its signature) and what becomes of them (its result: a raw
+request, the file first, options over it).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiles.errors import InvalidProblemError
+from service.cli.assignments import bounds_of, prohibitions_of, values_of
+from service.json_input import read_problem_file
+
+Request = dict[str, object]
+_SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
+
+
+def read_request(  # noqa: PLR0913 - the signature is the list of options
+    problem: Annotated[Path | None, typer.Argument(help="Problem file (JSON or YAML).")] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="Catalog name, or a Hugging Face config.json.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Catalog name of the cluster.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU type, instead of --cluster.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.")] = None,
+    launcher: Annotated[str | None, typer.Option(help="megatron-lm, or none.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
+    time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    certify: Annotated[str | None, typer.Option(help="none, cp-sat or cp-sat-all.")] = None,
+    max_oom_probability: Annotated[float | None, typer.Option(help="Accepted risk of no memory.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_SIZES)] = None,
+    bound: Annotated[list[str] | None, typer.Option(metavar="NAME=LOW:HIGH", help="Both included.")] = None,
+    forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
+) -> Request:
+    """The raw request of a problem file with the options that override it."""
+    request = dict(read_problem_file(problem)) if problem else {}
+    if model is not None:
+        request["model"] = model_part(model)
+    if cluster is not None or gpu is not None:
+        request["cluster"] = _cluster_part(cluster, gpu)
+    _override(request, "cluster", {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node})
+    workload = {"global_batch_size": global_batch_size, "seq_length": seq_length, "precision": precision}
+    _override(request, "workload", workload)
+    if launcher is not None:
+        request["launcher"] = launcher
+    limits = {
+        "top_k": top_k,
+        "time_limit_s": time_limit_s,
+        "seed": seed,
+        "certify": certify,
+        "max_out_of_memory_probability": max_oom_probability,
+    }
+    _override(request, "search", limits)
+    _extend(request, "pin", values_of("--pin", pin or ()))
+    _extend(request, "bounds", bounds_of("--bound", bound or ()))
+    _extend(request, "forbid", prohibitions_of("--forbid", forbid or ()))
+    return request
+
+
+def with_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command``, whose first parameter is ``request``, the options of ``read_request`` as well."""
+    shared = inspect.signature(read_request, eval_str=True).parameters
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*shared.values(), *own)]
+
+    @functools.wraps(command)
+    def run(**given: object) -> None:
+        request = read_request(**{name: given.pop(name) for name in shared})  # type: ignore[arg-type]
+        command(request, **given)
+
+    del run.__wrapped__  # Typer would look through it and see the parameters of ``command`` alone
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def model_part(name_or_path: str) -> dict[str, object]:
+    """A catalog name, or the content of a Hugging Face ``config.json`` (or of the folder that holds it)."""
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json" or path.is_file():
+        config = dict(read_problem_file(path))
+        return config if "_name_or_path" in config else {"name": path.resolve().parent.name, **config}
+    return {"name": name_or_path}
+
+
+def _cluster_part(cluster: str | None, gpu: str | None) -> dict[str, object]:
+    """A catalog cluster, or one group of nodes of a GPU type."""
+    if cluster is not None and gpu is not None:
+        raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
+    return {"name": cluster} if cluster is not None else {"groups": [{"gpu": gpu}]}
+
+
+def _override(request: Request, section: str, values: Mapping[str, object]) -> None:
+    """Put the given options over a part of the request; counts of nodes go into an inline group."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if not given:
+        return
+    part = _object(request, section)
+    groups = part.get("groups")
+    if section == "cluster" and isinstance(groups, list):
+        if len(groups) != 1 or not isinstance(groups[0], dict):
+            raise InvalidProblemError.of("/cluster/groups", "several groups: give their sizes in the file")
+        request[section] = {**part, "groups": [{**groups[0], **given}]}
+    else:
+        request[section] = {**part, **given}
+
+
+def _extend(request: Request, name: str, values: Mapping[str, object]) -> None:
+    """Add pins, bounds or prohibitions to those of the file."""
+    if values:
+        search = _object(request, "search")
+        request["search"] = {**search, name: {**_object(search, name), **values}}
+
+
+def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
+    """The object called ``name``, empty when absent."""
+    value = parent.get(name, {})
+    if not isinstance(value, dict):
+        raise InvalidProblemError.of(f"/{name}", "must be an object")
+    return value

@@ -1,0 +1,48 @@
+"""``meshwright serve`` and ``meshwright worker``: the long-lived processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+DatabaseUrl = Annotated[str | None, typer.Option(help="SQLite or PostgreSQL; default: the settings'.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Queue of wake-ups; none: workers poll.")]
+
+
+def serve(
+    *,
+    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: any free one.")] = None,
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes to start.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback.")] = None,
+) -> None:
+    """Run the service: API, records and workers on this machine."""
+    from service.cli.serving import run_server  # noqa: PLC0415 - the web server is loaded when it is needed
+
+    given = {
+        "host": host,
+        "port": port,
+        "database_url": database_url,
+        "redis_url": redis_url,
+        "workers": workers,
+        "insecure": insecure,
+    }
+    raise typer.Exit(run_server({name: value for name, value in given.items() if value is not None}))
+
+
+def worker(
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    celery: Annotated[bool, typer.Option("--celery", help="Take wake-ups from the queue.")] = False,
+) -> None:
+    """Become one worker process (``python -m workers``)."""
+    command = [sys.executable, "-m", "workers"]
+    command += ["--database-url", database_url] if database_url else []
+    command += ["--redis-url", redis_url] if redis_url else []
+    command += ["--celery"] if celery else []
+    os.execv(sys.executable, command)  # noqa: S606 - this process becomes the worker, no shell
