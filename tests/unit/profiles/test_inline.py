@@ -1,0 +1,225 @@
+"""Models and clusters as they stand in a request."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.inline import cluster_from_mapping, model_from_mapping
+from profiles.library import find_cluster, find_gpu, find_model
+from profiles.model import MoeSpec
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SHAPE: dict[str, object] = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "num_attention_heads": 8,
+    "vocab_size": 100,
+}
+LINK: dict[str, object] = {"kind": "nvlink", "bytes_per_s": 3e11, "latency_s": 3e-6}
+GROUP: dict[str, object] = {"gpu": "h100-sxm-80gb", "num_nodes": 12, "gpus_per_node": 8}
+
+
+def test_a_model_is_a_catalog_name_a_shape_or_a_hugging_face_config() -> None:
+    assert model_from_mapping({"name": "llama-3.1-8b"}) is find_model("llama-3.1-8b")
+    shape = model_from_mapping(SHAPE | {"name": "mine"})
+    assert (shape.name, shape.num_kv_heads, shape.head_dim) == ("mine", 8, 8)
+    config = json.loads((FIXTURES / "gpt2.json").read_text())
+    assert model_from_mapping(config).num_layers == 12
+
+
+def test_a_nested_shape_is_read_whole() -> None:
+    moe = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 32}
+    mla = {
+        "q_lora_rank": 0,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    }
+    model = model_from_mapping(SHAPE | {"moe": moe, "mla": mla})
+    assert model.moe == MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=32)
+    assert model.head_dim == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"num_layers": True}, "/model/num_layers"),
+        ({"num_layers": 4.0}, "/model/num_layers"),
+        ({"num_layers": "4"}, "/model/num_layers"),
+        ({"num_layers": -1}, "/model/num_layers"),
+        ({"num_layers": 10**9}, "/model/num_layers"),
+        ({"num_layers": None}, "/model/num_layers"),
+        ({"hidden_size": float("nan")}, "/model/hidden_size"),
+        ({"vocab_size": 10**400}, "/model/vocab_size"),
+        ({"num_kv_heads": 3}, "/model/num_kv_heads"),
+        ({"num_attention_heads": 7}, "/model/num_attention_heads"),
+        ({"gated_mlp": 1}, "/model/gated_mlp"),
+        ({"normalization": "batchnorm"}, "/model/normalization"),
+        ({"name": "a\nb"}, "/model/name"),
+        ({"moe": 5}, "/model/moe"),
+        ({"moe": {"num_experts": 8, "top_k": 9, "ffn_hidden_size": 1}}, "/model/moe/top_k"),
+        ({"moe": {"num_experts": 8, "top_k": 1, "ffn_hidden_size": 1, "extra": 1}}, "/model/moe/extra"),
+        ({"mla": {"kv_lora_rank": 8}}, "/model/mla/qk_nope_head_dim"),
+        ({"hidden_sise": 4}, "/model/hidden_sise"),
+        ({"a/b~c": 4}, "/model/a~1b~0c"),
+    ],
+)
+def test_a_faulty_shape_names_the_exact_field(changes: dict[str, object], pointer: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_mapping(SHAPE | changes)
+    assert pointer in [error.pointer for error in caught.value.errors]
+
+
+def test_all_faults_of_a_shape_are_reported_at_once_with_near_names() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_mapping({**SHAPE, "num_layers": 0, "vocab_size": "x", "hidden_sise": 1})
+    assert [(error.pointer, error.nearest) for error in caught.value.errors] == [
+        ("/model/num_layers", "1"),
+        ("/model/vocab_size", None),
+        ("/model/hidden_sise", "hidden_size"),
+    ]
+
+
+def test_a_cluster_is_a_catalog_name_with_a_number_of_nodes() -> None:
+    assert cluster_from_mapping({"name": "dgx-h100", "num_nodes": 16}).num_gpus == 128
+    assert cluster_from_mapping({"name": "dgx-h100"}) is find_cluster("dgx-h100")
+
+
+def test_links_left_out_are_the_usual_ones_and_a_warning_says_so() -> None:
+    cluster = cluster_from_mapping({"groups": [GROUP]})
+    assert cluster.groups[0].intra_node == find_gpu("h100-sxm-80gb").intra_node
+    assert cluster.title == "12 × node of 8 H100 SXM 80 GB = 96 GPUs"
+    usual = "not given; the usual node of H100 SXM 80 GB"
+    assert cluster.warnings == (
+        f"cluster.groups.0.intra_node: {usual}: nvswitch, 450 GB/s per GPU and direction",
+        f"cluster.groups.0.inter_node: {usual}: infiniband, 50 GB/s per GPU and direction",
+    )
+
+
+def test_links_given_are_taken_without_a_warning() -> None:
+    cluster = cluster_from_mapping({"groups": [GROUP | {"intra_node": LINK, "inter_node": LINK}]})
+    assert cluster.warnings == ()
+    assert cluster.groups[0].inter_node.bytes_per_s == pytest.approx(3e11)
+
+
+def test_mixed_groups_keep_their_order_and_the_link_between_them() -> None:
+    cluster = cluster_from_mapping(
+        {"groups": [GROUP, {"gpu": "a100-sxm", "num_nodes": 2}], "between_groups": LINK, "name": "lab"}
+    )
+    assert [group.gpu.slug for group in cluster.groups] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    assert cluster.between_groups is not None
+    assert "cluster.groups.1.gpu: a100-sxm: memory not stated: taken as 80 GB" in cluster.warnings
+    assert not cluster.is_homogeneous
+
+
+def test_a_rack_of_gb200_is_one_island_and_a_node_of_five_is_not() -> None:
+    rack = cluster_from_mapping({"groups": [{"gpu": "gb200", "num_nodes": 18, "gpus_per_node": 4}]})
+    odd = cluster_from_mapping({"groups": [{"gpu": "gb200", "num_nodes": 2, "gpus_per_node": 5}]})
+    assert (rack.groups[0].island_gpus, odd.groups[0].island_gpus) == (72, 5)
+
+
+@pytest.mark.parametrize(
+    ("raw", "pointer"),
+    [
+        ([], "/cluster"),
+        ({}, "/cluster/name"),
+        ({"name": 5}, "/cluster/name"),
+        ({"name": "dgx-h100", "num_nodes": True}, "/cluster/num_nodes"),
+        ({"name": "dgx-h100", "num_nodes": 2.5}, "/cluster/num_nodes"),
+        ({"name": "dgx-h100", "nodes": 2}, "/cluster/nodes"),
+        ({"groups": []}, "/cluster/groups"),
+        ({"groups": {}}, "/cluster/groups"),
+        ({"groups": [GROUP] * 65}, "/cluster/groups"),
+        ({"groups": [5]}, "/cluster/groups/0"),
+        ({"groups": [GROUP, GROUP | {"gpu": "h101"}]}, "/cluster/groups/1/gpu"),
+        ({"groups": [GROUP | {"gpu": 7}]}, "/cluster/groups/0/gpu"),
+        ({"groups": [GROUP | {"num_nodes": 0}]}, "/cluster/groups/0/num_nodes"),
+        ({"groups": [GROUP | {"gpus_per_node": 10**6}]}, "/cluster/groups/0/gpus_per_node"),
+        ({"groups": [GROUP | {"island_gpus": 3}]}, "/cluster/groups/0/island_gpus"),
+        ({"groups": [GROUP | {"extra": 1}]}, "/cluster/groups/0/extra"),
+        ({"groups": [GROUP | {"num_nodes": 900_000}]}, "/cluster/num_nodes"),
+        ({"groups": [GROUP | {"num_nodes": 100_000}] * 2}, "/cluster/groups"),
+        ({"groups": [GROUP], "between_groups": "fast"}, "/cluster/between_groups"),
+        (
+            {"groups": [GROUP | {"intra_node": LINK | {"bytes_per_s": float("nan")}}]},
+            "/cluster/groups/0/intra_node/bytes_per_s",
+        ),
+        (
+            {"groups": [GROUP | {"intra_node": LINK | {"bytes_per_s": 0}}]},
+            "/cluster/groups/0/intra_node/bytes_per_s",
+        ),
+        (
+            {"groups": [GROUP | {"inter_node": LINK | {"latency_s": -1.0}}]},
+            "/cluster/groups/0/inter_node/latency_s",
+        ),
+        (
+            {"groups": [GROUP | {"inter_node": LINK | {"latency_s": True}}]},
+            "/cluster/groups/0/inter_node/latency_s",
+        ),
+        (
+            {"groups": [GROUP | {"inter_node": LINK | {"bytes_per_s": 10**400}}]},
+            "/cluster/groups/0/inter_node/bytes_per_s",
+        ),
+    ],
+)
+def test_a_faulty_cluster_names_the_exact_field(raw: object, pointer: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        cluster_from_mapping(raw)
+    assert pointer in [error.pointer for error in caught.value.errors]
+
+
+def test_unknown_catalog_names_list_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"llama-3\.1-70b"):
+        model_from_mapping({"name": "lama-3.1-70b"})
+    with pytest.raises(UnknownNameError, match="dgx-h100"):
+        cluster_from_mapping({"name": "dgx-h1000"})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(sorted([*SHAPE, "name", "moe", "mla", "groups", "model_type", "layer_types"]))
+
+
+def _fault(read: Callable[[object], object], raw: object) -> InvalidProblemError | None:
+    try:
+        read(raw)
+    except InvalidProblemError as error:
+        return error
+    return None
+
+
+@given(st.dictionaries(FIELDS, JSON, max_size=8) | JSON)
+def test_arbitrary_json_is_read_or_refused_and_never_crashes(raw: object) -> None:
+    for read, root in ((model_from_mapping, "/model"), (cluster_from_mapping, "/cluster")):
+        fault = _fault(read, raw)
+        assert fault is not None  # none of these is complete
+        assert all(error.pointer.startswith(root) for error in fault.errors)
+        assert len(str(fault)) < 10_000
+
+
+GARBAGE: list[object] = [None, -1, "x", [], {}, True, 1e400, [[]], 10**30]
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_field_changed_in_a_real_config_never_crashes(path: Path) -> None:
+    config = json.loads(path.read_text())
+    refused = [
+        fault
+        for field, value in itertools.product(config, GARBAGE)
+        if (fault := _fault(model_from_mapping, config | {field: value}))
+    ]
+    assert len(refused) > len(GARBAGE)
+    assert all(error.pointer.startswith("/model/") for fault in refused for error in fault.errors)

@@ -1,0 +1,212 @@
+"""The catalog: what it must hold, and that its figures are sane."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from profiles import library
+from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.library import (
+    cluster_names,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_alias_note,
+    gpu_names,
+    model_names,
+)
+
+GIB = 2**30
+# every slug that occurs in the measured runs, and every type that users were promised
+REQUIRED_GPUS = [
+    "a100-sxm",
+    "a100-sxm-40gb",
+    "a100-sxm-80gb",
+    "b200-sxm-180gb",
+    "b300",
+    "gb200",
+    "gb300",
+    "h100-sxm-80gb",
+    "h100-sxm-96gb-hbm2e",
+    "h200-sxm-141gb",
+    "l40s",
+    "mi300x",
+    "mi355x",
+    "v100-sxm-32gb",
+    "v100-sxm-16gb",
+    "v100-pcie-16gb",
+    "v100-pcie-32gb",
+    "t4",
+    "a10g",
+    "l4",
+    "rtx-2080-ti",
+    "rtx-3090",
+    "rtx-4090",
+    "rtx-5090",
+    "a100-pcie-40gb",
+    "a100-pcie-80gb",
+    "a800-sxm-80gb",
+    "h800-sxm-80gb",
+    "h20-sxm-96gb",
+    "h100-pcie-80gb",
+    "gh200",
+    "mi250x",
+    "mi325x",
+    "mi350x",
+]
+REQUIRED_CLUSTERS = ["dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72", "frontier-like"]
+
+
+@pytest.mark.parametrize("slug", REQUIRED_GPUS)
+def test_every_promised_gpu_is_found(slug: str) -> None:
+    gpu = find_gpu(slug)
+    assert gpu.sources
+    assert slug in gpu_names()
+    assert gpu.slug == slug or gpu_alias_note(slug)
+
+
+@pytest.mark.parametrize("slug", gpu_names())
+def test_a_gpu_has_sane_dense_figures(slug: str) -> None:
+    gpu = find_gpu(slug)
+    half = gpu.peak_bf16_flops
+    assert 30e12 < half < 3e15
+    assert gpu.peak_flops["fp16"] == half
+    assert gpu.peak_flops["fp32"] < half
+    # dense fp8 is twice dense bf16: a figure with sparsity would be four times
+    assert gpu.peak_flops.get("fp8", 2 * half) == pytest.approx(2 * half, rel=0.02)
+    assert gpu.peak_flops.get("tf32", half / 2) == pytest.approx(half / 2, rel=0.02)
+    assert 8 * GIB < gpu.memory_bytes < 300 * GIB
+    assert gpu.inter_node.bytes_per_s <= gpu.intra_node.bytes_per_s
+    assert gpu.intra_node.source
+    assert gpu.inter_node.source
+    # roofline ridge of half precision: 37 (H20) to 470 FLOP a byte
+    assert 30 < half / gpu.hbm_bytes_per_s < 480
+
+
+def test_an_h100_has_the_memory_that_its_driver_reports() -> None:
+    assert find_gpu("h100-sxm-80gb").memory_bytes == 81559 * 2**20  # 79.6 GiB
+    assert find_gpu("h100-sxm-80gb").peak_bf16_flops == pytest.approx(989.4e12)
+
+
+def test_a_volta_has_no_bf16_so_its_peak_is_fp16() -> None:
+    gpu = find_gpu("v100-sxm-32gb")
+    assert "bf16" not in gpu.peak_flops
+    assert gpu.peak_bf16_flops == pytest.approx(125e12)
+
+
+def test_the_fast_link_of_an_nvl72_joins_72_gpus() -> None:
+    assert find_gpu("gb200").island_gpus == 72
+    assert find_cluster("gb200-nvl72").num_gpus == 72
+    assert find_cluster("gb200-nvl72", num_nodes=36).num_gpus == 144
+
+
+def test_an_alias_says_what_it_assumes() -> None:
+    assert find_gpu("a100-sxm").slug == "a100-sxm-80gb"
+    assert gpu_alias_note("a100-sxm") == "memory not stated: taken as 80 GB"
+    assert gpu_alias_note("a100-sxm-80gb") is None
+
+
+@pytest.mark.parametrize("name", REQUIRED_CLUSTERS)
+def test_every_promised_cluster_is_found(name: str) -> None:
+    assert find_cluster(name).source
+    assert name in cluster_names()
+
+
+def test_sixteen_dgx_h100_are_128_gpus() -> None:
+    cluster = find_cluster("dgx-h100", num_nodes=16)
+    assert cluster.title == "16 × DGX H100 = 128 GPUs"
+    assert cluster.groups[0].inter_node.bytes_per_s == pytest.approx(50e9)  # 400 Gbit/s a GPU
+    assert find_cluster("dgx-h100").num_nodes == 1  # the catalog's own entry is untouched
+
+
+@pytest.mark.parametrize("num_nodes", [0, -1, 10**9])
+def test_an_impossible_number_of_nodes_is_refused(num_nodes: int) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        find_cluster("dgx-h100", num_nodes=num_nodes)
+    assert caught.value.errors[0].pointer == "/cluster/num_nodes"
+
+
+def test_more_than_a_million_gpus_are_refused_and_a_million_are_not() -> None:
+    assert find_cluster("dgx-h100", num_nodes=125_000).num_gpus == 1_000_000
+    with pytest.raises(InvalidProblemError, match="1000008 GPUs are too many"):
+        find_cluster("dgx-h100", num_nodes=125_001)
+
+
+def test_every_model_names_its_source_and_is_named_after_its_file() -> None:
+    for name in model_names():
+        assert find_model(name).name == name
+        assert find_model(name).source
+        assert find_model(name).title != name
+
+
+def test_unknown_names_list_the_nearest_and_point_at_the_field() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean .*llama-3.1-70b") as model:
+        find_model("lama-3.1-70b")
+    with pytest.raises(UnknownNameError, match="dgx-h100") as cluster:
+        find_cluster("dgx-h10")
+    with pytest.raises(UnknownNameError, match="h100-sxm-80gb") as gpu:
+        find_gpu("h100-sxm-80g")
+    pointers = [caught.value.errors[0].pointer for caught in (model, cluster, gpu)]
+    assert pointers == ["/model/name", "/cluster/name", "/cluster/gpu"]
+
+
+@pytest.mark.parametrize("name", ["../models/llama-2-7b", "", "a" * 1_000_000, "gpus/t4", "llama-2-7b\x00"])
+def test_a_hostile_name_is_just_unknown(name: str) -> None:
+    for find in (find_model, find_gpu, find_cluster):
+        with pytest.raises(UnknownNameError) as caught:
+            find(name)
+        assert len(str(caught.value)) < 2000
+
+
+def test_names_are_found_in_any_case() -> None:
+    assert find_model("Llama-3.1-8B").name == "llama-3.1-8b"
+
+
+def test_catalog_entries_can_be_copied_for_other_processes() -> None:
+    assert copy.deepcopy(find_cluster("dgx-b200")) == find_cluster("dgx-b200")
+
+
+def test_aliases_and_links_refer_to_what_exists() -> None:
+    files = {path.stem for path in (library.CATALOG / "gpus").glob("*.yaml")}
+    aliases = yaml.safe_load((library.CATALOG / "gpu_aliases.yaml").read_text())
+    assert {entry["of"] for entry in aliases.values()} <= files
+    assert not set(aliases) & files
+    links = set(yaml.safe_load((library.CATALOG / "links.yaml").read_text()))
+    used = set()
+    for path in (library.CATALOG / "gpus").glob("*.yaml"):
+        raw = yaml.safe_load(path.read_text())
+        used |= {raw["intra_node"], raw["inter_node"]}
+    assert used == links
+
+
+def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
+    code = (
+        "import time; t = time.perf_counter()\n"
+        "from profiles.library import find_cluster, find_gpu, find_model\n"
+        "find_gpu('a100-sxm'), find_cluster('dgx-h100', num_nodes=16), find_model('deepseek-v3')\n"
+        "print(time.perf_counter() - t)"
+    )
+    root = Path(library.__file__).parents[1]
+    runs = [
+        float(
+            subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True).stdout
+        )
+        for _ in range(3)
+    ]
+    # 35 ms on an idle core; the best of three, with room for a busy machine
+    assert min(runs) < 0.12
+
+
+def test_a_second_look_up_reads_no_file() -> None:
+    find_model("deepseek-v3")
+    start = time.perf_counter()
+    for _ in range(1000):
+        find_model("deepseek-v3")
+    assert time.perf_counter() - start < 0.1
