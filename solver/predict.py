@@ -1,0 +1,212 @@
+"""From one configuration to its prediction: step time with its causes, memory by stage, error band.
+
+``step = straggler * max_r (finish_r + tail_r) + fixed``: finish_r from the event simulation of the
+schedule, the rest from the prices. Causes are those of the rank that ends last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from profiles.model import ModelSpec
+from profiles.profile import Profile
+from solver.columns import Columns, FloatArray, IntArray
+from solver.cost.assemble import Chunks, Stages, assemble, chunks_of
+from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
+from solver.cost.price import price
+from solver.cost.prices import LayerLayout, RowPrices
+from solver.cost.schedule import fill_share
+from solver.plan import Configuration, Prediction, StagePrediction
+from solver.problem import Problem
+from solver.search.simulate import rank_finish_s
+
+Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
+SIMULATED = ("none", "gpipe", "1f1b", "interleaved_1f1b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """All rows of one call, priced and assembled."""
+
+    layout: LayerLayout
+    columns: Columns
+    prices: RowPrices
+    chunks: Chunks
+    stages: Stages
+    phi: FloatArray
+
+
+def _padded(configurations: Sequence[Configuration]) -> IntArray:
+    """Splits as one array (n, C), zeros behind each row's chunks."""
+    width = max(len(c.stage_layers) for c in configurations)
+    rows = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
+    return np.array(rows, dtype=np.int64)
+
+
+def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configuration]) -> _Priced:
+    """Price and assemble every configuration."""
+    layout = LayerLayout.of(problem.model)
+    columns = Columns.of(configurations)
+    prices = price(problem, columns, profile)
+    splits = _padded(configurations)
+    return _Priced(
+        layout=layout,
+        columns=columns,
+        prices=prices,
+        chunks=chunks_of(columns, layout, splits),
+        stages=assemble(prices, columns, layout, splits),
+        phi=fill_share(columns),
+    )
+
+
+def _can_simulate(configuration: Configuration) -> bool:
+    """Whether the event simulation knows the schedule and its groups of micro-batches divide."""
+    c = configuration
+    whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
+    return c.pipeline_schedule in SIMULATED and whole
+
+
+def _finish_s(priced: _Priced, row: int, configuration: Configuration) -> FloatArray:
+    """When each rank ends its last pass: simulated, or by the closed form of its schedule."""
+    c, pp = configuration, configuration.pipeline_parallel_size
+    if _can_simulate(c):
+        num_chunks = len(c.stage_layers)
+        finish = rank_finish_s(
+            priced.stages.chunk_forward_s[row, :num_chunks].tolist(),
+            priced.stages.chunk_backward_s[row, :num_chunks].tolist(),
+            pp=pp,
+            num_microbatches=c.num_microbatches,
+            schedule=c.pipeline_schedule,
+        )
+        return np.array(finish)
+    rank_time, phi = priced.stages.rank_time_s[row, :pp], priced.phi[row]
+    closed: FloatArray = phi * rank_time.sum() + (c.num_microbatches - phi) * rank_time
+    return closed
+
+
+def _causes_s(priced: _Priced, row: int, rank: int, configuration: Configuration) -> dict[str, float]:
+    """Seconds of one rank's step by cause, without bubble and remainder."""
+    prices, chunks, m = priced.prices, priced.chunks, configuration.num_microbatches
+    mine = chunks.valid[row] & (chunks.rank[row] == rank)
+    parts = chunks.parts[row, mine].sum(axis=0)
+    replayed = chunks.replayed[row, mine].sum(axis=0)
+    causes = {name: m * float(parts @ value[row]) for name, value in prices.breakdown_s.items()}
+    tails = {name: float(parts @ value[row]) for name, value in prices.tail_breakdown_s.items()}
+    causes["recompute"] += m * float(replayed @ prices.replay_s[row])
+    causes["pipeline_transfer"] = 2.0 * m * float(mine.sum() * prices.transfer_s[row])
+    causes["data_parallel"] += tails["data_parallel"] + float(prices.rank_tail_s[row])
+    causes["optimizer"] = tails["optimizer"]
+    return causes
+
+
+def _breakdown_s(
+    priced: _Priced, row: int, configuration: Configuration, finish: FloatArray, rank: int
+) -> dict[str, float]:
+    """Causes of the critical rank; they sum to the step time, what is left over is ``rest``."""
+    scale = float(priced.prices.straggler[row])
+    ends = finish + priced.stages.rank_tail_s[row, : len(finish)]
+    step = scale * float(ends[rank]) + float(priced.prices.fixed_s[row])
+    causes = {n: scale * v for n, v in _causes_s(priced, row, rank, configuration).items()}
+    busy = configuration.num_microbatches * float(priced.stages.rank_time_s[row, rank])
+    causes["bubble"] = max(scale * (float(finish[rank]) - busy), 0.0)
+    causes.pop("rest")
+    causes["rest"] = step - sum(causes.values())
+    return causes
+
+
+def _stage_predictions(
+    priced: _Priced, row: int, configuration: Configuration
+) -> tuple[StagePrediction, ...]:
+    """Memory by term and time of every rank."""
+    stages = []
+    for rank in range(configuration.pipeline_parallel_size):
+        terms = {name: round(float(value[row, rank])) for name, value in priced.stages.memory_bytes.items()}
+        stages.append(
+            StagePrediction(
+                stage=rank,
+                layers=sum(configuration.layers_of_rank(rank)),
+                memory_bytes=terms,
+                peak_memory_bytes=sum(terms.values()),
+                compute_s=float(priced.stages.rank_time_s[row, rank]),
+            )
+        )
+    return tuple(stages)
+
+
+def recomputed_flops_per_token(
+    model: ModelSpec, seq_length: int, configuration: Configuration, layout: LayerLayout
+) -> float:
+    """FLOPs that recomputation adds per token: whole forward passes, or the attention cores."""
+    if configuration.recompute_granularity == "selective":
+        qk_and_v = model.head_dim + model.v_head_dim
+        scores = 2.0 * model.num_attention_heads * qk_and_v * model.attended_tokens(seq_length)
+        return model.num_layers * scores
+    if configuration.recompute_granularity != "full":
+        return 0.0
+    ends = np.cumsum(configuration.stage_layers)
+    starts = ends - np.array(configuration.stage_layers)
+    stops = np.minimum(starts + configuration.recompute_layers, ends)
+    replayed = (layout.cumulative[stops] - layout.cumulative[starts]).sum(axis=0)
+    flops = [model.layer_forward_flops_per_token(kind, seq_length) for kind in layout.kinds]
+    return float(replayed @ np.array(flops))
+
+
+def _prediction(
+    problem: Problem, profile: Profile, priced: _Priced, row: int, configuration: Configuration
+) -> Prediction:
+    """The prediction of one assembled row."""
+    finish = _finish_s(priced, row, configuration)
+    rank = int(np.argmax(finish + priced.stages.rank_tail_s[row, : len(finish)]))
+    breakdown = _breakdown_s(priced, row, configuration, finish, rank)
+    step = sum(breakdown.values())
+    stages = _stage_predictions(priced, row, configuration)
+    heaviest = max(stages, key=lambda stage: stage.peak_memory_bytes)
+    limit = memory_limit_bytes(problem)
+    seq = problem.workload.seq_length
+    rate = configuration.global_batch_size * seq / step / configuration.num_gpus
+    peak = profile.group.gpu.peak_bf16_flops
+    flops = problem.model.model_flops_per_token(seq)
+    again = recomputed_flops_per_token(problem.model, seq, configuration, priced.layout)
+    band = exp(Z_80_PERCENT * profile.log_time_sigma)
+    return Prediction(
+        step_time_s=step,
+        step_time_low_s=step / band,
+        step_time_high_s=step * band,
+        tokens_per_s_per_gpu=rate,
+        mfu=rate * flops / peak,
+        hfu=rate * (flops + again) / peak,
+        peak_flops_per_gpu=peak,
+        bubble_fraction=breakdown["bubble"] / step,
+        peak_memory_bytes=heaviest.peak_memory_bytes,
+        memory_limit_bytes=limit,
+        heaviest_stage=heaviest.stage,
+        out_of_memory_probability=out_of_memory_probability(
+            heaviest.peak_memory_bytes, limit, profile.log_memory_sigma
+        ),
+        time_breakdown_s=breakdown,
+        stages=stages,
+        extrapolated=() if profile.gpu_operators.measured else ("operators",),
+    )
+
+
+def predict_all(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
+) -> list[Prediction]:
+    """The predictions of several configurations of one problem, in their order.
+
+    Raises:
+        InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
+    """
+    if not configurations:
+        return []
+    priced = _priced(problem, profile, configurations)
+    return [_prediction(problem, profile, priced, row, c) for row, c in enumerate(configurations)]
+
+
+def predict(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
+    """The prediction of one configuration; errors as ``predict_all``."""
+    return predict_all(problem, profile, [configuration])[0]

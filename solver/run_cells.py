@@ -1,0 +1,116 @@
+"""Cells of a table of measured runs: text to numbers, with row and column in every complaint."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from profiles.errors import FieldError, InvalidProblemError
+
+# Without these no run can be expressed; the measured columns may be absent (weak labels).
+REQUIRED_COLUMNS = (
+    "run_id", "cluster", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
+    "num_kv_heads", "head_dim", "vocab_size", "tied_embeddings", "gated_mlp", "num_experts", "moe_top_k",
+    "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "seq_length", "gpu", "num_gpus",
+    "gpus_per_node", "network_gbit_per_s_per_gpu", "fast_link_gpus", "framework_family", "precision",
+    "precision_recipe", "flash_attention", "attention_kernel", "norm_fused", "loss_fused",
+    "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_pipeline_size",
+    "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
+    "zero_stage", "zero_shard_size", "micro_batch_size", "global_batch_size", "optimizer",
+    "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
+)  # fmt: skip
+MAX_ROWS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """One row; ``line`` is its line in the file, the header being line 1."""
+
+    line: int
+    values: Mapping[str, str]
+
+    def text(self, column: str) -> str | None:
+        """The cell, or None where it is empty or the column is absent."""
+        value = (self.values.get(column) or "").strip()
+        return value or None
+
+    def number(self, column: str) -> float | None:
+        """The cell as a finite number of at least 0, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is no such number.
+        """
+        value = self.text(column)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not isfinite(number) or number < 0.0:
+            raise self.fault(column, f'"{value[:40]}" is not a number', "a finite number, 0 or more")
+        return number
+
+    def count(self, column: str) -> int | None:
+        """The cell as a whole number, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is not a whole number of at least 0.
+        """
+        number = self.number(column)
+        if number is None:
+            return None
+        if number != int(number) or number > 2**53:
+            raise self.fault(column, f"{number:g} is not a whole number", "a whole number")
+        return int(number)
+
+    def flag(self, column: str) -> bool | None:
+        """The cell as 0 | 1, or None where it is empty."""
+        value = self.count(column)
+        if value is None:
+            return None
+        if value not in (0, 1):
+            raise self.fault(column, f"{value} is neither 0 nor 1", "0 or 1")
+        return bool(value)
+
+    def fault(self, column: str, message: str, allowed: str) -> InvalidProblemError:
+        """An error that names this row and a column."""
+        pointer = f"/rows/{self.line - 2}/{column}"
+        return InvalidProblemError.of(pointer, f"line {self.line}: {message}", allowed=allowed)
+
+
+def read_cells(path: Path) -> Iterator[Cells]:
+    """The rows of a CSV file of runs.
+
+    Raises:
+        InvalidProblemError: the file cannot be read, lacks a required column or repeats one, or a
+            row has more cells than the header.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as handle:
+            reader = csv.DictReader(handle)
+            _check_header(reader.fieldnames or ())
+            for line, row in enumerate(reader, start=2):
+                if None in row or line > MAX_ROWS:
+                    raise InvalidProblemError.of(
+                        f"/rows/{line - 2}", f"line {line}: too many cells or rows"
+                    )
+                yield Cells(line, row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidProblemError.of("/runs", f"cannot be read as CSV ({type(error).__name__})") from error
+
+
+def _check_header(header: Sequence[str]) -> None:
+    """Complain about each required column that is missing, and about doubled ones."""
+    names = list(header)
+    missing = [name for name in REQUIRED_COLUMNS if name not in names]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    errors = [FieldError(pointer=f"/columns/{name}", message="this column is missing") for name in missing]
+    errors += [
+        FieldError(pointer=f"/columns/{name[:64]}", message="this column stands twice") for name in doubled
+    ]
+    if errors:
+        raise InvalidProblemError(errors)

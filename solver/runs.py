@@ -1,0 +1,111 @@
+"""Measured runs: one row of a table as a problem, a configuration, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.errors import InvalidProblemError
+from profiles.units import GIB
+from solver.plan import Configuration
+from solver.problem import Problem
+from solver.run_cells import Cells, read_cells
+from solver.run_shapes import (
+    RefusedRunError,
+    cluster_of,
+    configuration_of,
+    framework_of_run,
+    model_of,
+    workload_of,
+)
+
+CATALOG_RUNS = Path(__file__).parent.parent / "profiles" / "catalog" / "runs" / "measured_runs.csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a run reported; None where it did not."""
+
+    step_time_s: float | None
+    peak_memory_bytes: float | None
+    memory_kind: str  # allocated, reserved, device, unknown: what the peak counts
+    memory_rank: str  # first, last, worst, unknown: whose peak it is
+    out_of_memory: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """Everything that a prediction may look at."""
+
+    problem: Problem
+    configuration: Configuration
+    framework: str
+    warning: str | None  # what was assumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One row; identity and measurement are kept apart from the shape that is predicted."""
+
+    run_id: str
+    cluster: str
+    source: str
+    rank_group: str | None
+    shape: RunShape | None  # None: refused
+    refused_reason: str | None
+    measured: Measurement
+
+
+def read_runs(path: Path) -> tuple[Run, ...]:
+    """All rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
+
+    Raises:
+        InvalidProblemError: a required column is missing or a cell cannot be read.
+    """
+    return tuple(_run_of(cells) for cells in read_cells(path))
+
+
+def _shape_of(cells: Cells) -> RunShape:
+    """The row's problem and configuration."""
+    framework = framework_of_run(cells)
+    model = model_of(cells)
+    configuration = configuration_of(cells, model, framework.name)
+    problem = Problem(model=model, cluster=cluster_of(cells), workload=workload_of(cells), launcher="none")
+    return RunShape(
+        problem=problem, configuration=configuration, framework=framework.name, warning=framework.warning
+    )
+
+
+def _run_of(cells: Cells) -> Run:
+    """One row as a run; what cannot be expressed is refused with a reason."""
+    measured = _measurement_of(cells)
+    shape, reason = None, None
+    try:
+        shape = _shape_of(cells)
+    except RefusedRunError as error:
+        reason = str(error)
+    except InvalidProblemError as error:
+        if any(fault.pointer.startswith("/rows/") for fault in error.errors):
+            raise
+        reason = error.errors[0].sentence()
+    return Run(
+        run_id=cells.text("run_id") or f"line-{cells.line}",
+        cluster=cells.text("cluster") or "unknown",
+        source=cells.text("source") or "unknown",
+        rank_group=cells.text("rank_group"),
+        shape=shape,
+        refused_reason=reason,
+        measured=measured,
+    )
+
+
+def _measurement_of(cells: Cells) -> Measurement:
+    """The measured cells, where the table has them."""
+    peak = cells.number("peak_memory_gib")
+    return Measurement(
+        step_time_s=cells.number("step_time_s") or None,
+        peak_memory_bytes=peak * GIB if peak else None,
+        memory_kind=cells.text("memory_kind") or "unknown",
+        memory_rank=cells.text("memory_rank") or "unknown",
+        out_of_memory=cells.flag("oom"),
+    )
