@@ -19,7 +19,7 @@ class GpuSpec:
 
     slug: str  # as in measured runs: h100-sxm-80gb
     display_name: str
-    memory_bytes: int  # what the driver reports as total, not the marketing figure
+    memory_bytes: int  # nvidia-smi / rocm-smi total; about 0.6 GiB of it stays with the driver (NVIDIA)
     hbm_bytes_per_s: float
     peak_flops: Mapping[str, float]  # dense peak by precision: bf16, fp16, fp8, fp4, tf32, fp32
     architecture: str  # volta, turing, ampere, ada, hopper, blackwell, cdna2, cdna3, cdna4
