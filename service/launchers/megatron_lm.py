@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.launchers.base import ExportBundle
-from service.launchers.megatron_lm_arguments import (
+from service.launchers.megatron_lm_arguments import padded_vocabulary, sections
+from service.launchers.megatron_lm_facts import (
     ATTENTION_BACKENDS,
+    FIXED_FACTS,
+    facts,
     is_fsdp,
-    padded_vocabulary,
-    sections,
+    lacks_flash,
+    overlaps_tensor,
 )
 from service.launchers.megatron_lm_model_rules import MODEL_RULES
 from service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
@@ -29,11 +32,6 @@ from service.launchers.megatron_lm_scripts import (
 )
 from service.launchers.rules import refuse
 from service.launchers.target import Target
-
-KNOWN_OPTIONS = (
-    "attention_kernel", "context_parallel_mode", "fp8_recipe", "gradient_dtype", "loss_fused",
-    "overlap_p2p", "tp_comm_overlap",
-)  # fmt: skip
 
 
 class MegatronLm:
@@ -66,17 +64,16 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from _placement_warnings(target)
     yield from _value_warnings(target)
     yield from _model_warnings(target)
-    for name in sorted(set(target.workload.framework_options) - set(KNOWN_OPTIONS)):
-        yield f"framework option {name[:40]} has no Megatron-LM flag and is not written"
+    yield from _fact_warnings(target)
 
 
 def _placement_warnings(target: Target) -> Iterator[str]:
-    config, per_node = target.config, target.gpus_per_node
+    config, near = target.config, target.near_gpus
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    if target.num_nodes > 1 and per_node % tp:
-        yield f"tensor parallel groups of {tp} reach over nodes of {per_node} GPUs"
-    elif target.num_nodes > 1 and cp > 1 and per_node % (tp * cp):
-        yield f"tp * cp = {tp * cp} reaches over nodes of {per_node} GPUs"
+    if near % tp and config.num_gpus > near:
+        yield f"tensor parallel groups of {tp} cross the network: {near} GPUs are near each other"
+    elif cp > 1 and near % (tp * cp) and config.num_gpus > near:
+        yield f"tp * cp = {tp * cp} ranks cross the network: {near} GPUs are near each other"
     if not target.problem.cluster.is_homogeneous:
         yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
 
@@ -95,9 +92,6 @@ def _value_warnings(target: Target) -> Iterator[str]:
     precision = target.workload.precision
     if precision == "bf16" and "bf16" not in target.gpu.peak_flops:
         yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
-    asked = target.option("attention_kernel", "auto")
-    if asked not in ATTENTION_BACKENDS:
-        yield f"attention kernel {str(asked)[:40]} has no Megatron-LM flag; the usual one is written"
 
 
 def _model_warnings(target: Target) -> Iterator[str]:
@@ -108,3 +102,17 @@ def _model_warnings(target: Target) -> Iterator[str]:
         yield "router scoring and load balancing are not part of the plan: add the model's own flags"
     if model.sliding_window and target.config.context_parallel_size > 1:
         yield "sliding-window attention under context parallelism depends on the Transformer Engine version"
+
+
+def _fact_warnings(target: Target) -> Iterator[str]:
+    known, config = facts(target), target.config
+    for name, fixed in FIXED_FACTS.items():
+        if getattr(known, name) != fixed:
+            yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
+    if known.attention_kernel not in ATTENTION_BACKENDS:
+        yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
+    if lacks_flash(target):
+        yield f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise"
+    wanted = known.overlap_tensor and config.sequence_parallel and config.tensor_parallel_size > 1
+    if wanted and not overlaps_tensor(target):
+        yield "tensor-parallel overlap does not work across the network and is not written"

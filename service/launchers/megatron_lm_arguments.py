@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from service.launchers.megatron_lm_facts import (
+    FP8_RECIPES,
+    attention_backend,
+    facts,
+    is_fsdp,
+    overlaps_tensor,
+    uses_fp8,
+)
 from service.launchers.megatron_lm_layout import is_even, layout
-from service.launchers.megatron_lm_rules import FIRST_FSDP_STAGE
 from service.launchers.target import Target
 
+DROPOUT = "0.1"  # Megatron-LM's own default where dropout is on
 VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
-ARCHITECTURES_WITHOUT_FLASH = ("volta", "turing")  # FlashAttention 2 starts with Ampere
-ATTENTION_BACKENDS = {
-    "flash": "flash", "flash1": "flash", "flash2": "flash", "flash3": "flash",
-    "cudnn": "fused", "fused": "fused", "torch": "unfused", "unfused": "unfused", "auto": "auto",
-}  # fmt: skip
-CONTEXT_COMMUNICATION = {"ring": "p2p", "all_to_all": "a2a"}
 SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -63,11 +65,6 @@ def sections(target: Target) -> list[Section]:
     return [Section(title, tuple(flags)) for title, flags in parts if flags]
 
 
-def is_fsdp(target: Target) -> bool:
-    """Whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
-    return target.config.zero_stage >= FIRST_FSDP_STAGE
-
-
 def padded_vocabulary(target: Target) -> int:
     """Rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
     unit = VOCABULARY_UNIT * target.config.tensor_parallel_size
@@ -79,15 +76,14 @@ def _parallel(target: Target) -> list[Flag]:
     flags = [flag("tensor-model-parallel-size", config.tensor_parallel_size)]
     if config.sequence_parallel and config.tensor_parallel_size > 1:
         flags.append(flag("sequence-parallel"))
-        if target.option("tp_comm_overlap", False):
+        if overlaps_tensor(target):
             flags.append(flag("tp-comm-overlap"))
     flags += [
         flag("pipeline-model-parallel-size", config.pipeline_parallel_size),
         flag("context-parallel-size", config.context_parallel_size),
     ]
     if config.context_parallel_size > 1:
-        mode = str(target.option("context_parallel_mode", "ring"))
-        flags.append(flag("cp-comm-type", CONTEXT_COMMUNICATION[mode]))
+        flags.append(flag("cp-comm-type", "p2p"))  # the ring that was priced
     return flags
 
 
@@ -103,7 +99,7 @@ def _split(target: Target) -> list[Flag]:
         # Written although it is the default: the plan's schedule runs in groups of pp micro-batches.
         group = config.pipeline_parallel_size
         flags.append(flag("microbatch-group-size-per-virtual-pipeline-stage", group))
-        if not target.option("overlap_p2p", True):
+        if not facts(target).overlap_transfer:
             flags.append(flag("no-overlap-p2p-communication"))
     return flags
 
@@ -127,9 +123,12 @@ def _batch(target: Target) -> list[Flag]:
 
 def _data_parallel(target: Target) -> list[Flag]:
     config = target.config
-    flags = [flag("overlap-grad-reduce")]
+    overlap = facts(target).overlap_gradients
+    flags = [flag("overlap-grad-reduce")] if overlap else []
     if config.zero_stage:
-        flags += [flag("use-distributed-optimizer"), flag("overlap-param-gather")]
+        flags.append(flag("use-distributed-optimizer"))
+        if overlap:
+            flags.append(flag("overlap-param-gather"))
         instances = shard_instances(target)
         if instances > 1:
             flags.append(flag("num-distributed-optimizer-instances", instances))
@@ -163,33 +162,24 @@ def _recompute(target: Target) -> list[Flag]:
 
 
 def _precision(target: Target) -> list[Flag]:
-    precision = target.workload.precision
-    flags = [flag("fp16" if precision == "fp16" else "bf16")]
-    if precision == "fp8":
+    known = facts(target)
+    flags = [flag("fp16" if target.workload.precision == "fp16" else "bf16")]
+    if uses_fp8(target):
         flags.append(flag("fp8-format", "hybrid"))
-        flags.append(flag("fp8-recipe", target.option("fp8_recipe", "delayed")))
-    in_bf16 = target.option("gradient_dtype", "fp32") == "bf16"
-    flags.append(flag("grad-reduce-in-bf16" if in_bf16 else "accumulate-allreduce-grads-in-fp32"))
+        flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
+    if known.gradient_dtype == "fp32":
+        flags.append(flag("accumulate-allreduce-grads-in-fp32"))
+    elif known.gradient_dtype == "bf16":
+        flags.append(flag("grad-reduce-in-bf16"))
     flags += [
         flag("transformer-impl", "transformer_engine"),
         flag("attention-backend", attention_backend(target)),
     ]
-    if target.option("loss_fused", False):
+    if known.loss_fused:
         flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
+    dropout = DROPOUT if known.dropout else "0.0"
+    flags += [flag("attention-dropout", dropout), flag("hidden-dropout", dropout)]
     return [*flags, flag("optimizer", "adam")]
-
-
-def attention_backend(target: Target) -> str:
-    """Transformer Engine's attention: as asked for, else flash, else what the GPU and MLA can run.
-
-    Latent attention has value heads narrower than its query heads: cuDNN's fused kernel takes them.
-    """
-    if target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH:
-        usual = "torch"
-    else:
-        usual = "cudnn" if target.model.mla else "flash"
-    asked = str(target.option("attention_kernel", usual))
-    return ATTENTION_BACKENDS.get(asked, ATTENTION_BACKENDS[usual])
 
 
 def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
@@ -216,8 +206,6 @@ def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
         flag("max-position-embeddings", max(seq_length, model.max_position_embeddings or 0)),
         flag("vocab-size", model.vocab_size),
         flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
-        flag("attention-dropout", "0.0"),
-        flag("hidden-dropout", "0.0"),
     ]
     if model.num_mtp_layers:
         flags.append(flag("mtp-num-layers", model.num_mtp_layers))

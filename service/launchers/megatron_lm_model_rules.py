@@ -10,33 +10,22 @@ import math
 from collections.abc import Iterator
 
 from profiles.errors import FieldError
+from service.launchers.megatron_lm_facts import FP8_RECIPES, facts, uses_fp8
 from service.launchers.rules import Rule, fault, near_divisors, near_multiples
 from service.launchers.target import Target
 
 PRECISIONS = ("bf16", "fp16", "fp8")
-FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
-CONTEXT_MODES = ("ring", "all_to_all")
 
 
 def heads_divide_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Heads % tp = 0 (``TransformerConfig``); % (tp * cp) for all-to-all context parallelism."""
-    heads, config = target.model.num_attention_heads, target.config
-    tp = config.tensor_parallel_size
+    """Heads % tp = 0 (``TransformerConfig``)."""
+    heads, tp = target.model.num_attention_heads, target.config.tensor_parallel_size
     if heads % tp:
         yield fault(
             "tensor_parallel_size",
             f"{tp} does not divide {heads} attention heads",
             allowed=f"divisors of {heads}",
             nearest=near_divisors(tp, heads),
-        )
-    elif target.option("context_parallel_mode", "ring") == "all_to_all" and (heads // tp) % (
-        config.context_parallel_size
-    ):
-        yield fault(
-            "context_parallel_size",
-            f"{config.context_parallel_size} does not divide the {heads // tp} heads of a tensor rank",
-            allowed=f"divisors of {heads // tp} for all-to-all",
-            nearest=near_divisors(config.context_parallel_size, heads // tp),
         )
 
 
@@ -160,7 +149,7 @@ def precision_is_known(target: Target) -> Iterator[FieldError]:
             allowed=", ".join(PRECISIONS),
             nearest="bf16",
         )
-    elif precision == "fp8" and "fp8" not in target.gpu.peak_flops:
+    elif uses_fp8(target) and "fp8" not in target.gpu.peak_flops:
         yield FieldError(
             pointer="/workload/precision",
             message=f"fp8 on {target.gpu.display_name}, which has none",
@@ -181,26 +170,27 @@ def optimizer_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:
-    """One of Transformer Engine's recipes (argparse choices of ``--fp8-recipe``)."""
-    recipe = target.option("fp8_recipe", "delayed")
+    """One of Transformer Engine's recipes that ``--fp8-recipe`` takes for all linear layers."""
+    recipe = facts(target).precision_recipe
     if recipe not in FP8_RECIPES:
         yield FieldError(
-            pointer="/workload/framework_options/fp8_recipe",
-            message=f"{str(recipe)[:40]!r} is unknown",
+            pointer="/workload/framework_options/precision_recipe",
+            message=f"Megatron-LM is not exported with {recipe}",
             allowed=", ".join(FP8_RECIPES),
-            nearest="delayed",
+            nearest="fp8-delayed",
         )
 
 
-def context_mode_is_known(target: Target) -> Iterator[FieldError]:
-    """Ring (p2p) or all-to-all; ``--cp-comm-type`` itself takes any word."""
-    mode = target.option("context_parallel_mode", "ring")
-    if mode not in CONTEXT_MODES:
+def gradients_fit_the_weights(target: Target) -> Iterator[FieldError]:
+    """Gradients are fp32, or of the weights' own kind (``--grad-reduce-in-bf16`` is for bf16)."""
+    weights = "fp16" if target.workload.precision == "fp16" else "bf16"
+    gradients = facts(target).gradient_dtype
+    if gradients not in ("fp32", weights):
         yield FieldError(
-            pointer="/workload/framework_options/context_parallel_mode",
-            message=f"{str(mode)[:40]!r} is unknown",
-            allowed=", ".join(CONTEXT_MODES),
-            nearest="ring",
+            pointer="/workload/framework_options/gradient_dtype",
+            message=f"{gradients} gradients of {weights} weights",
+            allowed=f"fp32, {weights}",
+            nearest=weights,
         )
 
 
@@ -229,6 +219,6 @@ MODEL_RULES: tuple[Rule, ...] = (
     precision_is_known,
     optimizer_is_known,
     fp8_recipe_is_known,
-    context_mode_is_known,
+    gradients_fit_the_weights,
     prediction_layers_need_rotary,
 )

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiles.errors import FieldError
+from service.launchers.megatron_lm_facts import FIRST_FSDP_STAGE, facts
 from service.launchers.rules import Rule, fault, near_divisors, near_multiples
 from service.launchers.target import Target
 
 MAX_SHARDED_STAGE = 3
-FIRST_FSDP_STAGE = 2
 SIZES = (
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
     "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
@@ -124,7 +124,7 @@ def schedule_is_known(target: Target) -> Iterator[FieldError]:
 def interleaving_needs_a_pipeline(target: Target) -> Iterator[FieldError]:
     """Virtual stages need pp > 1; pp > 2 without overlapped p2p (``validate_args``)."""
     config = target.config
-    least = 2 if target.option("overlap_p2p", True) else 3
+    least = 2 if facts(target).overlap_transfer else 3
     if config.virtual_pipeline_size > 1 and config.pipeline_parallel_size < least:
         yield fault(
             "virtual_pipeline_size",

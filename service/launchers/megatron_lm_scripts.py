@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterable
 
 from profiles.units import GIB
-from service.launchers.megatron_lm_arguments import Section, is_fsdp
+from service.launchers.megatron_lm_arguments import Section
+from service.launchers.megatron_lm_facts import is_fsdp
 from service.launchers.target import Target
 
 VERSIONS = "0.16 to 0.19"

@@ -9,8 +9,6 @@ from profiles.model import ModelSpec
 from solver.plan import Configuration, Plan
 from solver.problem import Problem, Workload
 
-OptionValue = str | int | float | bool
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -45,6 +43,11 @@ class Target:
         return min(self.problem.cluster.groups[0].gpus_per_node, self.config.num_gpus)
 
     @property
+    def near_gpus(self) -> int:
+        """Consecutive ranks that reach each other without the network: a node, or an island of nodes."""
+        return max(self.gpus_per_node, self.problem.cluster.groups[0].island_gpus)
+
+    @property
     def num_nodes(self) -> int:
         """Nodes that the job starts on; a part of a node counts as one."""
         return -(-self.config.num_gpus // self.gpus_per_node)
@@ -53,7 +56,3 @@ class Target:
     def shard_ranks(self) -> int:
         """Ranks over which Megatron-style optimizers shard when nothing limits them: dp * cp."""
         return self.config.data_parallel_size * self.config.context_parallel_size
-
-    def option(self, name: str, default: OptionValue) -> OptionValue:
-        """The framework option of that name, as the workload asks for it."""
-        return self.workload.framework_options.get(name, default)

@@ -37,6 +37,8 @@ MEGATRON_ARGS=(
     --accumulate-allreduce-grads-in-fp32
     --transformer-impl transformer_engine
     --attention-backend fused
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
     --optimizer adam
     # Model
     --num-layers 61
@@ -52,8 +54,6 @@ MEGATRON_ARGS=(
     --max-position-embeddings 4096
     --vocab-size 129280
     --make-vocab-size-divisible-by 128
-    --attention-dropout 0.0
-    --hidden-dropout 0.0
     --mtp-num-layers 1
     # Mixture of experts
     --num-experts 256

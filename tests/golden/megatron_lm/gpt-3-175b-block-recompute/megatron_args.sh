@@ -11,6 +11,7 @@ MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
     --tensor-model-parallel-size 8
     --sequence-parallel
+    --tp-comm-overlap
     --pipeline-model-parallel-size 8
     --context-parallel-size 1
     # Pipeline split
@@ -30,7 +31,9 @@ MEGATRON_ARGS=(
     --bf16
     --accumulate-allreduce-grads-in-fp32
     --transformer-impl transformer_engine
-    --attention-backend flash
+    --attention-backend fused
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
     --optimizer adam
     # Model
     --num-layers 96
@@ -43,6 +46,4 @@ MEGATRON_ARGS=(
     --max-position-embeddings 2048
     --vocab-size 51200
     --make-vocab-size-divisible-by 128
-    --attention-dropout 0.0
-    --hidden-dropout 0.0
 )

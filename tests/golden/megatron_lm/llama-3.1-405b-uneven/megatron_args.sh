@@ -13,6 +13,7 @@ MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
     --tensor-model-parallel-size 8
     --sequence-parallel
+    --tp-comm-overlap
     --pipeline-model-parallel-size 16
     --context-parallel-size 1
     # Pipeline split
@@ -32,7 +33,9 @@ MEGATRON_ARGS=(
     --bf16
     --accumulate-allreduce-grads-in-fp32
     --transformer-impl transformer_engine
-    --attention-backend flash
+    --attention-backend fused
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
     --optimizer adam
     # Model
     --num-layers 126
@@ -50,6 +53,4 @@ MEGATRON_ARGS=(
     --max-position-embeddings 131072
     --vocab-size 128256
     --make-vocab-size-divisible-by 128
-    --attention-dropout 0.0
-    --hidden-dropout 0.0
 )

@@ -32,7 +32,9 @@ MEGATRON_ARGS=(
     --bf16
     --accumulate-allreduce-grads-in-fp32
     --transformer-impl transformer_engine
-    --attention-backend flash
+    --attention-backend fused
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
     --optimizer adam
     # Model
     --num-layers 80
@@ -50,6 +52,4 @@ MEGATRON_ARGS=(
     --max-position-embeddings 131072
     --vocab-size 128256
     --make-vocab-size-divisible-by 128
-    --attention-dropout 0.0
-    --hidden-dropout 0.0
 )

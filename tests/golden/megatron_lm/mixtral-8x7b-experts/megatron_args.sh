@@ -13,6 +13,7 @@ MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
     --tensor-model-parallel-size 2
     --sequence-parallel
+    --tp-comm-overlap
     --pipeline-model-parallel-size 2
     --context-parallel-size 1
     # Experts over ranks
@@ -30,7 +31,9 @@ MEGATRON_ARGS=(
     --bf16
     --accumulate-allreduce-grads-in-fp32
     --transformer-impl transformer_engine
-    --attention-backend flash
+    --attention-backend fused
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
     --optimizer adam
     # Model
     --num-layers 32
@@ -48,8 +51,6 @@ MEGATRON_ARGS=(
     --max-position-embeddings 4096
     --vocab-size 32000
     --make-vocab-size-divisible-by 128
-    --attention-dropout 0.0
-    --hidden-dropout 0.0
     # Mixture of experts
     --num-experts 8
     --moe-router-topk 2

@@ -31,6 +31,7 @@ from tests.launcher_cases import (
 from tests.megatron_arguments import words
 
 SMALL = Configuration(stage_layers=(80,))
+TENSOR = replace(SMALL, tensor_parallel_size=2, sequence_parallel=True)
 EVERY_OTHER = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=14336, num_dense_layers=1, frequency=2)
 
 
@@ -131,24 +132,37 @@ def test_hybrid_sharding_is_written_as_the_number_of_shard_sets() -> None:
     assert value(found, "--num-distributed-optimizer-instances") == "8"
 
 
-def test_options_of_the_workload_become_flags() -> None:
-    tensor = replace(SMALL, tensor_parallel_size=2, sequence_parallel=True)
-    assert "--tp-comm-overlap" in flags(with_options(tensor, tp_comm_overlap=True))
-    assert "--grad-reduce-in-bf16" in flags(with_options(gradient_dtype="bf16"))
+def test_the_facts_that_priced_the_plan_become_flags() -> None:
+    assert "--tp-comm-overlap" in flags(with_options(TENSOR))
+    assert "--tp-comm-overlap" not in flags(with_options(TENSOR, overlap_tensor=False))
     assert "--accumulate-allreduce-grads-in-fp32" in flags(with_options())
+    assert "--grad-reduce-in-bf16" in flags(with_options(gradient_dtype="bf16"))
     assert value(with_options(loss_fused=True), "--cross-entropy-fusion-impl") == "native"
-    assert value(with_options(attention_kernel="cudnn"), "--attention-backend") == "fused"
-    context = replace(SMALL, context_parallel_size=2)
-    assert value(with_options(context, context_parallel_mode="all_to_all"), "--cp-comm-type") == "a2a"
-    assert value(with_options(context), "--cp-comm-type") == "p2p"
-    assert "--no-overlap-p2p-communication" in flags(with_options(LLAMA_70B_EVEN, overlap_p2p=False))
-
-
-def test_an_option_without_a_flag_is_a_warning() -> None:
-    assert "framework option norm_fused has no Megatron-LM flag" in warnings(with_options(norm_fused=True))
-    assert "attention kernel triton has no Megatron-LM flag" in warnings(
-        with_options(attention_kernel="triton")
+    assert value(with_options(), "--hidden-dropout") == "0.0"
+    assert value(with_options(dropout=True), "--hidden-dropout") == "0.1"
+    assert "--overlap-param-gather" in flags(with_options(LLAMA_70B_EVEN))
+    assert not {"--overlap-param-gather", "--overlap-grad-reduce"} & set(
+        flags(with_options(LLAMA_70B_EVEN, overlap_gradients=False))
     )
+    still = with_options(LLAMA_70B_EVEN, overlap_transfer=False)
+    assert "--no-overlap-p2p-communication" in flags(still)
+    assert value(with_options(replace(SMALL, context_parallel_size=2)), "--cp-comm-type") == "p2p"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "backend"),
+    [("cudnn", "fused"), ("flash3", "flash"), ("torch", "unfused"), ("triton", "auto")],
+)
+def test_attention_runs_on_the_kernel_that_was_priced(kernel: str, backend: str) -> None:
+    assert value(with_options(attention_kernel=kernel), "--attention-backend") == backend
+
+
+def test_a_fact_that_no_flag_expresses_is_a_warning() -> None:
+    assert "norm_fused is always true" in warnings(with_options(norm_fused=False))
+    assert "attention kernel triton has no flag" in warnings(with_options(attention_kernel="triton"))
+    far = target(LLAMA_70B, TENSOR, gpus_per_node=1)
+    assert "overlap does not work across the network" in warnings(far)
+    assert "--tp-comm-overlap" not in flags(far)
 
 
 def test_fp8_rides_on_bf16_with_a_recipe() -> None:
@@ -163,9 +177,9 @@ def test_a_gpu_before_ampere_gets_the_unfused_attention() -> None:
     found = target(LLAMA_70B, SMALL, gpu=V100, workload=plain)
     assert value(found, "--attention-backend") == "unfused"
     assert "--bf16" not in flags(found)
-    assert "V100 has no bf16 units" in "\n".join(
-        MegatronLm().export(target(LLAMA_70B, SMALL, gpu=V100)).warnings
-    )
+    seen = warnings(target(LLAMA_70B, SMALL, gpu=V100))
+    assert "V100 has no bf16 units" in seen
+    assert "V100 keeps the attention scores" in seen
 
 
 @pytest.mark.parametrize(
@@ -185,10 +199,12 @@ def test_one_hardware_queue_before_blackwell_with_tensor_ranks_but_never_with_fs
 
 def test_groups_that_leave_their_node_are_a_warning() -> None:
     wide = replace(SMALL, tensor_parallel_size=8, sequence_parallel=True)
-    assert "groups of 8 reach over nodes of 4" in warnings(target(LLAMA_70B, wide, gpus_per_node=4))
+    assert "groups of 8 cross the network: 4 GPUs" in warnings(target(LLAMA_70B, wide, gpus_per_node=4))
     context = replace(SMALL, tensor_parallel_size=4, context_parallel_size=2)
-    assert "tp * cp = 8 reaches over nodes of 4" in warnings(target(LLAMA_70B, context, gpus_per_node=4))
-    assert "reach" not in warnings(target(LLAMA_70B, wide))
+    assert "tp * cp = 8 ranks cross the network: 4 GPUs" in warnings(
+        target(LLAMA_70B, context, gpus_per_node=4)
+    )
+    assert "network" not in warnings(target(LLAMA_70B, wide))
 
 
 def test_what_megatron_will_change_or_leaves_open_is_a_warning() -> None:
@@ -204,8 +220,8 @@ def test_what_megatron_will_change_or_leaves_open_is_a_warning() -> None:
         recompute_layers=40, stage_layers=(39, 41),
     )  # fmt: skip
     assert "chunks of fewer than 40 layers" in warnings(target(LLAMA_70B, uneven))
-    tensor = replace(LLAMA_70B_FSDP, tensor_parallel_size=2, sequence_parallel=True)
-    assert "single hardware queue" in warnings(target(LLAMA_70B, tensor))
+    fsdp = replace(LLAMA_70B_FSDP, tensor_parallel_size=2, sequence_parallel=True)
+    assert "single hardware queue" in warnings(target(LLAMA_70B, fsdp))
 
 
 def test_two_groups_of_equal_nodes_are_exported_with_a_warning_about_the_order_of_hosts() -> None:

@@ -55,6 +55,10 @@ def with_option(name: str, value: str | bool, config: Configuration = ONE) -> Ta
     return asking(config, framework_options={name: value})
 
 
+def plain_transfer(config: Configuration) -> Target:
+    return with_option("overlap_transfer", value=False, config=config)
+
+
 def in_fp8(gpu: GpuSpec) -> Target:
     return target(TINY, ONE, gpu=gpu, workload=Workload(global_batch_size=1, seq_length=8, precision="fp8"))
 
@@ -116,8 +120,8 @@ PAIRS = [
          "config.virtual_pipeline_size", "1"),
     # Without overlapped p2p, two pipeline ranks are one too few.
     pair(rules.interleaving_needs_a_pipeline,
-         with_option("overlap_p2p", value=False, config=replace(INTERLEAVED, pipeline_parallel_size=3)),
-         with_option("overlap_p2p", value=False, config=INTERLEAVED), "config.virtual_pipeline_size", "1"),
+         plain_transfer(replace(INTERLEAVED, pipeline_parallel_size=3)),
+         plain_transfer(INTERLEAVED), "config.virtual_pipeline_size", "1"),
     pair(rules.interleaving_needs_full_groups, case(FOUR_LAYERS, INTERLEAVED),
          case(FOUR_LAYERS, replace(INTERLEAVED, num_microbatches=3)), "config.num_microbatches", "2 or 4"),
     pair(rules.recompute_is_known, case(config=replace(ONE, recompute_granularity="selective")),
@@ -145,11 +149,6 @@ PAIRS = [
          "config.zero_shard_size", "1"),
     pair(model_rules.heads_divide_over_ranks, case(config=tp(2)), case(config=tp(4)),
          "config.tensor_parallel_size", "2"),
-    # tp 2 leaves one head a rank: nothing for two context ranks to exchange.
-    pair(model_rules.heads_divide_over_ranks,
-         with_option("context_parallel_mode", "all_to_all", replace(ONE, context_parallel_size=2)),
-         with_option("context_parallel_mode", "all_to_all", tp(2, context_parallel_size=2)),
-         "config.context_parallel_size", "1"),
     # 4 ranks share 2 groups; 3 ranks cannot.
     pair(model_rules.kv_groups_divide_over_ranks, case(config=tp(4)), case(config=tp(3)),
          "config.tensor_parallel_size", "2"),
@@ -184,12 +183,11 @@ PAIRS = [
     pair(model_rules.precision_is_known, in_fp8(H100), in_fp8(A100), "workload.precision", "bf16"),
     pair(model_rules.optimizer_is_known, case(), asking(ONE, optimizer="muon"),
          "workload.optimizer", "adamw"),
-    pair(model_rules.fp8_recipe_is_known, with_option("fp8_recipe", "mxfp8"),
-         with_option("fp8_recipe", "best"),
-         "workload.framework_options.fp8_recipe", "delayed"),
-    pair(model_rules.context_mode_is_known, with_option("context_parallel_mode", "ring"),
-         with_option("context_parallel_mode", "star"),
-         "workload.framework_options.context_parallel_mode", "ring"),
+    pair(model_rules.fp8_recipe_is_known, with_option("precision_recipe", "mxfp8"),
+         with_option("precision_recipe", "nvfp4"),
+         "workload.framework_options.precision_recipe", "fp8-delayed"),
+    pair(model_rules.gradients_fit_the_weights, with_option("gradient_dtype", "bf16"),
+         with_option("gradient_dtype", "fp16"), "workload.framework_options.gradient_dtype", "bf16"),
     pair(model_rules.prediction_layers_need_rotary, case(replace(TINY, num_mtp_layers=1)),
          case(replace(LEARNED, num_mtp_layers=1)), "model.num_mtp_layers", "0"),
 ]  # fmt: skip
