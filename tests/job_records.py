@@ -1,0 +1,52 @@
+"""Jobs in a database, for tests of what happens to them."""
+
+from sqlalchemy import func, select, update
+
+from service.db.clock import now_s
+from service.db.database import Database
+from service.db.records import JobRecord, find_job, insert_job
+from service.db.tables import jobs, plans
+from service.engine import Claim, JobEngine, Outcome
+from service.request import problem_to_mapping
+from tests.builders import a_problem
+
+TENANT = "default"
+PLANS = [{"plan_id": "aaa", "rank": 1}, {"plan_id": "bbb", "rank": 2}]
+SUCCESS = Outcome(state="succeeded", answer={"status": "optimal"}, plans=PLANS, cache_key="k")
+
+
+def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0) -> str:
+    with database.write() as connection:
+        insert_job(
+            connection,
+            TENANT,
+            job_id,
+            request=problem_to_mapping(a_problem()),
+            time_limit_s=30.0,
+            queue_timeout_s=queue_timeout_s,
+        )
+    return job_id
+
+
+def job_in(database: Database, job_id: str = "job") -> JobRecord:
+    with database.read() as connection:
+        job = find_job(connection, TENANT, job_id)
+    assert job is not None
+    return job
+
+
+def num_plans(database: Database) -> int:
+    with database.read() as connection:
+        return connection.scalar(select(func.count()).select_from(plans)) or 0
+
+
+def claimed(engine: JobEngine, worker: str = "worker") -> Claim:
+    claim = engine.claim_one(worker)
+    assert claim is not None
+    return claim
+
+
+def let_lease_run_out(database: Database) -> None:
+    """As if the worker had been silent for longer than its lease."""
+    with database.write() as connection:
+        connection.execute(update(jobs).values(lease_expires_at_s=now_s() - 1))

@@ -1,0 +1,35 @@
+"""A real database file for every test that wants one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.db import migrations
+from service.db.database import Database
+from service.engine import JobEngine
+from service.jobs import Jobs
+from service.queue import InMemoryQueue
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(f"sqlite:///{tmp_path / 'meshwright.db'}")
+    migrations.upgrade(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(database: Database) -> JobEngine:
+    return JobEngine(database, lease_s=30.0)
+
+
+@pytest.fixture
+def queue() -> InMemoryQueue:
+    return InMemoryQueue()
+
+
+@pytest.fixture
+def jobs(database: Database, engine: JobEngine, queue: InMemoryQueue) -> Jobs:
+    return Jobs(database, engine, queue, queue_timeout_s=3600.0)

@@ -1,0 +1,274 @@
+"""The API in process, over a real SQLite file: shapes, statuses, and hostile input."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.api.app import create_app
+from service.db import migrations
+from service.db.database import Database
+from service.engine import JobEngine
+from service.settings import Settings
+from tests.builders import a_plan, an_answer
+from tests.job_records import claimed
+from workers.outcome import outcome_of
+
+BODY: dict[str, Any] = {
+    "model": {"name": "llama-3.1-8b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 4},
+    "workload": {"global_batch_size": 256, "seq_length": 8192},
+}
+PROBLEM_TYPE = "application/problem+json"
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[TestClient]:
+    settings = Settings(database_url=str(database.url))
+    app = create_app(settings)
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield client
+
+
+def submit(client: TestClient, **changes: object) -> str:
+    answer = client.post("/v1/jobs", json={**BODY, **changes})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def answer_next(engine: JobEngine) -> None:
+    """As a worker would, with two plans."""
+    claim = claimed(engine)
+    answer = an_answer(a_plan(plan_id="aaa"), a_plan(plan_id="bbb", rank=2))
+    assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))
+
+
+def test_a_submission_is_accepted_with_its_address_and_a_time_to_ask_again(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json=BODY)
+    job = answer.json()
+    assert (answer.status_code, job["state"]) == (202, "queued")
+    assert answer.headers["Location"] == f"/v1/jobs/{job['id']}" == job["links"]["self"]
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert job["request"]["model"]["num_layers"] == 32  # every figure spelled out
+
+
+def test_a_job_is_sent_again_only_when_it_changed(client: TestClient, engine: JobEngine) -> None:
+    here = f"/v1/jobs/{submit(client)}"
+    tag = client.get(here).headers["ETag"]
+    assert not tag.startswith("W/")
+    unchanged = client.get(here, headers={"If-None-Match": f'"other", {tag}'})
+    assert (unchanged.status_code, unchanged.content, unchanged.headers["ETag"]) == (304, b"", tag)
+    claimed(engine)
+    assert client.get(here, headers={"If-None-Match": tag}).json()["state"] == "running"
+
+
+def test_a_long_poll_returns_with_the_change(client: TestClient, engine: JobEngine) -> None:
+    here = f"/v1/jobs/{submit(client)}"
+    tag = client.get(here).headers["ETag"]
+    later = threading.Timer(0.3, lambda: claimed(engine))
+    later.start()
+    started = time.monotonic()
+    answer = client.get(here, params={"wait": 20}, headers={"If-None-Match": tag})
+    assert 0.2 < time.monotonic() - started < 3
+    assert answer.json()["state"] == "running"
+
+
+def test_a_long_poll_without_a_tag_waits_for_the_end_or_its_own(client: TestClient) -> None:
+    started = time.monotonic()
+    answer = client.get(f"/v1/jobs/{submit(client)}", params={"wait": 0.3})
+    assert time.monotonic() - started > 0.3
+    assert answer.json()["state"] == "queued"
+
+
+def test_cancelling_twice_is_fine(client: TestClient) -> None:
+    here = f"/v1/jobs/{submit(client)}"
+    answers = [client.post(f"{here}:cancel") for _ in range(2)]
+    assert [(answer.status_code, answer.json()["state"]) for answer in answers] == [(200, "cancelled")] * 2
+    assert "cancel" not in answers[0].json()["links"]
+
+
+def test_the_answer_comes_page_by_page_with_its_certificate(client: TestClient, engine: JobEngine) -> None:
+    here = f"/v1/jobs/{submit(client)}"
+    early = client.get(f"{here}/plans")
+    assert (early.status_code, early.headers["content-type"]) == (409, PROBLEM_TYPE)
+    assert early.headers["Retry-After"]
+    answer_next(engine)
+    first = client.get(f"{here}/plans", params={"page_size": 1}).json()
+    token = first["next_page_token"]
+    second = client.get(f"{here}/plans", params={"page_size": 1, "page_token": token}).json()
+    assert [first["plans"][0]["plan_id"], second["plans"][0]["plan_id"]] == ["aaa", "bbb"]
+    assert (first["status"], first["certified_by"]) == ("optimal", ["exact-dp", "cp-sat"])
+    assert second["next_page_token"] is None
+    assert client.get("/v1/plans/bbb").json()["plan"] == second["plans"][0]
+
+
+def test_lists_are_paged(client: TestClient) -> None:
+    for _ in range(3):
+        submit(client)
+    page = client.get("/v1/jobs", params={"page_size": 2}).json()
+    rest = client.get("/v1/jobs", params={"page_size": 2, "page_token": page["next_page_token"]}).json()
+    assert (len(page["jobs"]), len(rest["jobs"]), rest.get("next_page_token")) == (2, 1, None)
+
+
+def test_one_key_makes_one_job_and_refuses_another_body(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "my-key"}
+    ids = {client.post("/v1/jobs", json=BODY, headers=headers).json()["id"] for _ in range(3)}
+    assert len(ids) == 1
+    other = client.post("/v1/jobs", json={**BODY, "launcher": "none"}, headers=headers)
+    assert (other.status_code, other.json()["type"]) == (422, "urn:meshwright:problem:idempotency_conflict")
+
+
+def test_wrong_fields_are_named_by_json_pointers(client: TestClient) -> None:
+    wrong = {**BODY, "workload": {"global_batch_size": True, "seq_length": -1}}
+    answer = client.post("/v1/jobs", json=wrong)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    problem = answer.json()
+    assert {error["pointer"] for error in problem["errors"]} == {
+        "/workload/global_batch_size",
+        "/workload/seq_length",
+    }
+    assert problem["request_id"] == answer.headers["X-Request-ID"]
+    assert problem["instance"] == "/v1/jobs"
+
+
+def with_seq_length(text: str) -> bytes:
+    return json.dumps(BODY).replace("8192", text).encode()
+
+
+HOSTILE = {
+    "nan": with_seq_length("NaN"),
+    "infinity": with_seq_length("-Infinity"),
+    "overflow": with_seq_length("1e999"),
+    "2^70": with_seq_length(str(2**70)),
+    "a million digits": with_seq_length("9" * 1_000_000),
+    "bool as int": with_seq_length("true"),
+    "text as int": with_seq_length('"8192"'),
+    "lone surrogate": b'{"model": {"name": "\\ud800"}}',
+    "nul": b'{"model": {"name": "\\u0000"}}',
+    "duplicate keys": b'{"model": 1, "model": 2}',
+    "100k deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "not utf-8": b"\xff\xfe\x00",
+    "empty": b"",
+    "not an object": b"[]",
+    "cut off": b'{"model":',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/predictions"])
+def test_hostile_json_is_a_422_problem(client: TestClient, name: str, path: str) -> None:
+    answer = client.post(path, content=HOSTILE[name], headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    assert len(answer.content) < 4096  # nothing is echoed at length
+    assert client.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_a_body_over_8_mib_is_a_413_whether_or_not_it_says_so(client: TestClient) -> None:
+    headers = {"content-type": "application/json"}
+    block = b" " * 2**20
+    said = client.post("/v1/jobs", content=block * 9, headers=headers)
+    chunked = client.post("/v1/jobs", content=(block for _ in range(9)), headers=headers)
+    assert [said.status_code, chunked.status_code] == [413, 413]
+    assert {said.headers["content-type"], chunked.headers["content-type"]} == {PROBLEM_TYPE}
+
+
+def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", content=json.dumps(BODY), headers={"content-type": "text/plain"})
+    assert (answer.status_code, answer.json()["title"]) == (415, "Unsupported Media Type")
+
+
+def test_a_foreign_host_name_is_refused(client: TestClient) -> None:
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", ""):
+        answer = client.get("/v1/jobs", headers={"Host": host})
+        assert (answer.status_code, answer.headers["content-type"]) == (421, PROBLEM_TYPE)
+    for host in ("127.0.0.1:8420", "LOCALHOST", "[::1]:8420"):
+        assert client.get("/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/jobs/none", 404),
+        ("GET", "/v1/jobs/none/plans", 404),
+        ("POST", "/v1/jobs/none:cancel", 404),
+        ("GET", "/v1/plans/none", 404),
+        ("GET", "/v1/plans/none/export", 404),
+        ("DELETE", "/v1/jobs", 405),
+        ("GET", "/v1/jobs?page_size=0", 422),
+        ("GET", "/v1/jobs?page_size=201", 422),
+        ("GET", "/v1/jobs?page_token=nonsense", 422),
+        ("GET", "/v1/jobs/none?wait=nan", 422),
+        ("GET", "/v1/jobs/%00", 404),
+    ],
+)
+def test_every_refusal_is_a_problem_document(
+    client: TestClient, method: str, path: str, status: int
+) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM_TYPE)
+    assert answer.json()["status"] == status
+    assert answer.json()["request_id"]
+
+
+def test_a_database_that_is_away_is_a_503_that_asks_to_come_back(tmp_path: Path) -> None:
+    missing = Settings(database_url=f"sqlite:///{tmp_path / 'no such folder' / 'x.db'}")
+    app = create_app(missing)
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        answer = client.get("/v1/jobs")
+        assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM_TYPE)
+        assert answer.headers["Retry-After"]
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["database"]) == (503, "unavailable")
+        assert client.get("/livez").status_code == 200
+
+
+def test_a_schema_of_another_version_is_not_ready(client: TestClient, database: Database) -> None:
+    assert client.get("/readyz").json() == {
+        "ready": True,
+        "database": "ok",
+        "migration": "current",
+        "queue": "polling",
+    }
+    migrations.downgrade(database, "base")
+    assert client.get("/readyz").json()["migration"] == "outdated"
+
+
+def test_a_bug_is_a_500_problem_without_its_text(client: TestClient, database: Database) -> None:
+    claim_free = submit(client)
+    with database.write() as connection:
+        connection.exec_driver_sql('UPDATE jobs SET progress = \'{"not": "a progress"}\'')
+    answer = client.get(f"/v1/jobs/{claim_free}")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, PROBLEM_TYPE)
+    assert answer.json()["request_id"] == answer.headers["X-Request-ID"]
+    assert "progress" not in answer.text
+
+
+def test_a_harmless_request_id_is_kept_and_another_replaced(client: TestClient) -> None:
+    assert client.get("/livez", headers={"X-Request-ID": "abc-1"}).headers["X-Request-ID"] == "abc-1"
+    replaced = client.get("/livez", headers={"X-Request-ID": "a b"}).headers["X-Request-ID"]
+    assert len(replaced) == 32
+
+
+@pytest.mark.parametrize(
+    ("catalog", "known"),
+    [("models", "llama-3.1-70b"), ("clusters", "dgx-h100"), ("gpus", "h100-sxm-80gb")],
+)
+def test_catalogs_list_what_requests_may_name(client: TestClient, catalog: str, known: str) -> None:
+    items = client.get(f"/v1/{catalog}").json()["items"]
+    assert known in [item["name"] for item in items]
+
+
+def test_every_reference_of_the_openapi_document_leads_somewhere(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    text = json.dumps(document)
+    references = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert references <= document["components"]["schemas"].keys()
+    body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ProblemRequest"}

@@ -1,0 +1,203 @@
+"""The state machine of jobs, on a real SQLite file."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+
+from service.db.database import Database
+from service.db.tables import jobs
+from service.engine import MAX_ATTEMPTS, Claim, JobEngine, Outcome
+from tests.job_records import PLANS, SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
+
+
+def test_the_oldest_job_is_claimed_first_and_each_only_once(database: Database, engine: JobEngine) -> None:
+    add_job(database, "older")
+    add_job(database, "newer")
+    assert [claimed(engine).job_id, claimed(engine).job_id] == ["older", "newer"]
+    assert engine.claim_one("worker") is None
+
+
+def test_a_claim_raises_the_fence_counts_the_attempt_and_names_the_worker(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    assert (claim.fence, claim.attempts, job_in(database).state) == (1, 1, "running")
+    assert engine.release(claim)
+    again = claimed(engine)
+    assert (again.fence, again.attempts) == (2, 1)  # a job that is given back costs no attempt
+
+
+def test_a_hint_claims_its_own_job_and_a_second_delivery_claims_nothing(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database, "older")
+    add_job(database, "hinted")
+    claim = engine.claim_one("worker", job_id="hinted")
+    assert claim is not None
+    assert claim.job_id == "hinted"
+    assert engine.claim_one("worker", job_id="hinted") is None
+
+
+def test_fresh_jobs_are_left_to_the_workers_that_the_queue_wakes(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    assert engine.claim_one("slow poller", min_age_s=5.0) is None
+    assert engine.claim_one("woken") is not None
+
+
+def test_eight_threads_claim_twenty_jobs_once_each(database: Database, engine: JobEngine) -> None:
+    for number in range(20):
+        add_job(database, f"job-{number:02}")
+    taken: list[str] = []
+
+    def work() -> None:
+        while (claim := engine.claim_one("worker")) is not None:
+            taken.append(claim.job_id)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == [f"job-{number:02}" for number in range(20)]
+
+
+def test_a_worker_that_lost_its_lease_writes_nothing(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    frozen = claimed(engine, "frozen")
+    let_lease_run_out(database)
+    assert engine.sweep().requeued == 1
+    current = claimed(engine, "current")
+    assert (frozen.fence, current.fence) == (1, 2)
+    assert engine.heartbeat(frozen, {"stage": "stale"}) == "lost"
+    assert engine.look(frozen) == "lost"
+    assert not engine.complete(frozen, SUCCESS)
+    assert not engine.fail(frozen, code="stale", detail="")
+    assert not engine.release(frozen)
+    assert (job_in(database).state, job_in(database).progress, num_plans(database)) == ("running", None, 0)
+    assert engine.complete(current, SUCCESS)
+    assert (job_in(database).state, num_plans(database)) == ("succeeded", 2)
+
+
+def test_a_heartbeat_keeps_the_lease_and_shows_progress(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    let_lease_run_out(database)
+    assert engine.heartbeat(claim, {"stage": "solving"}) == "ok"
+    assert engine.sweep().requeued == 0
+    assert job_in(database).progress == {"stage": "solving"}
+
+
+def test_a_job_whose_worker_dies_three_times_is_poison_and_others_go_on(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database, "poison")
+    for _ in range(MAX_ATTEMPTS):
+        claimed(engine)
+        let_lease_run_out(database)
+        engine.sweep()
+    job = job_in(database, "poison")
+    assert job.state == "failed"
+    assert job.problem is not None
+    assert job.problem["code"] == "poison"
+    add_job(database, "healthy")
+    assert claimed(engine).job_id == "healthy"
+
+
+def test_cancelling_a_queued_job_ends_it_at_once(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    assert engine.cancel(TENANT, "job")
+    assert engine.cancel(TENANT, "job")  # as often as you like
+    assert job_in(database).state == "cancelled"
+    assert engine.claim_one("worker") is None
+
+
+def test_cancelling_a_running_job_reaches_its_worker(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    assert engine.look(claim) == "ok"
+    engine.cancel(TENANT, "job")
+    assert engine.look(claim) == "cancel"
+    assert engine.heartbeat(claim) == "cancel"
+    assert engine.complete(claim, Outcome(state="cancelled"))
+    assert job_in(database).state == "cancelled"
+
+
+@pytest.mark.parametrize("cancel_first", [True, False])
+def test_cancel_against_finish_leaves_one_terminal_state(
+    database: Database, engine: JobEngine, *, cancel_first: bool
+) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    steps: list[Callable[[], bool]] = [
+        lambda: engine.cancel(TENANT, "job"),
+        lambda: engine.complete(claim, SUCCESS),
+    ]
+    for step in steps if cancel_first else steps[::-1]:
+        step()
+    assert job_in(database).state == "succeeded"
+    assert not engine.complete(claim, Outcome(state="cancelled"))
+    assert job_in(database).state == "succeeded"
+
+
+def test_a_cancelled_job_whose_worker_died_or_left_is_cancelled(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database, "died")
+    claimed(engine)
+    engine.cancel(TENANT, "died")
+    let_lease_run_out(database)
+    assert engine.sweep().cancelled == 1
+    add_job(database, "left")
+    claim = claimed(engine)
+    engine.cancel(TENANT, "left")
+    assert engine.release(claim)
+    assert [job_in(database, name).state for name in ("died", "left")] == ["cancelled", "cancelled"]
+
+
+def test_another_tenant_cannot_cancel(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    assert not engine.cancel("somebody else", "job")
+    assert job_in(database).state == "queued"
+
+
+def test_what_nobody_claims_in_time_expires_and_is_never_claimed(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database, queue_timeout_s=-1.0)
+    assert engine.claim_one("worker") is None
+    assert engine.sweep().expired == 1
+    assert job_in(database).state == "expired"
+
+
+def test_the_sweeper_publishes_a_waiting_job_again_once_per_period(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    assert engine.sweep(hint_after_s=3.0).waiting == ()  # too fresh to be lost
+    with database.write() as connection:
+        connection.execute(update(jobs).values(created_at_s=jobs.c.created_at_s - 10))
+    assert engine.sweep(hint_after_s=3.0).waiting == ("job",)
+    assert engine.sweep(hint_after_s=3.0).waiting == ()
+
+
+def test_a_result_is_stored_wholly_or_not_at_all(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    twice_the_same_rank = [PLANS[0], PLANS[0]]
+    with pytest.raises(IntegrityError):
+        engine.complete(claim, Outcome(state="succeeded", answer={}, plans=twice_the_same_rank))
+    assert (job_in(database).state, num_plans(database)) == ("running", 0)
+    assert engine.look(claim) == "ok"
+
+
+def test_a_claim_carries_the_question(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    claim: Claim = claimed(engine)
+    assert claim.request["launcher"] == "megatron-lm"
+    assert claim.time_limit_s == 30.0

@@ -1,0 +1,115 @@
+"""Any order of claims, beats, deaths, cancels and sweeps keeps the promises, by a clock of ours."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sqlalchemy import event, select
+
+from service.db import migrations
+from service.db.database import Database
+from service.db.tables import jobs
+from service.engine import MAX_ATTEMPTS, TERMINAL_STATES, Claim, JobEngine, Outcome
+from tests.job_records import SUCCESS, TENANT, add_job, num_plans
+
+LEASE_S = 10.0
+EPOCH_DAYS = 2440587.5  # 1970-01-01 as a Julian day
+SECONDS_PER_DAY = 86400.0
+
+
+class JobsUnderFaults(RuleBasedStateMachine):
+    """Workers hold claims; a claim is dead once its job was swept or ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1e9
+        self.folder = tempfile.TemporaryDirectory()
+        self.database = Database(f"sqlite:///{Path(self.folder.name) / 'jobs.db'}")
+        event.listen(self.database._engine, "connect", self._install_clock)
+        migrations.upgrade(self.database)
+        self.engine = JobEngine(self.database, lease_s=LEASE_S)
+        self.claims: list[Claim] = []
+        self.ended: dict[str, str] = {}
+        self.fences: dict[str, int] = {}
+        self.completed: list[str] = []
+
+    def _install_clock(self, connection: object, _entry: object) -> None:
+        days = lambda _now: EPOCH_DAYS + self.now_s / SECONDS_PER_DAY  # noqa: E731
+        connection.create_function("julianday", 1, days)  # type: ignore[attr-defined]
+
+    def teardown(self) -> None:
+        self.database.close()
+        self.folder.cleanup()
+
+    @precondition(lambda self: len(self.fences) < 4)
+    @rule()
+    def submit(self) -> None:
+        job_id = f"job-{len(self.fences)}"
+        self.fences[job_id] = 0
+        add_job(self.database, job_id)
+
+    @rule()
+    def claim(self) -> None:
+        claim = self.engine.claim_one("worker")
+        if claim is not None:
+            assert claim.fence > self.fences[claim.job_id]
+            assert claim.attempts <= MAX_ATTEMPTS
+            self.claims.append(claim)
+
+    @rule(seconds=st.floats(0.5, 12.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        self.engine.heartbeat(data.draw(st.sampled_from(self.claims)))
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), end=st.sampled_from(["complete", "fail", "release", "cancel"]))
+    def end(self, data: st.DataObject, end: str) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        if end == "complete" and self.engine.complete(claim, SUCCESS):
+            self.completed.append(claim.job_id)
+        elif end == "fail":
+            self.engine.fail(claim, code="broken", detail="")
+        elif end == "release":
+            self.engine.release(claim)
+        elif end == "cancel":
+            self.engine.complete(claim, Outcome(state="cancelled"))
+
+    @precondition(lambda self: self.fences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        assert self.engine.cancel(TENANT, data.draw(st.sampled_from(sorted(self.fences))))
+
+    @rule()
+    def sweep(self) -> None:
+        self.engine.sweep()
+        with self.database.read() as connection:
+            running = connection.execute(
+                select(jobs.c.lease_expires_at_s).where(jobs.c.state == "running")
+            ).scalars()
+            # julianday keeps about 40 microseconds, so a lease may seem over by less than a millisecond
+            assert all(lease_s > self.now_s - 1e-3 for lease_s in running)
+
+    @invariant()
+    def promises_hold(self) -> None:
+        with self.database.read() as connection:
+            rows = connection.execute(select(jobs.c.id, jobs.c.state, jobs.c.fence, jobs.c.attempts)).all()
+        for job_id, state, fence, attempts in rows:
+            assert fence >= self.fences[job_id], "the fence went back"
+            self.fences[job_id] = fence
+            assert 0 <= attempts <= MAX_ATTEMPTS
+            if job_id in self.ended:
+                assert state == self.ended[job_id], "a terminal state changed"
+            elif state in TERMINAL_STATES:
+                self.ended[job_id] = state
+        assert len(self.completed) == len(set(self.completed)), "two results for one job"
+        assert num_plans(self.database) == 2 * len(self.completed)
+
+
+JobsUnderFaults.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestJobsUnderFaults = JobsUnderFaults.TestCase

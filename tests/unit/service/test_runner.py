@@ -1,0 +1,206 @@
+"""One worker with a search of ours: how a job ends, and who stops whom."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from profiles.errors import InternalError
+from service.db.database import Database
+from service.engine import JobEngine
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.progress import OnProgress, Progress, ShouldStop
+from tests.builders import a_problem, an_answer, an_infeasible_answer
+from tests.job_records import TENANT, add_job, job_in, let_lease_run_out, num_plans
+from workers.runner import Runner, SearchCall
+
+REPORT = Progress(
+    stage="solving",
+    explored=1,
+    total=2,
+    incumbent_step_time_s=33.0,
+    bound_step_time_s=32.0,
+    gap=0.03,
+    elapsed_s=0.1,
+)
+
+
+def answering(answer: Answer) -> SearchCall:
+    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        assert problem.workload == a_problem().workload
+        on_progress(REPORT)
+        assert not should_stop()
+        return answer
+
+    return search
+
+
+def searching_until_stopped(started: threading.Event, answer: Answer) -> SearchCall:
+    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        del problem
+        on_progress(REPORT)
+        started.set()
+        while not should_stop():
+            time.sleep(0.01)
+        return answer
+
+    return search
+
+
+def breaking(error: BaseException) -> SearchCall:
+    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        del problem, on_progress, should_stop
+        raise error
+
+    return search
+
+
+def runner_of(engine: JobEngine, search: SearchCall, leaving: threading.Event | None = None) -> Runner:
+    return Runner(engine, search, worker="test", leaving=leaving or threading.Event())
+
+
+def run_while(runner: Runner, started: threading.Event, act: Callable[[], object]) -> float:
+    """Seconds from ``act``, done while the search runs, to the end of the run."""
+    thread = threading.Thread(target=runner.run_next)
+    thread.start()
+    assert started.wait(5)
+    act()
+    acted = time.monotonic()
+    thread.join(10)
+    assert not thread.is_alive()
+    return time.monotonic() - acted
+
+
+def test_nothing_to_do_is_said_at_once(engine: JobEngine) -> None:
+    assert not runner_of(engine, answering(an_answer())).run_next()
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "plans"),
+    [
+        (an_answer(), "succeeded", 1),
+        (an_answer(status="feasible"), "succeeded", 1),
+        (an_infeasible_answer(), "infeasible", 0),
+        (replace(an_answer(), status="unknown", plans=()), "failed", 0),
+    ],
+)
+def test_how_the_search_ended_is_how_the_job_ends(
+    database: Database, engine: JobEngine, answer: Answer, state: str, plans: int
+) -> None:
+    add_job(database)
+    assert runner_of(engine, answering(answer)).run_next()
+    job = job_in(database)
+    assert (job.state, num_plans(database)) == (state, plans)
+    assert job.answer is not None
+    assert job.answer["status"] == answer.status  # bound and reasons are kept, also without a plan
+
+
+def test_a_bug_of_the_search_fails_the_job_without_telling_its_text(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    runner_of(engine, breaking(ZeroDivisionError("secret"))).run_next()
+    job = job_in(database)
+    assert (job.state, job.attempts) == ("failed", 1)
+    assert job.problem == {
+        "code": "internal_error",
+        "detail": "the search broke with ZeroDivisionError; the worker's log has the details",
+    }
+
+
+def test_an_error_of_the_planner_keeps_its_code(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    runner_of(engine, breaking(InternalError("two proofs disagree"))).run_next()
+    assert job_in(database).problem == {"code": "internal_error", "detail": "two proofs disagree"}
+
+
+def test_an_answer_that_is_no_json_fails_the_job(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    runner_of(engine, answering(an_answer(gap=float("nan")))).run_next()
+    assert job_in(database).state == "failed"
+
+
+def test_a_cancel_stops_the_search_within_a_second_and_keeps_its_plans(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    started = threading.Event()
+    runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))
+    took_s = run_while(runner, started, lambda: engine.cancel(TENANT, "job"))
+    assert took_s < 1.0
+    assert (job_in(database).state, num_plans(database)) == ("cancelled", 1)
+
+
+def test_a_leaving_worker_gives_its_job_back_uncounted(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    started, leaving = threading.Event(), threading.Event()
+    runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")), leaving)
+    took_s = run_while(runner, started, leaving.set)
+    assert took_s < 1.0
+    assert (job_in(database).state, job_in(database).attempts) == ("queued", 0)
+    assert not runner.run_next()  # it claims no more
+
+
+def test_a_lost_lease_stops_the_search_and_drops_its_result(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    started = threading.Event()
+    runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))
+
+    def lose() -> None:
+        let_lease_run_out(database)
+        engine.sweep()
+
+    assert run_while(runner, started, lose) < 1.0
+    assert (job_in(database).state, num_plans(database)) == ("queued", 0)
+
+
+def test_progress_is_stored_while_the_search_runs(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    started, leaving = threading.Event(), threading.Event()
+    runner = runner_of(engine, searching_until_stopped(started, an_answer()), leaving)
+    seen: list[object] = []
+
+    def look() -> None:
+        deadline = time.monotonic() + 5
+        while job_in(database).progress is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        seen.append(job_in(database).progress)
+        leaving.set()
+
+    run_while(runner, started, look)
+    assert isinstance(seen[0], dict)
+    assert seen[0]["incumbent_step_time_s"] == 33.0
+
+
+def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
+    database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.runner.STOP_WAIT_S", 0.1)
+    add_job(database)
+    started, leaving, over = threading.Event(), threading.Event(), threading.Event()
+
+    def deaf(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        del problem, on_progress, should_stop
+        started.set()
+        over.wait(10)
+        return an_answer()
+
+    took_s = run_while(runner_of(engine, deaf, leaving), started, lambda: engine.cancel(TENANT, "job"))
+    over.set()
+    assert took_s < 1.0
+    assert job_in(database).state == "cancelled"
+    assert leaving.is_set()
+
+
+def test_a_search_over_its_limit_is_told_to_stop_and_its_plans_are_kept(
+    database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.runner.SOFT_LIMIT_S", -29.9)  # of 30 s: told to stop after 0.1 s
+    add_job(database)
+    started = threading.Event()
+    runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))
+    assert run_while(runner, started, lambda: None) < 1.0
+    assert (job_in(database).state, num_plans(database)) == ("succeeded", 1)
