@@ -1,0 +1,284 @@
+"""The rules of a legal configuration: a name, a reason, and an array expression for each.
+
+A rule looks at columns without a split and says which rows break it. Rules of the model and the
+batch, of the launcher, and of the request (pins, forbidden values, bounds) are alike: each is one
+bit of a row's mask, so that an answer without plans can name the rules that stand in each other's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from profiles.capabilities import Capabilities, launcher_capabilities
+from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
+from solver.problem import Problem
+
+Violated = Callable[[Columns], BoolArray]
+_INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
+_FULL = RECOMPUTE.index("full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One limit of the space."""
+
+    name: str  # in words, as explanations print it
+    reason: str  # one line: why the limit exists
+    violated: Violated  # columns -> which rows break it
+    of_request: bool = False  # the request set it, so the request can drop it
+
+
+def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
+    """Layers of the smallest chunk of an even split."""
+    return num_layers // (columns.pipeline_parallel_size * columns.virtual_pipeline_size)
+
+
+def _tensor_rules(problem: Problem) -> Iterator[Rule]:
+    """Tensor parallelism splits heads, key/value heads and the MLP, inside an island."""
+    model = problem.model
+    island = min(group.island_gpus for group in problem.cluster.groups)
+    yield Rule(
+        name="tensor_parallel_size divides the attention heads",
+        reason=f"{model.num_attention_heads} heads are split over the tensor-parallel ranks",
+        violated=lambda c: model.num_attention_heads % c.tensor_parallel_size != 0,
+    )
+    yield Rule(
+        name="tensor_parallel_size and the key/value heads divide one another",
+        reason=f"{model.num_kv_heads} key/value heads are split over the ranks, or copied to them",
+        violated=lambda c: (
+            (model.num_kv_heads % c.tensor_parallel_size != 0)
+            & (c.tensor_parallel_size % model.num_kv_heads != 0)
+        ),
+    )
+    yield Rule(
+        name="tensor_parallel_size divides the MLP width",
+        reason=f"ffn_hidden_size = {model.ffn_hidden_size} is split over the tensor-parallel ranks",
+        violated=lambda c: model.ffn_hidden_size % c.tensor_parallel_size != 0,
+    )
+    yield Rule(
+        name="tensor_parallel_size divides an island",
+        reason=f"{island} GPUs share the fast link; tensor parallelism beyond it is not offered",
+        violated=lambda c: island % c.tensor_parallel_size != 0,
+    )
+
+
+def _sequence_rules(problem: Problem) -> Iterator[Rule]:
+    """Context and sequence parallelism split the tokens of one sequence."""
+    seq = problem.workload.seq_length
+    yield Rule(
+        name="2 * context_parallel_size divides the sequence",
+        reason=f"{seq} tokens are cut into two balanced slices for each context-parallel rank",
+        violated=lambda c: (c.context_parallel_size > 1) & (seq % (2 * c.context_parallel_size) != 0),
+    )
+    yield Rule(
+        name="tensor_parallel_size * context_parallel_size divides the sequence",
+        reason="sequence parallelism splits the tokens of a context-parallel rank again",
+        violated=lambda c: seq % (c.tensor_parallel_size * c.context_parallel_size) != 0,
+    )
+
+
+def _expert_rules(problem: Problem) -> Iterator[Rule]:
+    """Expert parallelism splits the experts over ranks that hold the same layers."""
+    moe = problem.model.moe
+    if moe is None:
+        yield Rule(
+            name="expert_parallel_size is 1 without experts",
+            reason="a dense model has no experts to split",
+            violated=lambda c: c.expert_parallel_size > 1,
+        )
+        return
+    yield Rule(
+        name="expert_parallel_size divides the experts",
+        reason=f"{moe.num_experts} experts are split evenly",
+        violated=lambda c: moe.num_experts % c.expert_parallel_size != 0,
+    )
+    yield Rule(
+        name="expert_parallel_size divides the ranks of a stage",
+        reason="expert groups are formed among the tp * cp * dp ranks of a stage",
+        violated=lambda c: (
+            (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size)
+            % (c.expert_parallel_size * c.expert_tensor_parallel_size)
+            != 0
+        ),
+    )
+
+
+def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
+    """Stages and chunks hold at least one layer; interleaving needs whole groups."""
+    layers = problem.model.num_layers
+    yield Rule(
+        name="every chunk holds a layer",
+        reason=f"{layers} layers are split over pp * vpp chunks",
+        violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > layers,
+    )
+    yield Rule(
+        name="interleaving needs two stages",
+        reason="chunks of one stage have nothing to interleave with",
+        violated=lambda c: (c.virtual_pipeline_size > 1) & (c.pipeline_parallel_size == 1),
+    )
+    yield Rule(
+        name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
+        reason="the interleaved schedule runs micro-batches in groups of one for each stage",
+        violated=lambda c: (
+            (c.virtual_pipeline_size > 1) & (c.num_microbatches % c.pipeline_parallel_size != 0)
+        ),
+    )
+    yield Rule(
+        name="the schedule fits the stages",
+        reason="none without stages, 1f1b with one chunk a stage, interleaved_1f1b with more",
+        violated=lambda c: c.pipeline_schedule != _schedule_of(c),
+    )
+    yield Rule(
+        name="recompute_layers fits the smallest chunk",
+        reason="the same number of layers is recomputed in every chunk",
+        violated=lambda c: (
+            (c.recompute_layers != ALL_LAYERS) & (c.recompute_layers > _layers_per_chunk(c, layers))
+        ),
+    )
+
+
+def _schedule_of(c: Columns) -> IntArray:
+    """The schedule that a row's stages and chunks call for."""
+    single, plain = SCHEDULES.index("none"), SCHEDULES.index("1f1b")
+    with_stages = np.where(c.virtual_pipeline_size > 1, _INTERLEAVED, plain)
+    return np.where(c.pipeline_parallel_size == 1, single, with_stages)
+
+
+def _batch_rules(problem: Problem) -> Iterator[Rule]:
+    """Micro-batches make up the global batch; sharding needs somebody to share with."""
+    batch = problem.workload.global_batch_size
+    yield Rule(
+        name="data_parallel_size * micro_batch_size divides the global batch",
+        reason=f"a step processes {batch} sequences, no more and no fewer",
+        violated=lambda c: c.data_parallel_size * c.micro_batch_size * c.num_microbatches != batch,
+    )
+    yield Rule(
+        name="ZeRO needs data-parallel ranks",
+        reason="there is nobody to share optimizer states with when dp * cp = 1",
+        violated=lambda c: (c.zero_stage > 0) & (c.data_parallel_size * c.context_parallel_size == 1),
+    )
+
+
+def _launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """What the launcher cannot express."""
+    layers, name = problem.model.num_layers, able.launcher
+    schedules = np.array([SCHEDULES.index(word) for word in able.schedules])
+    recompute = np.array([RECOMPUTE.index(word) for word in able.recompute])
+    yield Rule(
+        name=f"{name} has the schedule",
+        reason=f"it runs {', '.join(able.schedules)}",
+        violated=lambda c: ~np.isin(c.pipeline_schedule, schedules),
+    )
+    yield Rule(
+        name=f"{name} has the ZeRO stage",
+        reason=f"stages {able.zero_stages}; up to {able.max_zero_stage_with_pipeline} with pipeline stages",
+        violated=lambda c: (
+            ~np.isin(c.zero_stage, np.array(able.zero_stages))
+            | ((c.pipeline_parallel_size > 1) & (c.zero_stage > able.max_zero_stage_with_pipeline))
+        ),
+    )
+    yield Rule(
+        name=f"{name} has the recomputation",
+        reason=f"it offers {', '.join(able.recompute)}",
+        violated=lambda c: (
+            ~np.isin(c.recompute, recompute)
+            | (
+                (c.recompute == _FULL)
+                & (c.recompute_layers != ALL_LAYERS)
+                & (not able.recompute_layer_counts)
+            )
+        ),
+    )
+    yield Rule(
+        name=f"{name} has the parallel axes",
+        reason="context or expert parallelism that the launcher lacks",
+        violated=lambda c: (
+            ((c.context_parallel_size > 1) & (not able.context_parallel))
+            | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
+        ),
+    )
+    if not able.uneven_stages:
+        yield Rule(
+            name=f"{name} splits the layers evenly",
+            reason="it has no stages of different size",
+            violated=lambda c: layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0,
+        )
+
+
+def value_of(columns: Columns, variable: str, num_layers: int) -> IntArray:
+    """A variable as a request means it, shape (n,).
+
+    ``recompute_layers`` of a row that recomputes every layer is the number of layers of the model:
+    only without stages is that a number of layers of each chunk.
+    """
+    if variable == "recompute_granularity":
+        return columns.recompute
+    values: IntArray = getattr(columns, variable)
+    return np.minimum(values, num_layers) if variable == "recompute_layers" else values
+
+
+def coded(variable: str, value: int | str) -> int:
+    """A word as columns store it; -1 for a word they do not know. Numbers stay."""
+    words = {"recompute_granularity": RECOMPUTE, "pipeline_schedule": SCHEDULES}.get(variable)
+    if words is None:
+        return int(value)
+    return words.index(str(value)) if value in words else -1
+
+
+def _request_rules(problem: Problem) -> Iterator[Rule]:
+    """Pins, forbidden values and bounds of the request."""
+    layers, options = problem.model.num_layers, problem.options
+
+    def rule(name: str, variable: str, breaks: Callable[[IntArray], BoolArray]) -> Rule:
+        return Rule(
+            name=name,
+            reason="the request asks for it",
+            violated=lambda c: breaks(value_of(c, variable, layers)),
+            of_request=True,
+        )
+
+    for variable, value in sorted(options.pin.items()):
+        yield rule(f"pin {variable} = {value}", variable, partial(np.not_equal, coded(variable, value)))
+    for variable, values in sorted(options.forbid.items()):
+        words = ", ".join(str(value) for value in values)
+        taboo = np.array([coded(variable, value) for value in values], dtype=np.int64)
+        yield rule(f"forbid {variable} = {words}", variable, partial(np.isin, test_elements=taboo))
+    for variable, (low, high) in sorted(options.bounds.items()):
+        name = f"bounds {low} <= {variable} <= {high}"
+        yield rule(name, variable, partial(_outside, low=low, high=high))
+
+
+def _outside(values: IntArray, low: int, high: int) -> BoolArray:
+    """Which values lie outside an inclusive range."""
+    return (values < low) | (values > high)
+
+
+def rules_of(problem: Problem) -> tuple[Rule, ...]:
+    """Every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
+
+    Raises:
+        UnknownNameError: the launcher's limits are not known.
+    """
+    able = launcher_capabilities(problem.launcher)
+    groups = (
+        _tensor_rules(problem),
+        _sequence_rules(problem),
+        _expert_rules(problem),
+        _pipeline_rules(problem),
+        _batch_rules(problem),
+        _launcher_rules(problem, able),
+        _request_rules(problem),
+    )
+    return tuple(rule for group in groups for rule in group)
+
+
+def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
+    """Bit b of entry i: row i breaks rule b."""
+    masks = np.zeros(len(columns), dtype=np.int64)
+    for bit, rule in enumerate(rules):
+        masks |= rule.violated(columns).astype(np.int64) << bit
+    return masks

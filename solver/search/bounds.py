@@ -1,0 +1,156 @@
+"""Lower bounds on the simulated step time, in tiers; each holds for every split of a row.
+
+Notation: rank s of p runs v chunks; chunk c = j p + s; F_c, B_c forward and backward time of a
+micro-batch; T_c = F_c + B_c; t_s = sum of T over the rank's chunks; m micro-batches; held_c forward
+passes of chunk c before its rank's first backward pass (``schedule.in_flight``). A rank runs its
+passes one at a time in a fixed order, and
+
+(A) rank s starts after chunks 0 … s-1 passed the first micro-batch forward, works m t_s, and its
+    last pass is the backward pass of chunk s for the last micro-batch, which chunks s-1 … 0 must
+    still pass backward: end_0 >= sum_{u<s} T_u + m t_s.
+(B) the first backward pass of rank s, of chunk (v-1) p + s, waits for all forward passes of the
+    first micro-batch and the backward passes behind it. Only held_c forward passes of each own chunk
+    c came before: end_0 >= sum F + sum_{c > (v-1) p + s} B_c + sum_{own c} ((m - held_c) F_c + m B_c)
+    + sum_{u<s} B_u. For v = 1: sum T + (m-1) T_s - (w_s - 1) F_s with w_s = min(m, p - s).
+
+The step is ``straggler * max_s (end_s + tail_s) + fixed >= straggler * (end_0 + tail_0) + fixed``.
+
+Tiers, each at most the next (``tests/property/test_bounds.py``):
+  fractional     layers are divisible (``fractional_s``)
+  whole layers   some rank holds at least ceil(L / p) of them (``whole_layers_s``)
+  reach          whole layers on every rank, under its memory (``reach.least_bound_s``); +inf: no split
+                 fits. The minimum of max(A, B) over all splits for uniform layers without interleaving.
+  split          (A) and (B) of one split (``split_s``); at most its simulation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.columns import FloatArray, IntArray
+from solver.cost.assemble import Stages
+from solver.cost.schedule import in_flight
+from solver.search.rows import Rows
+
+SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
+
+
+def _step_s(rows: Rows, pipeline_s: FloatArray) -> FloatArray:
+    """A whole step from a bound on end_0 + tail_0."""
+    return np.asarray((rows.prices.straggler * pipeline_s + rows.prices.fixed_s) * SAFETY)
+
+
+def least_tail_s(rows: Rows) -> FloatArray:
+    """Tail of rank 0 when it holds one layer a chunk at most cheaply, shape (n,)."""
+    tail = rows.prices.tail_s
+    layers = rows.v * rows.smallest_chunk * tail[:, :-2].min(axis=1)
+    return np.asarray(rows.prices.rank_tail_s + tail[:, -2] + layers)
+
+
+def _tail_rate(rows: Rows) -> FloatArray:
+    """Least seconds of tail for each second of layer time, shape (n,)."""
+    return np.asarray((rows.prices.tail_s[:, :-2] / rows.layer_s).min(axis=1))
+
+
+def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
+    """Tail of rank 0 when its time is at least ``rank_time_s``."""
+    replay = rows.some_layers * rows.prices.replay_s[:, :-2].max(axis=1)
+    beside = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
+    layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - beside
+    coupled = rows.prices.rank_tail_s + rows.prices.tail_s[:, -2] + _tail_rate(rows) * layers_s
+    return np.maximum(coupled, least_tail_s(rows))
+
+
+def _chain_s(rows: Rows) -> FloatArray:
+    """(A) with divisible layers: a chain t_s <= (Z - P_s) / m, P_{s+1} = P_s + t_s / v.
+
+    It reaches ``P_p = Z (1 - q^p)`` with ``q = 1 - 1 / (v m)``, and must reach total / v. A shorter
+    rank 0 would have a shorter tail, but lengthens the chain by more while the tail rate is below
+    ``q^(p-1) / (v (1 - q^(p-1)))``; elsewhere only the least tail is counted.
+    """
+    q = 1.0 - 1.0 / (rows.v * rows.m)
+    reached = rows.v * (1.0 - q**rows.p)
+    chain = rows.total_s / reached
+    if not rows.is_uniform:  # an interleaved rank's first chunk may be lighter than its others
+        chain = np.where(rows.v > 1, rows.m * rows.total_s / rows.p, chain)
+    left = q ** (rows.p - 1)
+    worth = _tail_rate(rows) * rows.v * (1.0 - left) <= left
+    worth &= rows.is_uniform | (rows.v == 1)
+    return np.asarray(chain + np.where(worth, _tail_at_s(rows, chain / rows.m), least_tail_s(rows)))
+
+
+def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
+    """(B) for v = 1 as ``total + kappa t_s - offset`` with the most favourable rank's constants."""
+    share = (rows.prices.forward_s[:, :-2] / rows.layer_s).max(axis=1)
+    overlap = np.minimum(rows.m, rows.p) - 1.0
+    offset = overlap * (rows.prices.transfer_s + rows.prices.forward_s[:, -2])
+    return np.asarray(rows.m - 1.0 - overlap * share), offset
+
+
+def _return_s(rows: Rows, rank_time_s: FloatArray, tail_s: FloatArray) -> FloatArray:
+    """(B) for some rank whose time is at least ``rank_time_s``; -inf where chunks interleave."""
+    kappa, offset = _kappa(rows)
+    bound = rows.total_s + kappa * rank_time_s - offset + tail_s
+    return np.where(rows.v == 1, bound, -np.inf)
+
+
+def fractional_s(rows: Rows) -> FloatArray:
+    """First tier: layers are divisible and memory is free, shape (n,)."""
+    average = rows.total_s / rows.p
+    kappa, _ = _kappa(rows)
+    worth = _tail_rate(rows) * np.maximum(rows.p - 1, 1) <= kappa
+    tail = np.where(worth & (rows.v == 1), _tail_at_s(rows, average), least_tail_s(rows))
+    return _step_s(rows, np.maximum(_chain_s(rows), _return_s(rows, average, tail)))
+
+
+def whole_layers_s(rows: Rows) -> FloatArray:
+    """Second tier: some rank holds ceil(L / p) layers, shape (n,)."""
+    most = -(-rows.layout.num_layers // rows.p)
+    rank_time = most * rows.layer_s.min(axis=1) + rows.v * rows.chunk_s
+    tail = least_tail_s(rows)
+    busy = rows.m * rank_time + tail
+    return np.maximum(fractional_s(rows), _step_s(rows, np.maximum(busy, _return_s(rows, rank_time, tail))))
+
+
+def objective_bound_s(rows: Rows) -> FloatArray:
+    """Lower bound on the closed-form objective over all splits, shape (n,)."""
+    tail = rows.prices.tail_s
+    layers = rows.layout.cumulative[-1].astype(np.float64)
+    tails = tail[:, :-2] @ layers + tail[:, -2] + tail[:, -1]
+    whole = (rows.m - rows.phi) * rows.total_s + tails
+    most = -(-rows.layout.num_layers // rows.p)
+    rank = most * ((rows.m - rows.phi)[:, None] * rows.layer_s + tail[:, :-2]).min(axis=1)
+    rank += (rows.m - rows.phi) * rows.v * rows.chunk_s
+    slowest = np.maximum(whole / rows.p, rank) + rows.prices.rank_tail_s
+    return _step_s(rows, rows.phi * rows.total_s + slowest)
+
+
+def _prefix(sums: FloatArray, end: IntArray) -> FloatArray:
+    """Sum of the first ``end`` chunks from cumulative sums (n, C); ``end`` is (n, R)."""
+    shifted = np.concatenate([np.zeros((len(sums), 1)), sums], axis=1)
+    return np.take_along_axis(shifted, np.minimum(end, sums.shape[1]), axis=1)
+
+
+def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
+    """Work of every rank from its first backward pass on, (n, R): the sum of (B)'s third term."""
+    forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
+    chunk = np.arange(forward.shape[1])[None, :]
+    held = in_flight(rows.columns)[:, : forward.shape[1]]
+    m, num_ranks = rows.m[:, None], stages.rank_valid.shape[1]
+    own = np.where(chunk < (rows.p * rows.v)[:, None], (m - held) * forward + m * backward, 0.0)
+    slots = np.arange(len(rows))[:, None] * num_ranks + chunk % rows.p[:, None]
+    work = np.bincount(slots.ravel(), weights=own.ravel(), minlength=len(rows) * num_ranks)
+    return work.reshape(len(rows), num_ranks).astype(np.float64)
+
+
+def split_s(rows: Rows, stages: Stages) -> FloatArray:
+    """Last tier: max(A, B) over the ranks of one split for each row, shape (n,)."""
+    forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
+    passed, returned = np.cumsum(forward + backward, axis=1), np.cumsum(backward, axis=1)
+    rank = np.broadcast_to(np.arange(stages.rank_valid.shape[1])[None, :], stages.rank_valid.shape)
+    last = (rows.v[:, None] - 1) * rows.p[:, None] + rank
+    chain = _prefix(passed, rank) + rows.m[:, None] * stages.rank_time_s
+    back = forward.sum(axis=1, keepdims=True) + returned[:, -1:] - _prefix(returned, last + 1)
+    back = back + _own_work_s(rows, stages) + _prefix(returned, rank)
+    bound = np.where(stages.rank_valid, np.maximum(chain, back), 0.0).max(axis=1)
+    return _step_s(rows, bound + stages.rank_tail_s[:, 0])

@@ -1,0 +1,96 @@
+"""How many layers the memory of each rank takes, for rows with layers of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.columns import BoolArray, FloatArray, IntArray
+from solver.cost.schedule import in_flight
+from solver.search.rows import Rows
+
+_SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """Least and most layers of each rank, (n, R); R is the largest pp, absent ranks hold 0."""
+
+    least: IntArray
+    most: IntArray  # below ``least`` where a rank cannot hold what it must
+
+    def feasible(self, num_layers: int) -> BoolArray:
+        """Rows with a split that fits, shape (n,)."""
+        holds = (self.most >= self.least).all(axis=1)
+        enough = (self.least.sum(axis=1) <= num_layers) & (self.most.sum(axis=1) >= num_layers)
+        return np.asarray(holds & enough)
+
+
+def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
+    """(pp, vpp, rows of that shape), in ascending order."""
+    width = int(rows.v.max(initial=1)) + 1
+    keys = rows.p * width + rows.v
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    for index in np.split(order, starts[1:]) if len(order) else ():
+        pp, vpp = divmod(int(keys[index[0]]), width)
+        yield pp, vpp, index
+
+
+def _room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
+    """Bytes that each rank has left for its layers, (n, p); ``held`` is (n, v, p)."""
+    prices, last = rows.prices, held.shape[2] - 1
+    shape = (len(rows), held.shape[2])
+    is_first, is_last = np.zeros(shape), np.zeros(shape)
+    is_first[:, 0], is_last[:, last] = 1.0, 1.0
+    col = np.newaxis
+    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
+    workspace = is_last * prices.head_workspace_bytes[:, col]
+    workspace = np.maximum(workspace, prices.replay_workspace_bytes[:, col])
+    first = rows.state_bytes[:, -2:-1] + prices.activation_bytes[:, -2:-1] * held[:, 0]
+    head = rows.state_bytes[:, -1:] + prices.activation_bytes[:, -1:] * held[:, -1]
+    saved = rows.some_layers * (prices.activation_bytes[:, 0] - prices.checkpoint_bytes[:, 0])
+    kept = held.sum(axis=1) * saved[:, col]
+    return np.asarray(room[:, col] - workspace - is_first * first - is_last * head + kept)
+
+
+def _most_layers(rows: Rows, pp: int, vpp: int) -> IntArray:
+    """Layers that fit on each rank, (n, pp); -1 where not even none do. Rows share pp and vpp."""
+    prices = rows.prices
+    held = in_flight(rows.columns).reshape(len(rows), vpp, pp).astype(np.float64)
+    kept = np.where(rows.every_layer > 0, prices.checkpoint_bytes[:, 0], prices.activation_bytes[:, 0])
+    each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
+    room = _room_bytes(rows, held) * _SAFETY
+    round_bytes = each.sum(axis=1)
+    rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), rows.layout.num_layers)
+    rest = room - rounds * round_bytes
+    more = (np.cumsum(each, axis=1) <= rest[:, None, :]).sum(axis=1)
+    most = rounds.astype(np.int64) * vpp + np.minimum(more, vpp - 1)
+    return np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
+
+
+def layer_caps(rows: Rows) -> Caps:
+    """Least and most layers of every rank of every row, for layers of one kind.
+
+    Chunk sizes of a rank differ by at most one, earlier chunks are the larger ones. With it memory
+    grows with the number of layers, so that one number is the whole limit.
+    """
+    num_ranks = int(rows.p.max(initial=1))
+    least = np.zeros((len(rows), num_ranks), dtype=np.int64)
+    most = np.zeros_like(least)
+    for pp, vpp, index in groups_of_shape(rows):
+        group = rows.take(index)
+        low = np.broadcast_to((vpp * group.smallest_chunk)[:, None], (len(group), pp))
+        high = _most_layers(group, pp, vpp)
+        if not rows.uneven_stages:
+            even = rows.layout.num_layers // pp
+            low, high = np.full_like(high, even), np.minimum(high, even)
+        least[index, :pp], most[index, :pp] = low, high
+    return Caps(least=least, most=most)
+
+
+def chunks_of_rank_counts(counts: IntArray | list[int], vpp: int) -> tuple[int, ...]:
+    """Layers of each chunk in model order from layers of each rank: sizes differ by at most one."""
+    return tuple(int(n) // vpp + int(j < int(n) % vpp) for j in range(vpp) for n in counts)

@@ -1,0 +1,124 @@
+"""Priced rows: what the bounds and the exact programs read, with the split still open.
+
+For a row with layers of one kind the time and the memory of a rank depend on the *number* of its
+layers alone (chunks of a rank differ by at most one layer, earlier chunks are the larger ones).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from solver.columns import ALL_LAYERS, Columns, FloatArray, IntArray
+from solver.cost.assemble import Stages, assemble
+from solver.cost.prices import LayerLayout, RowPrices
+from solver.cost.schedule import fill_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Columns, their prices, and the memory that a rank may use."""
+
+    columns: Columns
+    prices: RowPrices
+    layout: LayerLayout
+    budget_bytes: float  # peak memory of every rank <= budget: feasible
+    uneven_stages: bool = True  # the launcher runs stages of different size
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.columns)
+
+    def take(self, index: IntArray | list[int]) -> Rows:
+        """The rows at ``index``, in that order."""
+        picked = np.asarray(index, dtype=np.int64)
+        return Rows(
+            columns=self.columns.take(picked),
+            prices=self.prices.take(picked),
+            layout=self.layout,
+            budget_bytes=self.budget_bytes,
+            uneven_stages=self.uneven_stages,
+        )
+
+    def stages(self, splits: list[tuple[int, ...]]) -> Stages:
+        """Stage times and memory of every row under its split."""
+        width = max(len(split) for split in splits)
+        padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
+        return assemble(self.prices, self.columns, self.layout, padded)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers are of one kind."""
+        return len(self.layout.kinds) == 1
+
+    @cached_property
+    def m(self) -> FloatArray:
+        """Micro-batches, shape (n,)."""
+        return self.columns.num_microbatches.astype(np.float64)
+
+    @cached_property
+    def p(self) -> IntArray:
+        """Pipeline ranks, shape (n,)."""
+        return self.columns.pipeline_parallel_size
+
+    @cached_property
+    def v(self) -> IntArray:
+        """Chunks of a rank, shape (n,)."""
+        return self.columns.virtual_pipeline_size
+
+    @cached_property
+    def phi(self) -> FloatArray:
+        """Share of a whole pass that filling the pipeline costs, shape (n,)."""
+        return fill_share(self.columns)
+
+    @cached_property
+    def every_layer(self) -> FloatArray:
+        """1 where every layer is recomputed, else 0, shape (n,)."""
+        return (self.columns.recompute_layers == ALL_LAYERS).astype(np.float64)
+
+    @cached_property
+    def some_layers(self) -> IntArray:
+        """Layers recomputed in each chunk where not every one is, shape (n,)."""
+        return np.where(self.every_layer > 0, 0, self.columns.recompute_layers)
+
+    @cached_property
+    def smallest_chunk(self) -> IntArray:
+        """Least number of layers of a chunk, shape (n,)."""
+        return np.maximum(self.some_layers, 1)
+
+    @cached_property
+    def layer_s(self) -> FloatArray:
+        """Forward and backward of one layer and micro-batch, (n, K); replay included if all replay."""
+        prices = self.prices
+        whole = prices.forward_s + prices.backward_s + self.every_layer[:, None] * prices.replay_s
+        return np.asarray(whole[:, :-2])
+
+    @cached_property
+    def embedding_s(self) -> FloatArray:
+        """Forward and backward of the embedding, shape (n,)."""
+        return self.prices.forward_s[:, -2] + self.prices.backward_s[:, -2]
+
+    @cached_property
+    def head_s(self) -> FloatArray:
+        """Forward and backward of head and loss, shape (n,)."""
+        return self.prices.forward_s[:, -1] + self.prices.backward_s[:, -1]
+
+    @cached_property
+    def chunk_s(self) -> FloatArray:
+        """What a chunk costs beside its layers, shape (n,): transfers and the least replay."""
+        least_replay = self.prices.replay_s[:, :-2].min(axis=1)
+        return np.asarray(2.0 * self.prices.transfer_s + self.some_layers * least_replay)
+
+    @cached_property
+    def total_s(self) -> FloatArray:
+        """Least sum of the ranks' times over all splits, shape (n,); all splits' for uniform layers."""
+        layers = self.layer_s @ self.layout.cumulative[-1].astype(np.float64)
+        return np.asarray(layers + self.embedding_s + self.head_s + self.p * self.v * self.chunk_s)
+
+    @cached_property
+    def state_bytes(self) -> FloatArray:
+        """Weights, gradients and optimizer states of each part, (n, P)."""
+        prices = self.prices
+        return np.asarray(prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes)

@@ -1,0 +1,200 @@
+"""The inner problem, exactly: which layers go to which rank, under the memory of every rank.
+
+Minimises the closed-form objective ``sum_s phi t_s + max_s ((m - phi) t_s + tail_s)`` of a row:
+
+(1) layers of one kind: t_s depends on a rank's number of layers alone and the sum is the same for
+    every split, so the largest (m - phi) t_s + tail_s is minimised by adding one layer at a time to
+    the rank where it costs least (``best_counts``; marginal costs never fall, so greedy is exact).
+(2) layers of several kinds, one chunk a rank: dynamic program over boundaries with the tables
+    h(i, j) = phi t(i, j) and g(i, j) = (m - phi) t(i, j) + tail(i, j) (``best_boundaries``).
+(3) layers of several kinds, several chunks a rank: the space offers chunks of even layer counts
+    only, earlier chunks larger by one where they must be (``even_chunks``).
+
+Of equally good splits the most even one is taken: (1) makes the sorted vector of rank costs
+lexicographically least, ties to earlier ranks; (2) makes the sum of squared stage times least.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.columns import BoolArray, FloatArray, IntArray
+from solver.cost.schedule import in_flight
+from solver.search.caps import Caps, chunks_of_rank_counts, layer_caps
+from solver.search.rows import Rows
+
+Split = tuple[int, ...]
+_NS = 1e9  # tables of the dynamic program are whole nanoseconds, so that ties are ties
+_NEVER = np.int64(2**60)
+
+
+def best_splits(rows: Rows) -> list[Split | None]:
+    """The split of each row that minimises the closed-form objective; None where none fits."""
+    if rows.is_uniform:
+        caps = layer_caps(rows)
+        fits = caps.feasible(rows.layout.num_layers)
+        return [best_counts(rows, caps, row) if fits[row] else None for row in range(len(rows))]
+    return [_best_of_mixed(rows.take([row])) for row in range(len(rows))]
+
+
+def _best_of_mixed(row: Rows) -> Split | None:
+    """The best split of one row with layers of several kinds."""
+    if row.v[0] > 1 or not row.uneven_stages:
+        return even_chunks(row)
+    return best_boundaries(row)
+
+
+def rank_offsets_s(rows: Rows, row: int) -> FloatArray:
+    """(m - phi) t + tail of each rank without its layers, shape (p,)."""
+    p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
+    offset = np.full(p, share * rows.v[row] * rows.chunk_s[row] + rows.prices.rank_tail_s[row])
+    offset[0] += share * rows.embedding_s[row] + rows.prices.tail_s[row, -2]
+    offset[-1] += share * rows.head_s[row] + rows.prices.tail_s[row, -1]
+    return offset
+
+
+def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
+    """Case (1) for a row that has a split that fits."""
+    p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
+    least, most = caps.least[row, :p], caps.most[row, :p]
+    each = share * rows.layer_s[row, 0] + rows.prices.tail_s[row, 0]
+    levels = np.arange(1, int(most.max()) + 1)[:, None]
+    cost = levels * each + rank_offsets_s(rows, row)[None, :]
+    cost = np.where((levels > least) & (levels <= most), cost, np.inf)
+    missing = rows.layout.num_layers - int(least.sum())
+    chosen = np.argsort(cost, axis=None, kind="stable")[:missing]
+    counts = least + np.bincount(chosen % p, minlength=p)
+    return chunks_of_rank_counts(counts, int(rows.v[row]))
+
+
+def even_chunks(row: Rows) -> Split | None:
+    """Case (3): the even split of one row, if it fits."""
+    chunks, layers = int(row.p[0] * row.v[0]), row.layout.num_layers
+    if chunks > layers or (layers % chunks and not row.uneven_stages):
+        return None
+    split = tuple(layers // chunks + int(c < layers % chunks) for c in range(chunks))
+    if min(split) < row.smallest_chunk[0]:
+        return None
+    return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
+
+
+class StageTables:
+    """Time, tail and memory of layers i … j-1 on each rank of one row, arrays (p, L + 1, L + 1).
+
+    Entries where a stage would be too small, too early or too large for its memory are not ``fits``.
+    """
+
+    def __init__(self, row: Rows) -> None:
+        self.p, self.num_layers = int(row.p[0]), row.layout.num_layers
+        self.row, self.prices = row, row.prices
+        edge = np.arange(self.num_layers + 1)
+        self.size = edge[None, :] - edge[:, None]
+        stage = np.arange(self.p)[:, None, None]
+        self.is_first, self.is_last = stage == 0, stage == self.p - 1
+        self.forward_s = self._spread(row.prices.forward_s) + row.prices.transfer_s[0]
+        beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0]
+        self.time_s = self.forward_s + beside + self._between(row.prices.replay_s, replayed=True)
+        self.tail_s = self._spread(row.prices.tail_s) + row.prices.rank_tail_s[0]
+        self.fits = self._legal() & (self._memory() <= row.budget_bytes)
+
+    def _between(self, price: FloatArray, *, replayed: bool = False) -> FloatArray:
+        """Sum of a part price over layers i … j-1, or over the recomputed ones, (L + 1, L + 1)."""
+        sums = self.row.layout.cumulative @ price[0, :-2]
+        start = np.arange(self.num_layers + 1)[:, None]
+        end = np.broadcast_to(np.arange(self.num_layers + 1)[None, :], self.size.shape)
+        if replayed:
+            end = np.minimum(start + int(self.row.columns.recompute_layers[0]), end)
+        return np.asarray(np.where(self.size > 0, sums[end] - sums[start], 0.0))
+
+    def _spread(self, price: FloatArray) -> FloatArray:
+        """The same with embedding and head, (p, L + 1, L + 1)."""
+        ends = np.where(self.is_first, price[0, -2], 0.0) + np.where(self.is_last, price[0, -1], 0.0)
+        return np.asarray(self._between(price)[None] + ends)
+
+    def _legal(self) -> BoolArray:
+        """Stages in order, each large enough, the first and last at the ends."""
+        edge = np.arange(self.num_layers + 1)
+        starts = np.where(self.is_first, edge[:, None] == 0, edge[:, None] > 0)
+        ends = np.where(self.is_last, edge[None, :] == self.num_layers, edge[None, :] < self.num_layers)
+        return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends)
+
+    def _memory(self) -> FloatArray:
+        """Peak memory in bytes, as ``assemble`` adds it up."""
+        prices, row = self.prices, self.row
+        held = in_flight(row.columns)[0, : self.p].astype(np.float64)[:, None, None]
+        spared = prices.activation_bytes - prices.checkpoint_bytes
+        kept = self._spread(prices.activation_bytes) - self._between(spared, replayed=True)
+        head = np.where(self.is_last, prices.head_workspace_bytes[0], 0.0)
+        workspace = np.maximum(head, prices.replay_workspace_bytes[0])
+        used = self._spread(row.state_bytes) + held * kept + workspace + prices.buffer_bytes[0]
+        return np.asarray(used * prices.reserve[0] + prices.context_bytes[0])
+
+
+def min_max(tables: FloatArray) -> FloatArray:
+    """Least largest stage cost of a path 0 -> L over ``tables`` (p, L + 1, L + 1), by last boundary."""
+    reached = tables[0, 0]
+    for stage in tables[1:]:
+        reached = np.maximum(reached[:, None], stage).min(axis=0)
+    return np.asarray(reached)
+
+
+def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Split] | None:
+    """The path of least ``first`` sum, among those the least ``second`` sum; None if there is none."""
+    size = first.shape[1]
+    best, tie = first[0, 0], second[0, 0]
+    back = [np.zeros(size, dtype=np.int64)]
+    columns = np.arange(size)
+    for h, square in zip(first[1:], second[1:], strict=True):
+        sums = best[:, None] + h
+        ties = np.where(sums == sums.min(axis=0), tie[:, None] + square, np.inf)
+        chosen = ties.argmin(axis=0)
+        back.append(chosen)
+        best, tie = np.minimum(sums[chosen, columns], _NEVER), ties[chosen, columns]
+    if best[-1] >= _NEVER:
+        return None
+    bounds = [size - 1]
+    for chosen in reversed(back):
+        bounds.append(int(chosen[bounds[-1]]))
+    return int(best[-1]), tuple(int(n) for n in np.diff(bounds[::-1]))
+
+
+def best_boundaries(row: Rows) -> Split | None:
+    """Case (2): min-max first, then smaller sums for a larger maximum while that can still pay."""
+    tables = StageTables(row)
+    share, phi = row.m[0] - row.phi[0], row.phi[0]
+
+    def whole(values: FloatArray) -> IntArray:
+        return np.where(tables.fits, np.rint(values * _NS), _NEVER).astype(np.int64)
+
+    g, h = whole(share * tables.time_s + tables.tail_s), whole(phi * tables.time_s)
+    square = np.where(tables.fits, tables.time_s**2, np.inf)
+    floor = int(min_max(g)[-1])
+    if floor >= _NEVER:
+        return None
+    cap, least, best, split = floor, _least_sum(h), int(_NEVER), None
+    while cap >= floor:
+        found = _min_sum(np.where(g <= cap, h, _NEVER), square)
+        if found is None:
+            break
+        largest = _largest(g, found[1])
+        if found[0] + largest < best:
+            best, split = found[0] + largest, found[1]
+        below = largest - 1 if cap > floor else int(_NEVER)
+        cap = min(below, best - least - 1)
+        if cap <= floor:
+            break
+    return split
+
+
+def _least_sum(h: IntArray) -> int:
+    """Least sum of stage costs of any path."""
+    reached = h[0, 0]
+    for stage in h[1:]:
+        reached = np.minimum((reached[:, None] + stage).min(axis=0), _NEVER)
+    return int(reached[-1])
+
+
+def _largest(g: IntArray, split: Split) -> int:
+    """The largest stage cost of a split."""
+    ends = np.cumsum(np.array(split))
+    return max(int(g[s, end - size, end]) for s, (size, end) in enumerate(zip(split, ends, strict=True)))

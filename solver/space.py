@@ -1,0 +1,198 @@
+"""The outer space: every configuration without its split, as columns, with a mask of broken rules.
+
+Variables and their candidates (a pinned value is always a candidate, so that the rule it breaks shows):
+  tensor_parallel_size     1, 2, 4, … and the other divisors of the heads, within an island
+  context_parallel_size    1, 2, 4, … while a rank keeps MIN_TOKENS_PER_CONTEXT_RANK tokens
+  pipeline_parallel_size   divisors of the remaining GPUs, up to the number of layers
+  data_parallel_size       the GPUs that remain: tp * cp * pp * dp = GPUs used
+  expert_parallel_size     divisors of the experts; expert_tensor_parallel_size = 1
+  virtual_pipeline_size    1 … layers / pp
+  micro_batch_size         1, 2, 4, … MAX_MICRO_BATCH_SIZE
+  zero_stage               those of the launcher; zero_shard_size = dp * cp from stage 1 on
+  recompute                none, selective, full in every layer, full in the first k of each chunk
+Derived: sequence_parallel = tp > 1, num_microbatches, pipeline_schedule. Recomputing k layers of every
+chunk is left out where an even split has only k: there it is the row that recomputes every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiles.capabilities import launcher_capabilities
+from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
+from solver.problem import Problem
+from solver.rules import Rule, rules_of, violation_masks
+
+MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
+MAX_MICRO_BATCH_SIZE = 32
+_MAX_FALLBACKS = 48
+_FULL = RECOMPUTE.index("full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Enumerated configurations of a problem."""
+
+    columns: Columns
+    masks: IntArray  # (n,) bit b: breaks rules[b]
+    rules: tuple[Rule, ...]
+    num_gpus: int  # GPUs used; fewer than the cluster has where those do not factor
+    warnings: tuple[str, ...]
+
+    @property
+    def legal(self) -> BoolArray:
+        """Rows that break no rule, shape (n,)."""
+        return np.asarray(self.masks == 0)
+
+
+def _divisors(n: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
+
+
+def _with_pin(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
+    """The candidates and the pinned value."""
+    pinned = problem.options.pin.get(variable)
+    return sorted({*candidates, int(pinned)}) if pinned is not None else candidates
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, … up to ``limit``."""
+    return [1 << bit for bit in range(max(1, limit).bit_length())]
+
+
+def _meshes(problem: Problem, num_gpus: int) -> IntArray:
+    """(tp, cp, pp, dp, ep) rows whose product is the number of GPUs."""
+    model = problem.model
+    island = min(group.island_gpus for group in problem.cluster.groups)
+    heads = {d for d in _divisors(model.num_attention_heads) if d <= island and island % d == 0}
+    tensor = _with_pin(problem, "tensor_parallel_size", sorted(heads))
+    slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
+    context = _with_pin(problem, "context_parallel_size", slices)
+    experts = _divisors(model.moe.num_experts) if model.moe else [1]
+    experts = _with_pin(problem, "expert_parallel_size", experts)
+    rows = [
+        (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
+        for tp in tensor
+        for cp in context
+        if num_gpus % (tp * cp) == 0
+        for pp in _divisors(num_gpus // (tp * cp))
+        if pp <= model.num_layers
+        for ep in experts
+        if ep == 1 or num_gpus // pp % ep == 0
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def _chunkings(problem: Problem, pp: int) -> IntArray:
+    """(vpp, recompute, recompute_layers) rows of a pipeline of ``pp`` stages."""
+    layers, options = problem.model.num_layers, problem.options
+    limited = any("recompute_layers" in limits for limits in (options.pin, options.forbid, options.bounds))
+    rows: list[tuple[int, int, int]] = []
+    virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
+    for vpp in _with_pin(problem, "virtual_pipeline_size", virtual):
+        rows += [(vpp, recompute, 0) for recompute in range(_FULL)]
+        rows.append((vpp, _FULL, ALL_LAYERS))
+        even = layers // (pp * vpp)
+        last = even if limited or layers % (pp * vpp) else even - 1
+        rows += [(vpp, _FULL, count) for count in range(1, last + 1)]
+    return np.array(rows, dtype=np.int64)
+
+
+def _steps(problem: Problem, pp: int) -> IntArray:
+    """(micro_batch_size, zero_stage) rows."""
+    able = launcher_capabilities(problem.launcher)
+    batch = problem.workload.global_batch_size
+    sizes = _with_pin(problem, "micro_batch_size", _powers_of_two(min(MAX_MICRO_BATCH_SIZE, batch)))
+    allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
+    stages = _with_pin(problem, "zero_stage", allowed)
+    return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
+
+
+def _blocks(problem: Problem, num_gpus: int) -> Iterator[IntArray]:
+    """Cross products, one block for each pipeline size; columns as ``_columns`` reads them."""
+    meshes = _meshes(problem, num_gpus)
+    batch = problem.workload.global_batch_size
+    for pp in np.unique(meshes[:, 2]).tolist():
+        mesh = meshes[meshes[:, 2] == pp]
+        step, chunking = _steps(problem, pp), _chunkings(problem, pp)
+        i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
+        outer = np.concatenate([mesh[i], step[j]], axis=1)
+        smallest = step[:, 0].min()
+        outer = outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)]
+        i, j = np.divmod(np.arange(len(outer) * len(chunking)), len(chunking))
+        yield np.concatenate([outer[i], chunking[j]], axis=1)
+
+
+def _columns(problem: Problem, rows: IntArray) -> Columns:
+    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero, vpp, recompute, recompute_layers)."""
+    tp, cp, pp, dp, ep, micro_batch, zero, vpp, recompute, layers = rows.T.copy()
+    interleaved, plain, none = (SCHEDULES.index(name) for name in ("interleaved_1f1b", "1f1b", "none"))
+    return Columns(
+        tensor_parallel_size=tp,
+        sequence_parallel=(tp > 1).astype(np.int64),
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=vpp,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+        expert_tensor_parallel_size=np.ones_like(tp),
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=np.where(zero > 0, dp * cp, 1),
+        micro_batch_size=micro_batch,
+        num_microbatches=np.maximum(problem.workload.global_batch_size // (dp * micro_batch), 1),
+        pipeline_schedule=np.where(pp == 1, none, np.where(vpp > 1, interleaved, plain)),
+        recompute=recompute,
+        recompute_layers=layers,
+    )
+
+
+def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Space:
+    """All rows on exactly ``num_gpus`` GPUs."""
+    blocks = [np.zeros((0, 10), dtype=np.int64), *_blocks(problem, num_gpus)]
+    columns = _columns(problem, np.concatenate(blocks))
+    masks = violation_masks(rules, columns)
+    return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
+
+
+def _fewer_gpus(problem: Problem) -> Iterator[int]:
+    """Smaller GPU counts, largest first: whole nodes one by one, then by halves, then parts of a node."""
+    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    nodes = (problem.cluster.num_gpus - 1) // per_node
+    for _ in range(_MAX_FALLBACKS):
+        if nodes < 1:
+            break
+        yield nodes * per_node
+        nodes -= 1
+    while nodes >= 1:
+        yield nodes * per_node
+        nodes //= 2
+    yield from range(per_node - 1, 0, -1)
+
+
+def enumerate_space(problem: Problem) -> Space:
+    """All rows on all GPUs, or on the most GPUs that some legal row can use.
+
+    Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
+
+    Raises:
+        UnknownNameError: the launcher's limits are not known.
+    """
+    rules = rules_of(problem)
+    total = problem.cluster.num_gpus
+    space = _enumerate(problem, total, rules)
+    if space.legal.any():
+        return space
+    for num_gpus in _fewer_gpus(problem):
+        fewer = _enumerate(problem, num_gpus, rules)
+        if fewer.legal.any():
+            warning = (
+                f"{num_gpus} of {total} GPUs are used: no legal configuration uses all of them "
+                f"with a global batch of {problem.workload.global_batch_size}"
+            )
+            return replace(fewer, warnings=(warning,))
+    return space
