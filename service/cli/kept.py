@@ -56,7 +56,7 @@ def find_plan(plan_id: str) -> KeptPlan:
     Raises:
         InvalidProblemError: no kept plan, or several, have such an id.
     """
-    found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id)}
+    found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no plan "{shown(plan_id)}" is kept here; give --from result.json or plan again'
         raise InvalidProblemError.of("plan_id", message)

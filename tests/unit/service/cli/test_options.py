@@ -1,0 +1,111 @@
+"""Options become a request; the file comes first, options stand over it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import InvalidProblemError
+from service.cli.assignments import bounds_of, prohibitions_of, values_of
+from service.cli.problem_options import model_part, read_request
+from service.request import parse_problem
+
+
+def test_short_names_dashes_and_full_names_mean_the_same_variable() -> None:
+    for text in ("tp=8", "tensor-parallel-size=8", "tensor_parallel_size = 8"):
+        assert values_of("--pin", [text]) == {"tensor_parallel_size": 8}
+
+
+def test_words_stay_words() -> None:
+    assert values_of("--pin", ["recompute_granularity=full"]) == {"recompute_granularity": "full"}
+
+
+def test_prohibitions_and_bounds_are_lists() -> None:
+    assert prohibitions_of("--forbid", ["mbs=3,5"]) == {"micro_batch_size": [3, 5]}
+    assert bounds_of("--bound", ["mbs=1:4"]) == {"micro_batch_size": [1, 4]}
+
+
+@pytest.mark.parametrize("text", ["tp", "=8", "tp=", ""])
+def test_what_is_no_assignment_is_refused(text: str) -> None:
+    with pytest.raises(InvalidProblemError, match="NAME=VALUE"):
+        values_of("--pin", [text])
+
+
+@pytest.mark.parametrize("text", ["mbs=4", "mbs=1:x", "mbs=:4"])
+def test_bounds_need_two_integers(text: str) -> None:
+    with pytest.raises(InvalidProblemError, match="LOW:HIGH"):
+        bounds_of("--bound", [text])
+
+
+@pytest.fixture
+def problem_file(tmp_path: Path) -> Path:
+    path = tmp_path / "problem.json"
+    request = {
+        "model": {"name": "llama-3.1-70b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 16},
+        "workload": {"global_batch_size": 512, "seq_length": 8192},
+        "search": {"top_k": 5, "pin": {"tensor_parallel_size": 8}},
+    }
+    path.write_text(json.dumps(request))
+    return path
+
+
+def test_options_stand_over_the_file_and_leave_the_rest(problem_file: Path) -> None:
+    request = read_request(problem_file, num_nodes=8, global_batch_size=256, pin=["pp=4"], top_k=3)
+    problem = parse_problem(request)
+    assert (problem.cluster.num_nodes, problem.workload.global_batch_size) == (8, 256)
+    assert problem.workload.seq_length == 8192
+    assert problem.options.top_k == 3
+    assert problem.options.pin == {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
+
+
+def test_a_gpu_type_instead_of_a_cluster_makes_one_group() -> None:
+    request = read_request(
+        model="llama-3.1-8b", gpu="a100-sxm-40gb", num_nodes=2, gpus_per_node=4, global_batch_size=8,
+        seq_length=2048,
+    )  # fmt: skip
+    assert parse_problem(request).cluster.num_gpus == 8
+
+
+def test_cluster_and_gpu_together_are_refused() -> None:
+    with pytest.raises(InvalidProblemError, match="not both"):
+        read_request(cluster="dgx-h100", gpu="a100-sxm-40gb")
+
+
+def test_sizes_of_several_groups_are_not_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.json"
+    path.write_text('{"cluster": {"groups": [{"gpu": "t4"}, {"gpu": "l4"}]}}')
+    with pytest.raises(InvalidProblemError, match="several groups"):
+        read_request(path, num_nodes=4)
+
+
+LLAMA_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+def test_a_hugging_face_config_is_taken_from_its_file_or_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    assert model_part(str(folder)) == model_part(str(folder / "config.json"))
+    request = read_request(
+        model=str(folder), cluster="dgx-h100", num_nodes=1, global_batch_size=8, seq_length=2048
+    )
+    model = parse_problem(request).model
+    assert (model.name, model.num_layers, model.num_kv_heads) == ("my-llama", 32, 8)
+
+
+def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="No such file"):
+        model_part(str(tmp_path / "config.json"))

@@ -1,0 +1,100 @@
+"""Exit codes, progress, answers read back, and configurations completed."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from profiles.errors import InvalidProblemError
+from service.cli.answers import answer_from_json
+from service.cli.completing import completed, even_split
+from service.cli.exits import code_of
+from service.cli.progress import cancellable, progress_words
+from solver.plan import Answer
+from solver.progress import Progress
+from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "cancelled", "code"),
+    [
+        (an_answer(), False, 0),
+        (an_answer(status="feasible"), False, 0),
+        (an_answer(status="feasible"), True, 0),  # cancelled with an incumbent
+        (an_infeasible_answer(), False, 3),
+        (an_answer(status="unknown", plans=()), False, 4),
+        (an_answer(status="unknown", plans=()), True, 130),
+    ],
+)
+def test_how_a_search_ended_decides_the_exit_code(answer: Answer, cancelled: bool, code: int) -> None:
+    assert code_of(answer, cancelled=cancelled) == code
+
+
+@pytest.mark.parametrize("answer", [an_answer(), an_infeasible_answer()])
+def test_an_answer_survives_json_and_what_the_service_adds(answer: Answer) -> None:
+    sent = {**json.loads(json.dumps(answer.to_json())), "job_id": "1", "next_page_token": None}
+    assert answer_from_json(sent) == answer
+
+
+def test_an_answer_of_another_version_is_refused() -> None:
+    with pytest.raises(InvalidProblemError, match="another version"):
+        answer_from_json({"status": "optimal", "plans": [{"old": 1}]})
+
+
+def test_the_first_interrupt_asks_to_stop_and_the_second_one_interrupts() -> None:
+    with cancellable() as cancellation:
+        assert not cancellation.should_stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert cancellation.should_stop()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):  # and afterwards Ctrl-C is an interrupt again
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_progress_shows_incumbent_bound_and_gap() -> None:
+    progress = Progress(
+        stage="solving",
+        explored=3912,
+        total=184320,
+        incumbent_step_time_s=33.6,
+        bound_step_time_s=32.6,
+        gap=0.03,
+        elapsed_s=0.4,
+    )
+    assert progress_words(progress) == (
+        "solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3 % · 400 ms"
+    )
+    early = replace(progress, incumbent_step_time_s=None, bound_step_time_s=None, gap=None)
+    assert progress_words(early) == "solving 3 912 of 184 320 · 400 ms"
+
+
+def test_what_a_configuration_leaves_out_follows_from_the_rest() -> None:
+    # 128 GPUs / (8 * 4) = dp 4; 512 / (4 * 1) = 128 micro-batches; 80 layers in 20 chunks: 4 each
+    sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "virtual_pipeline_size": 5}
+    assert completed({**sizes, "zero_stage": 1}, a_problem()) == a_configuration()
+
+
+def test_an_uneven_split_gives_the_first_chunks_one_more() -> None:
+    assert even_split(10, 4) == [3, 3, 2, 2]
+    assert even_split(3, 8) == [1, 1, 1]  # fewer layers than chunks: refused afterwards
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"tensor_parallel_size": 0}, "must be 1 or more"),
+        ({"tp": 8}, 'unknown "tp"'),
+        ({"data_parallel_size": 256}, "there are 128 GPUs"),
+        ({"data_parallel_size": 3}, "but the global batch is 512"),
+        ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but 1 chunks share 80 layers"),
+        ({"pipeline_parallel_size": 128}, "128 chunks share 80 layers"),
+    ],
+)
+def test_a_configuration_that_cannot_hold_this_problem_is_refused(
+    raw: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words):
+        completed(raw, a_problem())

@@ -1,0 +1,187 @@
+"""What people read says what is proved, what is not, and what comes next."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from profiles.units import TERA
+from service.report import figures
+from service.report.table import to_csv
+from service.report.terminal import render_answer, render_prediction, short_id
+from solver.plan import Answer
+from solver.problem import Problem
+from tests.builders import (
+    a_cluster,
+    a_configuration,
+    a_gpu,
+    a_moe_model,
+    a_plan,
+    a_prediction,
+    a_problem,
+    an_answer,
+    an_infeasible_answer,
+)
+
+
+def text_of(answer: Answer, problem: Problem | None = None, *, width: int = 160) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    with console.capture() as capture:
+        console.print(render_answer(answer, problem or a_problem(), width=width))
+    return capture.get()
+
+
+def test_the_question_stands_in_the_first_line() -> None:
+    first = text_of(an_answer()).splitlines()[0]
+    assert first.strip() == (
+        "Llama 3.1 70B (70.6 B parameters) · 16 × DGX H100 = 128 GPUs · "
+        "batch 512 × 8192 tokens · bf16 · for megatron-lm"
+    )
+
+
+def test_an_optimal_answer_names_its_proofs_and_keeps_the_two_claims_apart() -> None:
+    text = text_of(an_answer())
+    assert "#1 proved optimal under the cost model by exact-dp, cp-sat in 900 ms" in text
+    assert "simulated 32.8 s; under this model no plan can be under 32.5 s" in " ".join(text.split())
+
+
+def test_an_answer_that_was_cut_short_claims_no_proof() -> None:
+    answer = an_answer(status="feasible", certified_by=(), gap=0.03, explored=1000)
+    text = " ".join(text_of(answer).split())
+    assert "proved optimal" not in text.replace("not proved optimal", "")
+    assert "best found before the search stopped, not proved optimal, at most 3.0 % from the bound" in text
+    assert "searched 1 000 of 184 320 configurations" in text
+
+
+def test_an_answer_without_plans_claims_nothing() -> None:
+    text = text_of(an_answer(status="unknown", plans=(), bound_step_time_s=None))
+    assert "no plan found before the search stopped, and nothing is proved" in text
+    assert "Next:" not in text
+
+
+def test_the_table_has_the_glossary_columns_in_mesh_order() -> None:
+    heading = next(line for line in text_of(an_answer()).splitlines() if line.lstrip().startswith("#"))
+    assert " ".join(heading.split()) == (
+        "# tp pp vpp cp dp zero mbs recompute step tokens/s/GPU MFU* peak memory (stage) OOM risk"
+    )
+
+
+def test_a_row_shows_sizes_band_speed_and_the_heaviest_stage() -> None:
+    row = next(line for line in text_of(an_answer()).splitlines() if "best" in line)
+    # 34.1 / 32.8 - 1 = 3.96 %; 1 - 31.5 / 32.8 = 3.96 %
+    assert re.sub(r"\s+", " ", row).strip() == (
+        "1 8 4 5 1 4 1 1 – 32.8 s ±4 % 999 46 % 45.0 of 79.0 GiB (0) <0.1 % ← best"
+    )
+
+
+def test_expert_parallelism_is_a_column_only_where_there_are_experts() -> None:
+    assert " ep " not in text_of(an_answer())
+    assert " ep " in text_of(an_answer(), a_problem(model=a_moe_model()))
+
+
+def test_the_denominator_of_mfu_is_always_said() -> None:
+    assert "* of 989 TFLOP/s dense bf16 per GPU, causal attention counted" in text_of(an_answer())
+    old = a_problem(cluster=a_cluster(gpu=a_gpu(peak_flops={"fp16": 125.0 * TERA})))
+    assert "dense fp16 per GPU" in text_of(an_answer(), old)
+
+
+def test_time_and_memory_of_the_best_plan_are_split_by_cause() -> None:
+    text = text_of(an_answer())
+    assert "compute 27.6 │ tensor parallel 3.9 │ bubble 0.2 │ data parallel 0.8 │ optimizer 0.3 s" in text
+    assert "memory of stage 0" in text
+    assert "weights 4.1 │ gradients 8.2 │ optimizer 6.1 │ activations 24.5 │ context 2.0 GiB" in text
+
+
+def test_an_uncalibrated_profile_is_called_so() -> None:
+    assert "not calibrated on your cluster" in text_of(an_answer())
+
+
+def test_what_lies_outside_the_measurements_and_every_warning_is_said() -> None:
+    plan = replace(a_plan(), prediction=a_prediction(extrapolated=("operators",)))
+    text = text_of(an_answer(plan, warnings=("120 of 128 GPUs are used",)))
+    assert "Outside the measured range: operators." in text
+    assert "warning: 120 of 128 GPUs are used" in text
+
+
+def test_the_next_command_uses_the_shortest_id_that_is_unique() -> None:
+    plans = [a_plan(plan_id="7f3a90c1d2e4"), a_plan(rank=2, plan_id="7f3a91c1d2e4")]
+    assert short_id(plans) == "7f3a90"
+    assert "meshwright export 7f3a90 --save-dir run/" in text_of(an_answer(*plans))
+
+
+def test_an_infeasible_answer_says_what_is_nearest_why_and_what_would_fit() -> None:
+    text = text_of(an_infeasible_answer(), a_problem())
+    assert text.startswith("infeasible: no configuration of Llama 3.1 70B on 16 × DGX H100 = 128 GPUs")
+    # 26 + 52 + 28 = 106; with 15 of activations 121
+    assert (
+        "nearest: tp 8 · pp 8 · zero 1 · mbs 1 · full recompute → stage 0 needs 121.0 of 79.0 GiB "
+        "(weights, gradients and optimizer 106.0 GiB)"
+    ) in text
+    assert "because: memory: stage 0 of the nearest configuration is 42.0 GiB short" in text
+    assert "smallest changes that fit: 32 nodes" in text
+
+
+def test_control_characters_of_a_model_name_do_not_reach_the_terminal() -> None:
+    model = a_moe_model()
+    hostile = replace(model, display_name="evil\x1b[31m\x07name")
+    assert "evil[31mname" in text_of(an_answer(), a_problem(model=hostile))
+
+
+@pytest.mark.parametrize("width", [160, 120, 100, 90, 80, 60, 40, 20])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    plans = [a_plan(), a_plan(rank=2, recompute_granularity="full", recompute_layers=2)]
+    for answer in (an_answer(*plans), an_infeasible_answer()):
+        assert all(cell_len(line) <= width for line in text_of(answer, width=width).splitlines())
+
+
+def test_a_narrow_terminal_says_which_columns_it_leaves_out() -> None:
+    text = text_of(an_answer(), width=85)
+    assert "(no room for MFU, tokens/s/GPU; --json has all)" in text
+    assert "OOM risk" in text
+
+
+def test_a_very_narrow_terminal_gets_lines_instead_of_a_table() -> None:
+    assert "1. tp 8 · pp 4 · vpp 5 · dp 4 · zero 1" in text_of(an_answer(), width=40)
+
+
+def test_a_priced_configuration_has_no_rank_and_no_certificate() -> None:
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render_prediction(a_configuration(), a_prediction(), a_problem(), width=160))
+    assert "–   8  4   5" in capture.get()
+    assert "best" not in capture.get()
+    assert "proved" not in capture.get()
+
+
+def test_recompute_is_written_by_what_it_replays() -> None:
+    written = [
+        figures.recompute(a_configuration(recompute_granularity=kind, recompute_layers=layers))
+        for kind, layers in (("none", 0), ("selective", 0), ("full", 2), ("full", 4))  # chunks of 4
+    ]
+    assert written == ["–", "selective", "full ×2", "full"]
+
+
+def test_causes_that_would_print_as_zero_are_summed_up() -> None:
+    # 0.04 + 0.03 = 0.07 rounds to 0.1
+    assert figures.times({"compute": 12.0, "a": 0.04, "b": 0.03}, 12.07) == "compute 12.0 │ rest 0.1 s"
+    assert figures.times({"compute": 0.25, "optimizer": 0.002}, 0.252) == "compute 250 │ optimizer 2 ms"
+
+
+@given(st.floats(min_value=1e-4, max_value=1e5))
+def test_written_seconds_are_within_half_a_per_cent(value_s: float) -> None:
+    number, unit = figures.seconds(value_s).split()
+    read_s = float(number) * (1.0 if unit == "s" else 1e-3)
+    assert read_s == pytest.approx(value_s, rel=0.005, abs=6e-6)
+
+
+def test_csv_has_one_line_a_plan_and_units_in_its_names() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([a_plan(), a_plan(rank=2)]))))
+    assert [row["rank"] for row in rows] == ["1", "2"]
+    assert rows[0]["step_time_s"] == "32.8"
+    assert rows[0]["stage_layers"] == " ".join(["4"] * 20)

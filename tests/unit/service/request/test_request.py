@@ -1,0 +1,280 @@
+"""Requests become problems, problems become canonical requests, and faults name their field."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.errors import FieldError, InvalidProblemError
+from service.request import digest_of, parse_problem, problem_to_mapping
+from solver.options import SearchOptions
+
+Request = dict[str, object]
+WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}
+
+
+def request(**parts: object) -> Request:
+    """Llama 3.1 70B on 16 DGX H100, with parts replaced."""
+    base: Request = {
+        "model": {"name": "llama-3.1-70b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 16},
+        "workload": WORKLOAD,
+    }
+    return {**base, **parts}
+
+
+def faults(raw: Mapping[str, object]) -> list[FieldError]:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    return list(caught.value.errors)
+
+
+def sentence(raw: Mapping[str, object]) -> str:
+    (fault,) = faults(raw)
+    return fault.sentence()
+
+
+def test_the_smallest_request_gets_the_documented_defaults() -> None:
+    problem = parse_problem(request())
+    assert problem.options == SearchOptions()
+    assert (problem.launcher, problem.workload.precision, problem.workload.optimizer) == (
+        "megatron-lm",
+        "bf16",
+        "adamw",
+    )
+    assert problem.cluster.num_gpus == 128
+
+
+def test_a_problem_survives_its_canonical_request_and_json() -> None:
+    search = {
+        "pin": {"tensor_parallel_size": 8, "recompute_granularity": "full"},
+        "forbid": {"micro_batch_size": [4, 2]},
+        "bounds": {"micro_batch_size": [1, 4]},
+        "top_k": 3,
+        "time_limit_s": 5,
+    }
+    problem = parse_problem(request(search=search, launcher="none"))
+    assert parse_problem(json.loads(json.dumps(problem_to_mapping(problem)))) == problem
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "gpt-3-175b", "qwen3-235b-a22b"])
+def test_every_kind_of_model_survives_its_canonical_request(model: str) -> None:
+    problem = parse_problem(request(model={"name": model}))
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
+    pins = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
+    forward = parse_problem(request(search={"pin": pins}))
+    backward = parse_problem(dict(reversed(request(search={"pin": dict(reversed(pins.items()))}).items())))
+    assert digest_of(forward) == digest_of(backward)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workload": {**WORKLOAD, "seq_length": 4096}},
+        {"search": {"seed": 1}},
+        {"search": {"top_k": 9}},
+        {"launcher": "none"},
+        {"cluster": {"name": "dgx-h100", "num_nodes": 8}},
+        {"search": {"forbid": {"micro_batch_size": [2]}}},
+        {"workload": {**WORKLOAD, "framework_options": {"gradient_dtype": "bf16"}}},
+    ],
+)
+def test_everything_that_changes_the_answer_changes_the_digest(change: Request) -> None:
+    assert digest_of(parse_problem(request(**change))) != digest_of(parse_problem(request()))
+
+
+# --- types and ranges
+
+
+def test_a_bool_is_no_integer() -> None:
+    (fault,) = faults(request(workload={**WORKLOAD, "global_batch_size": True}))
+    assert (fault.pointer, fault.message) == ("/workload/global_batch_size", "must be an integer")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_infinity_are_refused_wherever_they_stand(value: float) -> None:
+    assert faults(request(search={"time_limit_s": value}))[0].pointer == "/search/time_limit_s"
+    assert faults(request(model={"name": "x", "num_layers": value}))[0].pointer == "/model/num_layers"
+
+
+def test_a_number_out_of_range_names_the_range_and_the_nearest_legal_value() -> None:
+    assert sentence(request(workload={**WORKLOAD, "seq_length": -5})) == (
+        "workload.seq_length: -5 is out of range. Allowed: from 1 to 10000000. Nearest: 1"
+    )
+    assert sentence(request(search={"top_k": 2**40})).endswith("Allowed: from 1 to 10000. Nearest: 10000")
+
+
+def test_a_number_beyond_64_bits_is_refused_without_being_repeated() -> None:
+    (fault,) = faults(request(search={"seed": 2**70}))
+    assert fault.sentence() == "search.seed: the number is too large"
+
+
+def test_every_fault_of_a_request_is_reported_at_once() -> None:
+    raw = {"workload": {"global_batch_size": 0, "seq_length": "8k"}, "serach": {}}
+    assert {fault.pointer for fault in faults(raw)} == {
+        "/model",
+        "/cluster",
+        "/workload/global_batch_size",
+        "/workload/seq_length",
+        "/serach",
+    }
+
+
+def test_an_unknown_field_names_its_nearest_sibling() -> None:
+    assert sentence(request(serach={})) == "serach: unknown field. Nearest: search"
+    assert sentence(request(search={"topk": 3})) == "search.topk: unknown field. Nearest: top_k"
+
+
+def test_a_model_and_a_cluster_that_are_both_wrong_are_both_named() -> None:
+    first, second = faults(request(model={"name": "lama-3.1-70b"}, cluster={"name": "dgx-h10"}))
+    assert 'unknown "lama-3.1-70b". Did you mean llama-3.1-70b' in first.sentence()
+    assert second.pointer == "/cluster/name"
+
+
+def test_nothing_echoes_long_input() -> None:
+    long = "x" * 10_000
+    for raw in (
+        request(launcher=long[:64]),
+        request(model={"name": long}),
+        request(**{long: 1}),
+        request(search={"pin": {long: 1}}),
+        request(search={"pin": {"pipeline_schedule": long}}),
+        request(workload={**WORKLOAD, "precision": long}),
+        request(workload={**WORKLOAD, "framework_options": {long: 1}}),
+    ):
+        assert all(len(fault.sentence()) < 1500 for fault in faults(raw))
+        assert all("x" * 200 not in fault.sentence() for fault in faults(raw))
+
+
+# --- what this version cannot do
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("search", "constraints", ["zero_stage == 3 => pipeline_parallel_size == 1"]),
+        ("search", "allow", ["offload"]),
+        ("search", "reserve_nodes", 1),
+        ("search", "baseline", {"tensor_parallel_size": 8}),
+        ("workload", "global_batch_size", [256, 512]),
+        ("workload", "global_batch_size", {"from": 256, "to": 512}),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_as_unsupported(part: str, field: str, value: object) -> None:
+    whole = {**(WORKLOAD if part == "workload" else {}), field: value}
+    (fault,) = faults(request(**{part: whole}))
+    assert fault.pointer == f"/{part}/{field}"
+    assert fault.message.startswith("unsupported: ")
+
+
+def test_unsupported_fields_that_ask_for_nothing_change_nothing() -> None:
+    search = {"constraints": [], "allow": [], "reserve_nodes": 0, "baseline": None}
+    assert parse_problem(request(search=search)) == parse_problem(request())
+
+
+def test_other_objectives_are_refused() -> None:
+    assert faults(request(search={"objective": "cost"}))[0].allowed == "step_time"
+
+
+def test_a_launcher_of_later_versions_is_told_from_an_unknown_one() -> None:
+    assert sentence(request(launcher="deepspeed")) == (
+        "launcher: deepspeed is known but not supported by this version. Allowed: megatron-lm, none"
+    )
+    assert 'unknown "megatron". Did you mean megatron-lm' in sentence(request(launcher="megatron"))
+
+
+def test_an_unknown_framework_option_is_refused_not_ignored() -> None:
+    (fault,) = faults(request(workload={**WORKLOAD, "framework_options": {"gradients": "bf16"}}))
+    assert "gradient_dtype" in fault.sentence()
+
+
+# --- pins, bounds, prohibitions
+
+
+def test_a_batch_that_the_pinned_ranks_do_not_divide_says_which_would_do() -> None:
+    # 500 / 8 = 62.5; 62 * 8 = 496 and 63 * 8 = 504
+    raw = request(
+        workload={**WORKLOAD, "global_batch_size": 500}, search={"pin": {"data_parallel_size": 8}}
+    )
+    assert sentence(raw) == (
+        "workload.global_batch_size: 500 is not a multiple of data_parallel_size = 8 (pinned). "
+        "Nearest: 496, 504"
+    )
+
+
+def test_a_batch_that_no_bounded_size_divides_says_which_would_do() -> None:
+    # micro-batches of 2, 3 or 4: 7 is a multiple of none, 6 and 8 are
+    raw = request(
+        workload={**WORKLOAD, "global_batch_size": 7}, search={"bounds": {"micro_batch_size": [2, 4]}}
+    )
+    assert faults(raw)[0].nearest == "6, 8"
+
+
+def test_a_batch_smaller_than_its_pinned_ranks_names_only_what_is_above() -> None:
+    raw = request(workload={**WORKLOAD, "global_batch_size": 4}, search={"pin": {"data_parallel_size": 8}})
+    assert faults(raw)[0].nearest == "8"
+
+
+def test_an_unknown_variable_names_the_nearest_ones() -> None:
+    for section, value in (("pin", 8), ("forbid", [8]), ("bounds", [1, 8])):
+        (fault,) = faults(request(search={section: {"tensor_parallel": value}}))
+        assert fault.pointer == f"/search/{section}"
+        assert "tensor_parallel_size" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        ({"pin": {"tensor_parallel_size": 3}}, "3 does not divide num_attention_heads = 64"),
+        ({"pin": {"tensor_parallel_size": 0}}, "0 is out of range"),
+        ({"pin": {"tensor_parallel_size": "8"}}, "must be an integer"),
+        ({"pin": {"zero_stage": 4}}, "Allowed: from 0 to 3. Nearest: 3"),
+        ({"pin": {"recompute_granularity": 1}}, "must be a word"),
+        ({"pin": {"recompute_granularity": "ful"}}, "Did you mean full"),
+        ({"pin": {"pipeline_parallel_size": 81}}, "81 is more than num_layers = 80"),
+        ({"pin": {"expert_parallel_size": 2}}, "2 does not divide num_experts = 1"),
+        ({"pin": {"pipeline_schedule": "zb_v"}}, "megatron-lm cannot run pipeline_schedule = zb_v"),
+        ({"pin": {"zero_stage": 3, "pipeline_parallel_size": 4}}, "Allowed: 0, 1"),
+        ({"forbid": {"zero_stage": [0, 7]}}, "7 is out of range"),
+        ({"bounds": {"micro_batch_size": [4, 1]}}, "[4, 1] is empty. Nearest: [1, 4]"),
+        ({"bounds": {"micro_batch_size": [1, 2, 3]}}, "must hold exactly two numbers"),
+        ({"bounds": {"pipeline_schedule": [1, 2]}}, "only integer variables have bounds"),
+        ({"bounds": {"micro_batch_size": [-3, 0]}}, "holds no legal value"),
+        ({"pin": {"zero_stage": 1}, "forbid": {"zero_stage": [1]}}, "1 is pinned and forbidden"),
+        ({"pin": {"micro_batch_size": 8}, "bounds": {"micro_batch_size": [1, 4]}}, "Nearest: 4"),
+    ],
+)
+def test_an_impossible_limit_says_what_would_be_possible(search: Request, words: str) -> None:
+    assert words in sentence(request(search=search))
+
+
+def test_pins_that_need_more_gpus_than_there_are_name_the_largest_that_fits() -> None:
+    # 128 GPUs; pp 8 leaves 16 for tp
+    (fault,) = faults(request(search={"pin": {"tensor_parallel_size": 64, "pipeline_parallel_size": 8}}))
+    assert "needs 512 of 128 GPUs" in fault.message
+    assert fault.nearest == "16"
+
+
+def test_more_chunks_than_layers_name_the_most_that_fit() -> None:
+    # 80 layers on 16 stages: at most 5 chunks a stage
+    (fault,) = faults(request(search={"pin": {"pipeline_parallel_size": 16, "virtual_pipeline_size": 8}}))
+    assert fault.nearest == "5"
+
+
+sizes = st.sampled_from([1, 2, 4, 8])
+
+
+@settings(max_examples=50, deadline=None)
+@given(tp=sizes, pp=sizes, mbs=sizes, steps=st.integers(1, 4096), seq=st.integers(1, 10**7))
+def test_whatever_divides_is_accepted_and_survives_its_canonical_request(
+    tp: int, pp: int, mbs: int, steps: int, seq: int
+) -> None:
+    pins = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "micro_batch_size": mbs}
+    workload = {"global_batch_size": mbs * steps, "seq_length": seq}
+    problem = parse_problem(request(workload=workload, search={"pin": pins}))
+    assert parse_problem(problem_to_mapping(problem)) == problem
