@@ -13,6 +13,7 @@ from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
 from service.request import parse_problem
+from solver.predict import predict
 
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"])
 
@@ -22,8 +23,6 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"])
 )
 def create_prediction(body: BodyDep) -> PredictionView:
     """What the cost model expects of ``configuration`` for ``problem``; answers at once, stores nothing."""
-    from solver.predict import predict  # noqa: PLC0415
-
     problem = parse_problem(part_of(body, "problem"))
     configuration = configuration_of(part_of(body, "configuration"))
     profile = default_profile(problem.cluster, problem.launcher)

@@ -1,0 +1,11 @@
+"""The promises of the job engine hold on PostgreSQL as they do on SQLite: the very same tests."""
+
+import pytest
+
+from service.db.database import Database
+from tests.unit.service.test_engine import *  # noqa: F403 - every test of it, over the fixture below
+
+
+@pytest.fixture
+def database(postgres: Database) -> Database:
+    return postgres
