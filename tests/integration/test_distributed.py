@@ -1,0 +1,122 @@
+"""PostgreSQL, Redis, a real API process and real Celery worker processes."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+
+from service.db.database import Database
+from service.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
+from tests.servers import RedisServer, RunningServer, Settings, serving, until, working
+
+PROBLEM: dict[str, Any] = {
+    "model": {"name": "llama-3.1-8b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 4},
+    "workload": {"global_batch_size": 256, "seq_length": 8192},
+    "search": {"top_k": 3},
+}
+FRESH = {"params": {"fresh": "true"}}
+
+
+@pytest.fixture
+def settings(postgres: Database, redis: RedisServer) -> Settings:
+    return {
+        "database_url": postgres.url.render_as_string(hide_password=False),
+        "redis_url": redis.url,
+        "workers": "0",
+        "lease_s": "2",
+        "sweep_s": "0.5",
+        "slow_poll_s": "1",
+    }
+
+
+@pytest.fixture
+def server(settings: Settings) -> Iterator[RunningServer]:
+    with serving(settings) as running:
+        yield running
+
+
+def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, settings: Settings) -> None:
+    ready = httpx.get(f"{server.url}/readyz").json()
+    assert ready == {"ready": True, "database": "ok", "migration": "current", "queue": "ok"}
+    with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it this soon
+        job = server.finished_job(server.post_job(PROBLEM)["id"])
+    assert (job["state"], job["attempts"]) == ("succeeded", 1)
+    answer = httpx.get(server.url + job["links"]["plans"]).json()
+    assert answer["status"] == "optimal"
+    assert len(answer["plans"]) == 3
+
+
+def test_without_redis_a_job_is_taken_in_at_once_and_still_runs(
+    server: RunningServer, settings: Settings, redis: RedisServer
+) -> None:
+    redis.stop()
+    with working(settings, "--celery"):
+        started = time.monotonic()
+        job = server.post_job(PROBLEM)
+        assert time.monotonic() - started < 1.0
+        assert server.finished_job(job["id"])["state"] == "succeeded"
+    assert httpx.get(f"{server.url}/readyz").json()["queue"] == "degraded"
+
+
+def test_a_lost_queue_is_published_again(
+    server: RunningServer, settings: Settings, redis: RedisServer
+) -> None:
+    job = server.post_job(PROBLEM)
+    redis.stop()
+    redis.start()  # it keeps nothing
+    with working({**settings, "slow_poll_s": "60"}, "--celery"):
+        assert server.finished_job(job["id"])["state"] == "succeeded"
+
+
+def test_a_job_runs_once_however_often_its_hint_is_delivered(
+    server: RunningServer, settings: Settings, redis: RedisServer
+) -> None:
+    job = server.post_job(PROBLEM)
+    queue = CeleryQueue(redis.url)
+    for _ in range(5):
+        queue.wake(job["id"])
+    publisher = Celery(broker=redis.url, set_as_current=False)
+    publisher.send_task(TASK_NAME, args=["no such job"], queue=QUEUE_NAME, ignore_result=True)
+    with working(settings, "--celery"), working(settings, "--celery"):
+        done = server.finished_job(job["id"])
+        last = server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])  # after all those hints
+    assert (done["state"], done["attempts"]) == ("succeeded", 1)
+    assert server.job(job["id"])["finished_at"] == done["finished_at"]
+    assert last["state"] == "succeeded"
+
+
+def test_a_killed_workers_job_is_done_by_another(server: RunningServer, settings: Settings) -> None:
+    slow = {
+        **PROBLEM,
+        "model": {"name": "llama-3.1-405b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 64},
+    }
+    job = server.post_job(slow)
+    with working(settings, "--celery") as first:
+        until(lambda: server.job(job["id"])["state"] != "queued")
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    with working(settings, "--celery"):
+        assert server.finished_job(job["id"])["state"] == "succeeded"
+
+
+def test_a_worker_told_to_leave_does_so_within_two_seconds(
+    server: RunningServer, settings: Settings
+) -> None:
+    with working(settings, "--celery") as worker:
+        server.finished_job(server.post_job(PROBLEM)["id"])
+        told_at = time.monotonic()
+        worker.terminate()
+        assert worker.wait(10) == 0
+        assert time.monotonic() - told_at < 2.0
+
+
+def test_a_polling_worker_needs_no_queue(server: RunningServer, settings: Settings) -> None:
+    polling = {name: value for name, value in settings.items() if name != "redis_url"}
+    with working(polling):
+        assert server.finished_job(server.post_job(PROBLEM)["id"])["state"] == "succeeded"

@@ -1,0 +1,148 @@
+"""The embedded service as a user starts it: one process tree, one SQLite file, the real search."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import SERVE, RunningServer, Settings, environment, serving, until
+
+PROBLEM: dict[str, Any] = {
+    "model": {"name": "llama-3.1-8b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 4},
+    "workload": {"global_batch_size": 256, "seq_length": 8192},
+    "search": {"top_k": 3},
+}
+NO_ROOM = {**PROBLEM, "model": {"name": "llama-3.1-405b"}, "cluster": {"name": "dgx-h100", "num_nodes": 2}}
+
+
+def settings_in(folder: Path) -> Settings:
+    return {"database_url": f"sqlite:///{folder / 'meshwright.db'}", "lease_s": "2", "sweep_s": "0.5"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serving(settings_in(tmp_path_factory.mktemp("embedded"))) as running:
+        yield running
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    others = [
+        child
+        for task in Path(f"/proc/{process.pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return sorted({int(child) for child in (*children, *others)})
+
+
+def test_a_problem_becomes_ranked_plans_and_launch_files(server: RunningServer) -> None:
+    job = server.finished_job(server.post_job(PROBLEM)["id"])
+    assert (job["state"], job["attempts"]) == ("succeeded", 1)
+    answer = httpx.get(server.url + job["links"]["plans"]).json()
+    assert answer["status"] == "optimal"
+    assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
+    steps_s = [plan["objective_s"] for plan in answer["plans"]]
+    assert steps_s == sorted(steps_s)
+    plan_id = answer["plans"][0]["plan_id"]
+    export = httpx.get(f"{server.url}/v1/plans/{plan_id}/export", params={"launcher": "megatron-lm"})
+    assert export.status_code == 200, export.text
+    tensor = answer["plans"][0]["config"]["tensor_parallel_size"]
+    assert f"--tensor-model-parallel-size {tensor}" in " ".join(
+        "".join(export.json()["files"].values()).split()
+    )
+
+
+def test_the_prediction_of_a_plans_configuration_is_the_plans(server: RunningServer) -> None:
+    job = server.finished_job(server.post_job(PROBLEM)["id"])
+    plan = httpx.get(server.url + job["links"]["plans"]).json()["plans"][0]
+    body = {"problem": PROBLEM, "configuration": plan["config"]}
+    answer = httpx.post(f"{server.url}/v1/predictions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["prediction"]["step_time_s"] == plan["prediction"]["step_time_s"]
+
+
+def test_a_cluster_that_cannot_hold_the_model_is_infeasible_with_reasons(server: RunningServer) -> None:
+    job = server.finished_job(server.post_job(NO_ROOM)["id"])
+    assert job["state"] == "infeasible"
+    assert job["infeasible"]["reasons"]
+    assert httpx.get(server.url + job["links"]["plans"]).json()["plans"] == []
+
+
+def test_an_answered_problem_is_answered_at_once_and_a_fresh_one_again(server: RunningServer) -> None:
+    first = server.finished_job(server.post_job(PROBLEM)["id"])
+    assert server.post_job(PROBLEM)["id"] == first["id"]
+    fresh = server.post_job(PROBLEM, params={"fresh": "true"})
+    assert fresh["id"] != first["id"]
+    again = httpx.get(server.url + server.finished_job(fresh["id"])["links"]["plans"]).json()
+    plans = httpx.get(server.url + first["links"]["plans"]).json()["plans"]
+    assert again["plans"] == plans  # the same seed gives the same answer
+
+
+def test_an_unknown_launcher_is_refused_at_export(server: RunningServer) -> None:
+    job = server.finished_job(server.post_job(PROBLEM)["id"])
+    plan_id = httpx.get(server.url + job["links"]["plans"]).json()["plans"][0]["plan_id"]
+    answer = httpx.get(f"{server.url}/v1/plans/{plan_id}/export", params={"launcher": "megatron"})
+    assert answer.status_code == 422
+    assert "megatron-lm" in answer.json()["errors"][0]["message"]
+
+
+def test_a_killed_worker_is_replaced_and_its_job_done(server: RunningServer) -> None:
+    until(lambda: len(workers_of(server.process)) == 1)
+    (worker,) = workers_of(server.process)
+    os.kill(worker, signal.SIGKILL)
+    job = server.finished_job(server.post_job(PROBLEM, params={"fresh": "true"})["id"])
+    assert job["state"] == "succeeded"
+    assert workers_of(server.process) != [worker]
+
+
+def test_a_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path: Path) -> None:
+    settings = {**settings_in(tmp_path), "workers": "0"}
+    with serving(settings) as owner:
+        second = subprocess.run(
+            [sys.executable, "-c", SERVE],
+            env=environment({"port": "0", **settings}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode != 0
+        assert f"already served by process {owner.process.pid}" in second.stderr
+
+
+def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    with serving(settings) as running:
+        job = running.post_job(PROBLEM)
+        until(lambda: len(workers_of(running.process)) == 1)
+        workers = workers_of(running.process)
+        stopped_at = time.monotonic()
+        running.process.terminate()
+        assert running.process.wait(10) == 0
+        assert time.monotonic() - stopped_at < 7.0  # the grace period of 5 s, and 2 s
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    with serving(settings) as again:
+        assert again.finished_job(job["id"])["state"] == "succeeded"
+
+
+def test_workers_leave_when_their_server_is_killed(tmp_path: Path) -> None:
+    with serving(settings_in(tmp_path)) as running:
+        until(lambda: len(workers_of(running.process)) == 1)
+        (worker,) = workers_of(running.process)
+        running.process.kill()
+        running.process.wait()
+        until(lambda: not Path(f"/proc/{worker}").exists(), within_s=5.0)
+
+
+def test_a_server_answers_within_two_seconds_of_its_start(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with serving(settings_in(tmp_path)) as running:
+        assert httpx.get(f"{running.url}/readyz").json()["ready"]
+        assert time.monotonic() - started < 2.0
