@@ -62,6 +62,8 @@ def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
     raw: dict[str, Json] = {"name": cluster.name, "groups": [_group_to_mapping(g) for g in cluster.groups]}
     if cluster.between_groups is not None:
         raw["between_groups"] = _link_to_mapping(cluster.between_groups)
+    if cluster.warnings:
+        raw["warnings"] = list(cluster.warnings)
     texts = {"display_name": cluster.display_name, "source": cluster.source}
     return raw | {key: text for key, text in texts.items() if text}
 
@@ -81,7 +83,7 @@ def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
 
 def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader = FieldReader(raw, "/cluster")
-    warnings: list[str] = []
+    warnings = reader.texts("warnings") if reader.has("warnings") else []
     groups = [_group(child, warnings) for child in reader.children("groups", high=MAX_GROUPS)]
     between = _link(reader.child("between_groups"))
     texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
 from solver.plan import Answer
@@ -27,6 +28,11 @@ def code_of(answer: Answer, *, cancelled: bool) -> int:
 def say_error(message: str) -> None:
     """One line on stderr."""
     sys.stderr.write(f"error: {message}\n")
+
+
+def say_warnings(warnings: Iterable[str]) -> None:
+    """One line each, on stderr."""
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
 
 
 def report(fault: PlannerError) -> int:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from profiles.errors import InvalidProblemError
+from service.cli.exits import say_warnings
 from service.cli.files import ANSWER_FILE, save_folder
 from service.cli.kept import KeptPlan, find_plan, plan_of_file
-from service.cli.planning import say_warnings
 from service.launchers.registry import export, launcher_names
 from service.request import problem_to_mapping
 

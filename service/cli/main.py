@@ -24,9 +24,12 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     """``--version``."""
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 - 20 ms that only this option needs
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - 20 ms for this alone
 
-        typer.echo(f"meshwright {version('meshwright')}")
+        try:
+            typer.echo(f"meshwright {version('meshwright')}")
+        except PackageNotFoundError:
+            typer.echo("meshwright (run from a checkout, not installed)")
         raise typer.Exit
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.profile import default_profile
-from service.cli.exits import code_of
+from service.cli.exits import code_of, say_warnings
 from service.cli.files import ANSWER_FILE, save_folder
 from service.cli.kept import answer_document, keep
 from service.cli.problem_options import Request
@@ -63,11 +63,6 @@ def _save(folder: Path, answer: Answer, problem: Problem, document: dict[str, An
     plan_id = answer.plans[0].plan_id if answer.plans else ""
     save_folder(folder, files, plan_id=plan_id, force=force)
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
-
-
-def say_warnings(warnings: list[str]) -> None:
-    """One line each, on stderr."""
-    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
 
 
 def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any]) -> None:

@@ -65,6 +65,13 @@ def test_every_kind_of_model_survives_its_canonical_request(model: str) -> None:
     assert parse_problem(problem_to_mapping(problem)) == problem
 
 
+def test_what_was_assumed_about_a_cluster_stays_with_the_problem() -> None:
+    cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}  # no links, no GPUs per node
+    problem = parse_problem(request(cluster=cluster))
+    assert problem.cluster.warnings
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
 def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
     pins = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
     forward = parse_problem(request(search={"pin": pins}))

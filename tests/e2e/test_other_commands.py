@@ -1,0 +1,152 @@
+"""The other commands as a shell runs them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROBLEM = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "4"]
+BATCH = ["--global-batch-size", "256", "--seq-length", "8192"]
+HEAVY = ["numpy", "pydantic", "fastapi", "sqlalchemy", "celery", "httpx", "ortools", "rich.table"]
+
+
+def meshwright(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service.cli.main", *arguments]
+    environment = {**os.environ, **extra}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def loaded_by(code: str) -> str:
+    code += f"\nimport sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def test_the_list_of_commands_loads_no_heavy_library() -> None:
+    assert loaded_by("import service.cli.main") == ""
+
+
+def test_planning_loads_no_web_database_or_queue_library() -> None:
+    loaded = loaded_by("import service.cli.planning").split()
+    assert not set(loaded) & {"fastapi", "sqlalchemy", "celery", "httpx", "ortools"}
+
+
+def test_help_and_version_exit_0() -> None:
+    assert meshwright("--help").returncode == 0
+    assert meshwright("--version").stdout.startswith("meshwright ")
+
+
+@pytest.mark.parametrize(
+    ("catalog", "name"), [("models", "llama-3.1-70b"), ("clusters", "dgx-h100"), ("gpus", "h100-sxm-80gb")]
+)
+def test_catalogs_are_listed_for_people_and_for_programs(catalog: str, name: str) -> None:
+    assert name in meshwright(catalog).stdout
+    assert name in {row["name"] for row in json.loads(meshwright(catalog, "--json").stdout)}
+
+
+def test_a_configuration_is_priced() -> None:
+    run = meshwright("predict", *PROBLEM, *BATCH, "--set", "tp=2", "--set", "zero=1", "--json")
+    document = json.loads(run.stdout)
+    assert run.returncode == 0
+    assert document["config"]["data_parallel_size"] == 16  # 32 GPUs / tp 2
+    causes = document["prediction"]["time_breakdown_s"]
+    assert sum(causes.values()) == pytest.approx(document["prediction"]["step_time_s"])
+    assert document["breaks"] == []
+
+
+def test_a_configuration_that_breaks_a_rule_is_priced_with_a_warning() -> None:
+    run = meshwright("predict", *PROBLEM, *BATCH, "--set", "tp=16", "--set", "pp=2")
+    assert run.returncode == 0
+    assert "warning: breaks the rule that tensor_parallel_size divides an island" in " ".join(
+        run.stdout.split()
+    )
+
+
+def test_a_configuration_of_another_batch_is_refused() -> None:
+    run = meshwright("predict", *PROBLEM, *BATCH, "--set", "dp=3")
+    assert run.returncode == 2
+    assert "but the global batch is 256" in run.stderr
+
+
+def test_a_plan_that_is_not_kept_is_refused(tmp_path: Path) -> None:
+    run = meshwright("export", "dead", XDG_STATE_HOME=str(tmp_path))
+    assert run.returncode == 2
+    assert run.stderr.startswith('error: plan_id: no plan "dead" is kept here')
+
+
+def test_jobs_without_a_service_say_where_they_looked() -> None:
+    run = meshwright("jobs", "list", "--url", "http://127.0.0.1:9")
+    assert run.returncode == 2
+    assert run.stderr.splitlines() == [
+        "error: --url: no service answers at http://127.0.0.1:9 (ConnectError)"
+    ]
+
+
+def test_a_server_refuses_an_address_beyond_loopback_without_keys(tmp_path: Path) -> None:
+    run = meshwright("serve", "--host", "0.0.0.0", XDG_STATE_HOME=str(tmp_path))  # noqa: S104 - refused
+    assert run.returncode == 2
+    assert "--insecure" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_schema_is_brought_to_its_newest_revision(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    for _ in range(2):
+        run = meshwright("db", "upgrade", "--database-url", url)
+        assert run.returncode == 0, run.stderr
+        assert "the schema is at revision" in run.stdout
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[str]:
+    """A running service with one worker."""
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--database-url", url]
+    with (tmp_path / "log").open("w") as log:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert child.stdout is not None
+        yield child.stdout.readline().strip()
+        child.terminate()
+        assert child.wait(15) == 0
+        child.stdout.close()
+
+
+def test_a_job_is_submitted_followed_listed_and_shown(service: str) -> None:
+    submitted = meshwright("jobs", "submit", *PROBLEM, *BATCH, "--json", "--url", service)
+    job_id = json.loads(submitted.stdout)["id"]
+    waited = meshwright("jobs", "wait", job_id, "--url", service)
+    assert waited.returncode == 0, waited.stderr
+    assert "#1 proved optimal" in waited.stdout
+    assert f"{job_id}" in meshwright("jobs", "list", "--url", service).stdout
+    shown = json.loads(meshwright("jobs", "show", job_id, "--json", "--url", service).stdout)
+    assert shown["state"] == "succeeded"
+    assert shown["answer"]["plans"]
+    cancelled = meshwright("jobs", "cancel", job_id, "--url", service)
+    assert cancelled.stdout.split() == [job_id, "succeeded"]
+
+
+def test_a_service_refuses_bad_input_as_the_planner_does(service: str) -> None:
+    run = meshwright("jobs", "submit", *PROBLEM, *BATCH, "--pin", "tp=3", "--url", service)
+    assert run.returncode == 2
+    assert "search.pin.tensor_parallel_size: 3 does not divide num_attention_heads = 32" in run.stderr
+
+
+def test_the_main_job_writes_launch_files_and_stops_its_service(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    run = meshwright("demo", "--out", str(tmp_path / "out"))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert time.monotonic() - began_s < 15
+    (answer,) = (tmp_path / "out").glob("*/answer.json")
+    plan = json.loads(answer.read_text())["plans"][0]
+    assert plan["config"]["tensor_parallel_size"] * plan["config"]["pipeline_parallel_size"] <= 128
+    assert {path.name for path in answer.parent.iterdir()} > {"answer.json", "problem.json"}
+    assert str(answer.parent) in run.stdout
+    assert "stopped cleanly" in run.stdout

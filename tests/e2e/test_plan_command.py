@@ -1,0 +1,182 @@
+"""``meshwright plan`` as a shell runs it: exit codes, messages, and what stands on which stream."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "4"]
+BATCH = ["--global-batch-size", "256", "--seq-length", "8192"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment with a state folder of its own."""
+    return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "NO_COLOR": "1"}
+
+
+def meshwright(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service.cli.main", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_a_plan_is_a_ranked_table_with_its_proof(home: dict[str, str]) -> None:
+    run = meshwright("plan", *SMALL, *BATCH, env=home)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    assert "Llama 3.1 8B (8.0 B parameters) · 4 × DGX H100 = 32 GPUs" in run.stdout
+    assert "#1 proved optimal under the cost model by" in run.stdout
+    assert "← best" in run.stdout
+    assert "\x1b" not in run.stdout
+
+
+def test_json_stands_alone_on_stdout_and_holds_its_problem(home: dict[str, str]) -> None:
+    run = meshwright("plan", *SMALL, *BATCH, "--json", "--top-k", "3", env=home)
+    answer = json.loads(run.stdout)
+    assert run.stderr == ""
+    assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
+    assert answer["problem"]["workload"]["global_batch_size"] == 256
+    steps = [plan["prediction"]["step_time_s"] for plan in answer["plans"]]
+    assert answer["bound_step_time_s"] <= min(steps)
+
+
+def test_csv_stands_alone_on_stdout(home: dict[str, str]) -> None:
+    run = meshwright("plan", *SMALL, *BATCH, "--csv", "--top-k", "2", env=home)
+    rows = list(csv.DictReader(io.StringIO(run.stdout)))
+    assert [row["rank"] for row in rows] == ["1", "2"]
+
+
+def test_the_same_seed_gives_the_same_plans(home: dict[str, str]) -> None:
+    first, second = (
+        json.loads(meshwright("plan", *SMALL, *BATCH, "--json", env=home).stdout) for _ in range(2)
+    )
+    assert first["plans"] == second["plans"]
+
+
+def test_a_plan_can_be_saved_and_exported_by_its_printed_id(home: dict[str, str], tmp_path: Path) -> None:
+    saved, exported = tmp_path / "saved", tmp_path / "exported"
+    run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(saved), env=home)
+    assert run.returncode == 0, run.stderr
+    answer = json.loads((saved / "answer.json").read_text())
+    plan_id = answer["plans"][0]["plan_id"]
+    assert f"meshwright export {plan_id[:4]}" in run.stdout
+    again = meshwright("export", plan_id[:8], "--save-dir", str(exported), env=home)
+    assert again.returncode == 0, again.stderr
+    launch_files = {path.name for path in saved.iterdir()} - {"answer.json", "problem.json"}
+    assert launch_files
+    assert launch_files == {path.name for path in exported.iterdir()} - {"answer.json"}
+    assert all((saved / name).read_text() == (exported / name).read_text() for name in launch_files)
+    from_file = meshwright("export", "--from", str(saved / "answer.json"), "--rank", "2", env=home)
+    assert from_file.returncode in {0, 2}, from_file.stderr  # 2: the launcher cannot express that plan
+
+
+def test_the_saved_problem_asks_the_same_question(home: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    meshwright("plan", *SMALL, *BATCH, "--save-dir", str(saved), env=home)
+    again = json.loads(meshwright("plan", str(saved / "problem.json"), "--json", env=home).stdout)
+    assert again["plans"] == json.loads((saved / "answer.json").read_text())["plans"]
+
+
+def test_pins_bounds_and_prohibitions_are_kept(home: dict[str, str]) -> None:
+    limits = ["--pin", "tp=2", "--bound", "mbs=1:2", "--forbid", "pp=1,2"]
+    answer = json.loads(meshwright("plan", *SMALL, *BATCH, *limits, "--json", env=home).stdout)
+    configs = [plan["config"] for plan in answer["plans"]]
+    assert {config["tensor_parallel_size"] for config in configs} == {2}
+    assert {config["micro_batch_size"] for config in configs} <= {1, 2}
+    assert not {config["pipeline_parallel_size"] for config in configs} & {1, 2}
+
+
+def test_a_model_that_no_configuration_holds_is_infeasible_with_reasons(home: dict[str, str]) -> None:
+    # 405 B parameters * 18 B = 7.3 TB of states; one node of 8 x 79.6 GiB has 0.68 TB
+    run = meshwright(
+        "plan", "--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--num-nodes", "1", *BATCH, env=home
+    )
+    assert run.returncode == 3, run.stdout + run.stderr
+    assert run.stdout.startswith("infeasible: no configuration of Llama 3.1 405B")
+    assert "nearest:" in run.stdout
+    assert "GiB" in run.stdout
+
+
+def test_a_time_limit_without_a_plan_exits_4(home: dict[str, str]) -> None:
+    run = meshwright("plan", *SMALL, *BATCH, "--time-limit-s", "0.000001", env=home)
+    assert run.returncode == 4, run.stdout + run.stderr
+    assert "nothing is proved" in run.stdout
+
+
+def test_an_interrupted_search_ends_in_time_with_what_it_has(home: dict[str, str]) -> None:
+    big = [
+        "--model",
+        "deepseek-v3",
+        "--cluster",
+        "dgx-h100",
+        "--num-nodes",
+        "256",
+        "--certify",
+        "cp-sat-all",
+    ]
+    size = ["--global-batch-size", "8192", "--seq-length", "4096", "--top-k", "50", "--time-limit-s", "50"]
+    command = [sys.executable, "-m", "service.cli.main", "plan", *big, *size, "--json"]
+    with subprocess.Popen(command, cwd=ROOT, env=home, stdout=subprocess.PIPE, text=True) as child:
+        time.sleep(1.5)
+        child.send_signal(signal.SIGINT)
+        began_s = time.monotonic()
+        output, _ = child.communicate(timeout=30)
+    assert time.monotonic() - began_s < 5
+    if child.returncode == 0:
+        assert json.loads(output)["plans"]
+    else:
+        assert child.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "lama-3.1-8b"], 'error: model.name: unknown "lama-3.1-8b". Did you mean llama-3.1-8b'),
+        (["--cluster", "dgx-h10"], 'error: cluster.name: unknown "dgx-h10". Did you mean dgx-h100'),
+        (["--num-nodes", "0"], "error: cluster.num_nodes: 0 is out of range"),
+        (["--seq-length", "-1"], "error: workload.seq_length: -1 is out of range. Allowed: from 1"),
+        (["--precision", "bf15"], "Allowed: bf16, fp16, fp8. Nearest: bf16"),
+        (["--launcher", "torchtitan"], "error: launcher: torchtitan is known but not supported"),
+        (
+            ["--pin", "tp=3"],
+            "3 does not divide num_attention_heads = 32. Allowed: divisors of 32. Nearest: 2, 4",
+        ),
+        (["--pin", "tp"], 'error: --pin: "tp" is not NAME=VALUE'),
+        (["--pin", "dp=3"], "256 is not a multiple of data_parallel_size = 3 (pinned). Nearest: 255, 258"),
+        (["--bound", "mbs=4:1"], "[4, 1] is empty. Nearest: [1, 4]"),
+        (["--time-limit-s", "nan"], "error: search.time_limit_s: must be a finite number"),
+        (["no-such-file.json"], "error: request: no-such-file.json: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_2(
+    home: dict[str, str], arguments: list[str], message: str
+) -> None:
+    run = meshwright("plan", *SMALL, *BATCH, *arguments, env=home)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert message in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+def test_a_missing_part_is_named(home: dict[str, str]) -> None:
+    run = meshwright("plan", "--model", "llama-3.1-8b", env=home)
+    assert run.returncode == 2
+    assert run.stderr.splitlines() == ["error: cluster: is required", "error: workload: is required"]
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(home: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(tmp_path), env=home)
+    assert run.returncode == 2
+    assert "holds something else; choose another folder, or --force" in run.stderr
+    assert not (tmp_path / "answer.json").exists()
