@@ -1,0 +1,24 @@
+# One image for every process of the service: the API, the workers and the migrations.
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/meshwright
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY profiles profiles
+COPY solver solver
+COPY service service
+COPY workers workers
+COPY migrations migrations
+RUN /opt/meshwright/bin/pip install --constraint constraints.txt .
+
+FROM python:3.11-slim
+RUN useradd --system --uid 10001 --create-home meshwright
+COPY --from=build /opt/meshwright /opt/meshwright
+COPY docker/entrypoint.sh /usr/local/bin/meshwright-entrypoint
+ENV PATH=/opt/meshwright/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER meshwright
+WORKDIR /home/meshwright
+EXPOSE 8420
+ENTRYPOINT ["meshwright-entrypoint"]
+CMD ["meshwright", "serve"]

@@ -1,0 +1,240 @@
+"""The container files against the code they start; no container engine is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from service.db import migrations
+from service.db.database import Database
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SCHEMA: dict[str, Any] = json.loads((ROOT / "tests/fixtures/compose.schema.json").read_text())
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMMANDS = {"python": [sys.executable]} | {
+    script: [sys.executable, "-c", f"import sys; from {where.split(':')[0]} import main; sys.exit(main())"]
+    for script, where in PROJECT["project"]["scripts"].items()
+}  # what stands on the image's path
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """The variables of a service, with the defaults of the file for what the shell may set."""
+    found = SERVICES[name].get("environment", {})
+    return {key: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for key, value in found.items()}
+
+
+def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command of the image, started from this checkout."""
+    command = [*COMMANDS[words[0]], *words[1:]]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_file_follows_the_compose_format() -> None:
+    jsonschema.validate(COMPOSE, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("service", "key", "value"),
+    [
+        ("api", "health_check", {}),
+        ("redis", "image", "redis"),
+        ("api", "restart", True),
+        ("api", "ports", 8420),
+    ],
+)
+def test_the_format_refuses_a_wrong_key_or_kind(service: str, key: str, value: object) -> None:
+    broken = deepcopy(COMPOSE)
+    broken["services"][service][key] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, SCHEMA)
+
+
+def test_api_workers_migrations_database_and_queue_are_there() -> None:
+    assert set(SERVICES) == {"api", "worker", "migrate", "postgres", "redis"}
+    assert OURS == ["api", "worker", "migrate"]
+
+
+def test_what_is_waited_for_exists_and_can_be_waited_for() -> None:
+    for service in SERVICES.values():
+        for name, wait in service.get("depends_on", {}).items():
+            if wait["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[name]
+            if wait["condition"] == "service_completed_successfully":
+                assert SERVICES[name]["restart"] == "no"
+
+
+def test_every_process_that_stays_has_a_health_check() -> None:
+    assert {name for name, service in SERVICES.items() if "healthcheck" not in service} == {"migrate"}
+
+
+def test_volumes_and_secrets_are_declared_and_used() -> None:
+    services = SERVICES.values()
+    volumes = {volume.split(":")[0] for service in services for volume in service.get("volumes", ())}
+    secrets = {secret for service in services for secret in service.get("secrets", ())}
+    assert volumes == set(COMPOSE["volumes"])
+    assert secrets == set(COMPOSE["secrets"])
+
+
+def test_a_password_stands_in_no_variable_and_the_api_on_no_open_port() -> None:
+    for name in SERVICES:
+        assert not [key for key in environment_of(name) if key.endswith("PASSWORD")]
+    assert [port for service in SERVICES.values() for port in service.get("ports", ())] == [
+        "${MESHWRIGHT_PUBLISH:-127.0.0.1:8420}:8420"
+    ]
+
+
+def test_a_full_queue_refuses_hints_and_evicts_none() -> None:
+    command = SERVICES["redis"]["command"]
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_variable_is_one_that_the_settings_read_and_accept(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = environment_of(name)
+    own = {key: value for key, value in given.items() if key.startswith("MESHWRIGHT_")}
+    assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE"}
+    fields = {f"MESHWRIGHT_{field.upper()}" for field in Settings.model_fields}
+    assert set(own) <= fields
+    for key in fields:
+        monkeypatch.delenv(key, raising=False)
+    for key, value in own.items():
+        monkeypatch.setenv(key, value)
+    settings = Settings()
+    assert settings.database_url.startswith("postgresql")
+    assert settings.redis_url == "redis://redis:6379/0"
+    assert not settings.migrates  # one container migrates, before the others start
+
+
+def test_the_api_listens_where_its_port_is_published() -> None:
+    given = environment_of("api")
+    assert given["MESHWRIGHT_HOST"] == "0.0.0.0"  # noqa: S104 - inside the container
+    assert SERVICES["api"]["ports"][0].endswith(":" + given["MESHWRIGHT_PORT"])
+    assert f"EXPOSE {given['MESHWRIGHT_PORT']}\n" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_command_exists_with_its_options(name: str) -> None:
+    done = run([*SERVICES[name]["command"], "--help"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage" in done.stdout.lower()
+
+
+def test_an_option_that_does_not_exist_would_be_noticed() -> None:
+    assert run([*SERVICES["worker"]["command"], "--no-such-option"]).returncode == 2
+
+
+def test_a_worker_is_well_once_the_schema_is_there(tmp_path: Path) -> None:
+    probe = SERVICES["worker"]["healthcheck"]["test"]
+    assert probe[:2] == ["CMD", "meshwright-entrypoint"]
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    assert run(probe[2:], MESHWRIGHT_DATABASE_URL=url).returncode == 1
+    database = Database(url)
+    migrations.upgrade(database)
+    database.close()
+    assert run(probe[2:], MESHWRIGHT_DATABASE_URL=url).returncode == 0
+
+
+@pytest.fixture
+def served_url(tmp_path: Path) -> Iterator[str]:
+    """The URL of a real API without workers, on any free port."""
+    words = [*COMMANDS["meshwright"], *SERVICES["api"]["command"][1:]]
+    variables = {
+        "MESHWRIGHT_DATABASE_URL": f"sqlite:///{tmp_path / 'jobs.db'}",
+        "MESHWRIGHT_PORT": "0",
+        "MESHWRIGHT_WORKERS": "0",
+    }
+    with subprocess.Popen(
+        words, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        found = re.search(r"http://\S+", server.stdout.readline())
+        assert found
+        yield found[0]
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def test_the_api_is_well_when_it_is_ready_and_ill_when_nobody_answers(served_url: str) -> None:
+    probe = SERVICES["api"]["healthcheck"]["test"]
+    here = [word.replace("http://127.0.0.1:8420", served_url.rstrip("/")) for word in probe[1:]]
+    assert here != probe[1:]
+    assert run(here).returncode == 0
+    nobody = [word.replace("http://127.0.0.1:8420", "http://127.0.0.1:9") for word in probe[1:]]
+    assert run(nobody).returncode == 1
+
+
+def copied() -> list[str]:
+    """What the Dockerfile takes from the checkout."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, flags=re.MULTILINE)
+    return [source for line in lines for source in line.split()[:-1]]
+
+
+def test_everything_that_is_copied_exists_and_reaches_the_build() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for source in copied():
+        assert (ROOT / source).exists(), source
+        assert source.split("/")[0] in kept, source
+
+
+def test_the_image_has_every_package_of_the_project() -> None:
+    packages = {name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert packages <= set(copied())
+    needed = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "constraints.txt"}
+    assert needed <= set(copied())
+
+
+def test_the_image_is_pinned_unprivileged_and_names_no_index() -> None:
+    images = re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)
+    assert set(images) == {"python:3.11-slim"}
+    assert "--constraint constraints.txt" in DOCKERFILE
+    assert not re.search(r"https?://|index-url", DOCKERFILE)
+    user = re.findall(r"^USER (\S+)", DOCKERFILE, flags=re.MULTILINE)
+    assert user == ["meshwright"]
+    assert DOCKERFILE.index("USER meshwright") < DOCKERFILE.index("ENTRYPOINT")
+
+
+def test_the_image_serves_by_default() -> None:
+    found = re.search(r"^CMD (\[.*\])$", DOCKERFILE, flags=re.MULTILINE)
+    assert found
+    assert json.loads(found[1]) == ["meshwright", "serve"]
+
+
+def test_the_entry_point_hands_on_the_password_and_becomes_the_command(tmp_path: Path) -> None:
+    entrypoint = ROOT / "docker" / "entrypoint.sh"
+    assert os.access(entrypoint, os.X_OK)
+    secret = tmp_path / "password"
+    secret.write_text("s3cret word\n")
+    show = [str(entrypoint), "sh", "-c", 'echo "[${PGPASSWORD:-}] $1"', "show", "a b"]
+    path = {"PATH": os.environ["PATH"]}
+    with_secret = {**path, "DATABASE_PASSWORD_FILE": str(secret)}
+    assert subprocess.check_output(show, env=with_secret, text=True) == "[s3cret word] a b\n"
+    assert subprocess.check_output(show, env=path, text=True) == "[] a b\n"
+    missing = {**path, "DATABASE_PASSWORD_FILE": str(tmp_path / "none")}
+    assert subprocess.run(show, env=missing, check=False, capture_output=True).returncode != 0
