@@ -80,9 +80,9 @@ def serving(settings: Settings) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def working(settings: Settings, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker process, stopped with SIGTERM."""
-    command = [sys.executable, "-m", "workers", *options]
+def working(settings: Settings, *options: str, module: str = "workers") -> Iterator[subprocess.Popen[str]]:
+    """A worker process, stopped with SIGTERM; ``tests.slow_worker`` is one that never finishes."""
+    command = [sys.executable, "-m", module, *options]
     with ended(subprocess.Popen(command, env=environment(settings), text=True)) as process:
         yield process
 

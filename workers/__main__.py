@@ -15,13 +15,13 @@ from service.engine import JobEngine
 from service.queue import queue_for
 from service.settings import Settings
 from workers.poller import poll, sweep
-from workers.runner import Runner
+from workers.runner import Runner, SearchCall
 from workers.search import run_search
 
 PARENT_LOOK_S = 1.0
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> int:
     """Run until SIGTERM or Ctrl-C; a running job is then given back."""
     arguments = _arguments(argv)
     given = {"database_url": arguments.database_url, "redis_url": arguments.redis_url}
@@ -33,17 +33,17 @@ def main(argv: list[str] | None = None) -> int:
     _leave_on_signals(leaving, supervised=arguments.parent_pid is not None)
     if arguments.parent_pid is not None:
         _start(lambda: _watch_parent(arguments.parent_pid, leaving))
-    _work(settings, leaving, celery=arguments.celery)
+    _work(settings, search, leaving, celery=arguments.celery)
     return 0
 
 
-def _work(settings: Settings, leaving: threading.Event, *, celery: bool) -> None:
+def _work(settings: Settings, search: SearchCall, leaving: threading.Event, *, celery: bool) -> None:
     """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     engine = JobEngine(database, lease_s=settings.lease_s)
     queue = queue_for(settings.redis_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
-    runner = Runner(engine, run_search, worker=name, leaving=leaving)
+    runner = Runner(engine, search, worker=name, leaving=leaving)
     _start(lambda: sweep(engine, queue, every_s=settings.sweep_s, leaving=leaving))
     if celery and settings.redis_url:
         from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery

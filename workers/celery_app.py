@@ -6,10 +6,12 @@ reaches the code that gives the job back. More workers are more processes.
 
 from __future__ import annotations
 
+import os
 import threading
 
 from celery import Celery
-from celery.signals import worker_shutting_down
+from celery.signals import setup_logging, worker_shutting_down
+from celery.worker import state
 
 from service.queue import QUEUE_NAME, publisher_conf
 from workers.runner import Runner
@@ -19,16 +21,22 @@ BLOCKING_READ_S = 10.0  # the worker's Redis socket waits in a blocking read lon
 
 
 def run_celery(redis_url: str, runner: Runner, *, leaving: threading.Event) -> None:
-    """Consume hints until SIGTERM; then stop the running search, which gives its job back."""
+    """Consume hints until SIGTERM or ``leaving``; the running search is stopped and its job given back."""
 
     def leave(**_details: object) -> None:
         leaving.set()
 
+    def stop_consuming() -> None:
+        leaving.wait()  # set by Celery's signal handler, by ours before Celery had one, or by the runner
+        state.should_stop = os.EX_OK
+
     worker_shutting_down.connect(leave, weak=False)
+    threading.Thread(target=stop_consuming, daemon=True).start()
+    setup_logging.connect(_keep_logging)  # Celery then leaves the process's own logging alone
     app = make_app(redis_url)
     register(app, runner)
-    options = ["--pool=solo", "--loglevel=WARNING", "--without-gossip", "--without-mingle"]
-    app.worker_main(["worker", *options, "--without-heartbeat", f"--queues={QUEUE_NAME}"])
+    alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    app.worker_main(["--quiet", "worker", "--pool=solo", *alone, f"--queues={QUEUE_NAME}"])
 
 
 def make_app(redis_url: str) -> Celery:
@@ -39,7 +47,6 @@ def make_app(redis_url: str) -> Celery:
     app.conf.update(
         worker_prefetch_multiplier=1,
         task_acks_late=True,
-        worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
@@ -49,3 +56,7 @@ def make_app(redis_url: str) -> Celery:
         },
     )
     return app
+
+
+def _keep_logging(**_details: object) -> None:
+    """Nothing to set up."""

@@ -19,6 +19,7 @@ PROBLEM: dict[str, Any] = {
     "workload": {"global_batch_size": 256, "seq_length": 8192},
     "search": {"top_k": 3},
 }
+SLOW = "tests.slow_worker"
 FRESH = {"params": {"fresh": "true"}}
 
 
@@ -91,21 +92,45 @@ def test_a_job_runs_once_however_often_its_hint_is_delivered(
 
 
 def test_a_killed_workers_job_is_done_by_another(server: RunningServer, settings: Settings) -> None:
-    slow = {
-        **PROBLEM,
-        "model": {"name": "llama-3.1-405b"},
-        "cluster": {"name": "dgx-h100", "num_nodes": 64},
-    }
-    job = server.post_job(slow)
-    with working(settings, "--celery") as first:
-        until(lambda: server.job(job["id"])["state"] != "queued")
-        first.send_signal(signal.SIGKILL)
+    job = server.post_job(PROBLEM)
+    with working(settings, "--celery", module=SLOW) as first:
+        until(lambda: server.job(job["id"])["state"] == "running")
+        first.kill()
         first.wait()
     with working(settings, "--celery"):
-        assert server.finished_job(job["id"])["state"] == "succeeded"
+        done = server.finished_job(job["id"])
+    assert (done["state"], done["attempts"]) == ("succeeded", 2)
 
 
-def test_a_worker_told_to_leave_does_so_within_two_seconds(
+def test_a_frozen_worker_that_wakes_up_changes_nothing(server: RunningServer, settings: Settings) -> None:
+    job = server.post_job(PROBLEM)
+    with working(settings, "--celery", module=SLOW) as first:
+        until(lambda: server.job(job["id"])["state"] == "running")
+        first.send_signal(signal.SIGSTOP)
+        with working(settings, "--celery"):
+            done = server.finished_job(job["id"])
+            first.send_signal(signal.SIGCONT)
+            time.sleep(1.0)  # time enough to write, were it allowed to
+            assert server.job(job["id"]) == done
+    assert (done["state"], done["attempts"]) == ("succeeded", 2)
+
+
+def test_a_worker_told_to_leave_gives_its_job_back_uncounted(
+    server: RunningServer, settings: Settings
+) -> None:
+    job = server.post_job(PROBLEM)
+    with working(settings, "--celery", module=SLOW) as worker:
+        until(lambda: server.job(job["id"])["state"] == "running")
+        told_at = time.monotonic()
+        worker.terminate()
+        assert worker.wait(10) == 0
+        assert time.monotonic() - told_at < 2.0
+        assert (server.job(job["id"])["state"], server.job(job["id"])["attempts"]) == ("queued", 0)
+    with working(settings, "--celery"):
+        assert server.finished_job(job["id"])["attempts"] == 1
+
+
+def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
     server: RunningServer, settings: Settings
 ) -> None:
     with working(settings, "--celery") as worker:
@@ -114,6 +139,21 @@ def test_a_worker_told_to_leave_does_so_within_two_seconds(
         worker.terminate()
         assert worker.wait(10) == 0
         assert time.monotonic() - told_at < 2.0
+
+
+def test_a_running_job_shows_progress_and_is_cancelled_within_a_second(
+    server: RunningServer, settings: Settings
+) -> None:
+    job = server.post_job(PROBLEM)
+    with working(settings, "--celery", module=SLOW):
+        until(lambda: (server.job(job["id"]).get("progress") or {}).get("explored", 0) > 0)
+        asked_at = time.monotonic()
+        assert httpx.post(f"{server.url}/v1/jobs/{job['id']}:cancel").status_code == 200
+        done = server.finished_job(job["id"])
+        assert time.monotonic() - asked_at < 1.0
+    assert done["state"] == "cancelled"
+    kept = httpx.get(f"{server.url}/v1/jobs/{job['id']}/plans").json()
+    assert (kept["status"], len(kept["plans"])) == ("feasible", 1)
 
 
 def test_a_polling_worker_needs_no_queue(server: RunningServer, settings: Settings) -> None:
