@@ -18,8 +18,8 @@ The step is ``straggler * max_s (end_s + tail_s) + fixed >= straggler * (end_0 +
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
   whole layers   some rank holds at least ceil(L / p) of them (``whole_layers_s``)
-  reach          whole layers on every rank, under its memory (``reach.least_bound_s``); +inf: no split
-                 fits. The minimum of max(A, B) over all splits for uniform layers without interleaving.
+  reach          whole layers on every rank, under its memory (``reach.can_beat``): for layers of one
+                 kind without interleaving the least max(A, B) over all splits that fit
   split          (A) and (B) of one split (``split_s``); at most its simulation.
 """
 
@@ -58,7 +58,7 @@ def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
     beside = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
     layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - beside
     coupled = rows.prices.rank_tail_s + rows.prices.tail_s[:, -2] + _tail_rate(rows) * layers_s
-    return np.maximum(coupled, least_tail_s(rows))
+    return np.asarray(np.maximum(coupled, least_tail_s(rows)))
 
 
 def _chain_s(rows: Rows) -> FloatArray:

@@ -39,8 +39,11 @@ def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
         yield pp, vpp, index
 
 
-def _room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
-    """Bytes that each rank has left for its layers, (n, p); ``held`` is (n, v, p)."""
+def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
+    """Bytes that each rank has left for its layers, (n, p); ``held`` is (n, v, p).
+
+    What partial recomputation spares is added at its most (exact for layers of one kind).
+    """
     prices, last = rows.prices, held.shape[2] - 1
     shape = (len(rows), held.shape[2])
     is_first, is_last = np.zeros(shape), np.zeros(shape)
@@ -51,7 +54,8 @@ def _room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
     workspace = np.maximum(workspace, prices.replay_workspace_bytes[:, col])
     first = rows.state_bytes[:, -2:-1] + prices.activation_bytes[:, -2:-1] * held[:, 0]
     head = rows.state_bytes[:, -1:] + prices.activation_bytes[:, -1:] * held[:, -1]
-    saved = rows.some_layers * (prices.activation_bytes[:, 0] - prices.checkpoint_bytes[:, 0])
+    spared = prices.activation_bytes[:, :-2] - prices.checkpoint_bytes[:, :-2]
+    saved = rows.some_layers * spared.max(axis=1)
     kept = held.sum(axis=1) * saved[:, col]
     return np.asarray(room[:, col] - workspace - is_first * first - is_last * head + kept)
 
@@ -62,7 +66,7 @@ def _most_layers(rows: Rows, pp: int, vpp: int) -> IntArray:
     held = in_flight(rows.columns).reshape(len(rows), vpp, pp).astype(np.float64)
     kept = np.where(rows.every_layer > 0, prices.checkpoint_bytes[:, 0], prices.activation_bytes[:, 0])
     each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
-    room = _room_bytes(rows, held) * _SAFETY
+    room = room_bytes(rows, held) * _SAFETY
     round_bytes = each.sum(axis=1)
     rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), rows.layout.num_layers)
     rest = room - rounds * round_bytes

@@ -19,11 +19,14 @@ from solver.columns import SCHEDULES, FloatArray, IntArray
 from solver.cost.assemble import Stages, objective_s
 from solver.search.bounds import SAFETY, split_s, whole_layers_s
 from solver.search.caps import layer_caps
+from solver.search.mixed import may_fit
+from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.simulate import rank_finish_s
 from solver.search.stages import Split, best_splits
 
 _BATCH = 64
+_GLANCE = 2048  # rows with layers of several kinds that are tried together before any is solved
 _NS = 1e9
 Rank = tuple[int, int, int, int, int, int]
 Interrupt = Callable[["Frontier"], bool]
@@ -55,14 +58,15 @@ class Frontier:
     finished: bool = False
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
+    _glanced: int = 0
     _heap: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: Rows, top_k: int) -> Frontier:
         """Bound every row; none is solved yet."""
         bound = whole_layers_s(rows)
-        if rows.is_uniform and len(rows):
-            bound = np.where(layer_caps(rows).feasible(rows.layout.num_layers), bound, np.inf)
+        fitting = layer_caps(rows).feasible(rows.layout.num_layers) if rows.is_uniform else may_fit(rows)
+        bound = np.where(fitting, bound, np.inf)
         order = np.argsort(bound, kind="stable")
         fits = int(np.isfinite(bound).sum())
         return cls(rows=rows, top_k=top_k, bound_s=bound, fits=fits, _order=order[:fits])
@@ -98,10 +102,22 @@ class Frontier:
 
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their split."""
+        while not self.rows.is_uniform and self._glanced <= self._next < len(self._order):
+            self._glance()
         batch = self._order[self._next : self._next + _BATCH]
         self._next += len(batch)
         for solved in self.solve([int(row) for row in batch if self.bound_s[row] <= self.cutoff_s]):
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
+
+    def _glance(self) -> None:
+        """Refute the next rows together where no split fits in memory or can enter the best K."""
+        behind = self._order[self._next + _GLANCE :]
+        index = self._order[self._next : self._next + _GLANCE]
+        able = can_beat(self.rows.take(index), np.full(len(index), self.cutoff_s))
+        self.bound_s[index[~able]] = np.nextafter(self.cutoff_s, np.inf)
+        self.fits -= int((~able).sum()) if self.cutoff_s == np.inf else 0
+        self._order = np.concatenate([self._order[: self._next], index[able], behind])
+        self._glanced = self._next + int(able.sum())
 
     def solve(self, indices: list[int]) -> list[Solved]:
         """The best split of each row that has one; rows without one get the bound +inf."""

@@ -19,10 +19,11 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.search.bounds import SAFETY
 from solver.search.caps import Caps, layer_caps
+from solver.search.mixed import can_beat_mixed
 from solver.search.rows import Rows
 
 _BATCH = 256
-_BISECTIONS = 40
+_BISECTIONS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +94,11 @@ def _can_beat(fill: _Fill, step_s: FloatArray) -> BoolArray:
         behind = fill.column(caps.least[:, rank + 1 :].sum(axis=1))
         take = np.floor(np.minimum(np.minimum(room + 1e-9, high), num_layers - behind - used))
         if rank == 0:
-            alive = np.logical_and(fill.tries <= take, fill.tries >= low)
+            alive = np.asarray((fill.tries <= take) & (fill.tries >= low))
             take = np.broadcast_to(fill.tries, take.shape)
-        alive = np.logical_and(alive, (take >= low) | ~present)
+        alive = alive & np.asarray((take >= low) | ~present)
         used = used + np.where(present & alive, take, 0.0)
-    done: BoolArray = (alive & (used >= num_layers)).any(axis=1)
-    return done
+    return np.asarray((alive & (used >= num_layers)).any(axis=1))
 
 
 def _batches(rows: Rows) -> list[IntArray]:
@@ -115,26 +115,29 @@ def _fill(rows: Rows) -> _Fill:
 
 def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     """Whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
+    if not rows.is_uniform:
+        return can_beat_mixed(rows, step_s)
     answer = np.zeros(len(rows), dtype=np.bool_)
     for index in _batches(rows):
         answer[index] = _can_beat(_fill(rows.take(index)), step_s[index])
     return answer
 
 
-def least_bound_s(rows: Rows, low_s: FloatArray, high_s: float) -> FloatArray:
-    """Third tier, shape (n,): no split of the row simulates faster; +inf where none fits in memory.
+def least_bound_s(rows: Rows, low_s: float, high_s: float) -> float:
+    """Third tier over several rows: no split of any of them simulates faster; at most ``high_s``.
 
-    Bisects between ``low_s``, a valid bound, and ``high_s``; rows that cannot reach ``high_s`` get it.
+    Bisects between ``low_s``, a valid bound of all of them, and ``high_s``. Rows that cannot beat the
+    middle while others can are left behind: their own bound is above the answer.
     """
-    bound = low_s.copy()
-    for index in _batches(rows):
-        fill = _fill(rows.take(index))
-        low, high = low_s[index].copy(), np.maximum(low_s[index], high_s)
-        low = np.where(_can_beat(fill, high), low, high)
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2.0
-            reached = _can_beat(fill, middle)
-            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-        feasible = fill.caps.feasible(rows.layout.num_layers)
-        bound[index] = np.where(feasible, low, np.inf)
-    return bound
+    low, high = low_s, high_s
+    left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), high))))
+    if not len(left):
+        return high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        able = np.flatnonzero(can_beat(left, np.full(len(left), middle)))
+        if len(able):
+            left, high = left.take(able), middle
+        else:
+            low = middle
+    return low

@@ -76,12 +76,12 @@ class Rows:
     @cached_property
     def every_layer(self) -> FloatArray:
         """1 where every layer is recomputed, else 0, shape (n,)."""
-        return (self.columns.recompute_layers == ALL_LAYERS).astype(np.float64)
+        return np.asarray(self.columns.recompute_layers == ALL_LAYERS).astype(np.float64)
 
     @cached_property
     def some_layers(self) -> IntArray:
         """Layers recomputed in each chunk where not every one is, shape (n,)."""
-        return np.where(self.every_layer > 0, 0, self.columns.recompute_layers)
+        return np.asarray(np.where(self.every_layer > 0, 0, self.columns.recompute_layers))
 
     @cached_property
     def smallest_chunk(self) -> IntArray:
@@ -114,7 +114,7 @@ class Rows:
     @cached_property
     def total_s(self) -> FloatArray:
         """Least sum of the ranks' times over all splits, shape (n,); all splits' for uniform layers."""
-        layers = self.layer_s @ self.layout.cumulative[-1].astype(np.float64)
+        layers: FloatArray = self.layer_s @ self.layout.cumulative[-1].astype(np.float64)
         return np.asarray(layers + self.embedding_s + self.head_s + self.p * self.v * self.chunk_s)
 
     @cached_property

@@ -14,28 +14,39 @@ from solver.errors import InvalidPlanError
 Pass = tuple[bool, int, int]  # forward?, chunk in model order, micro-batch
 
 
-def rank_order(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[Pass]:
-    """The passes of one rank in the order in which it runs them."""
-    total = num_microbatches * vpp
-    group = pp * vpp
+def _slots(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[int]:
+    """The passes of one rank in its order, as slots ``block * m + micro-batch``.
 
-    def located(k: int, forward: bool) -> Pass:
-        if vpp == 1:
-            return forward, rank, k
-        virtual = (k % group) // pp
-        chunk = virtual if forward else vpp - 1 - virtual
-        return forward, chunk * pp + rank, (k // group) * pp + k % pp
-
+    A micro-batch visits blocks 1 … 2 C one after the other: chunks 0 … C-1 forward are blocks
+    1 … C, chunks C-1 … 0 backward are blocks C+1 … 2 C. So every pass waits for slot - m.
+    """
+    m, num_chunks = num_microbatches, pp * vpp
+    total, group = m * vpp, pp * vpp
+    forward, backward = [], []
+    for k in range(total):
+        virtual = (k % group) // pp if vpp > 1 else 0
+        micro = (k // group) * pp + k % pp if vpp > 1 else k
+        forward.append((virtual * pp + rank + 1) * m + micro)
+        backward.append((2 * num_chunks - (vpp - 1 - virtual) * pp - rank) * m + micro)
     if schedule == "gpipe":
         warmup = total
     elif vpp == 1:
         warmup = min(total, pp - rank - 1)
     else:
         warmup = min(total, 2 * (pp - rank - 1) + (vpp - 1) * pp)
-    order = [located(k, forward=True) for k in range(warmup)]
-    for k in range(total - warmup):
-        order += [located(warmup + k, forward=True), located(k, forward=False)]
-    return order + [located(k, forward=False) for k in range(total - warmup, total)]
+    alternating = [0] * (2 * (total - warmup))
+    alternating[0::2], alternating[1::2] = forward[warmup:], backward[: total - warmup]
+    return forward[:warmup] + alternating + backward[total - warmup :]
+
+
+def rank_order(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[Pass]:
+    """The passes of one rank in the order in which it runs them."""
+    slots = _slots(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule)
+    located = [divmod(slot, num_microbatches) for slot in slots]
+    last = pp * vpp
+    return [
+        (block <= last, block - 1 if block <= last else 2 * last - block, micro) for block, micro in located
+    ]
 
 
 def rank_finish_s(
@@ -58,36 +69,26 @@ def rank_finish_s(
     Raises:
         InvalidPlanError: the schedule cannot run to its end (micro-batches do not fit its groups).
     """
-    num_chunks = len(forward_s)
-    vpp = num_chunks // pp
-    orders = [
-        rank_order(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule)
-        for rank in range(pp)
-    ]
-    forward_end = [[-1.0] * num_microbatches for _ in range(num_chunks)]
-    backward_end = [[-1.0] * num_microbatches for _ in range(num_chunks)]
-    clock = [0.0] * pp
-    position = [0] * pp
-    waiting = list(range(pp))
+    m, vpp = num_microbatches, len(forward_s) // pp
+    block_s = [0.0, *forward_s, *reversed(backward_s)]
+    orders = [_slots(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
+    end = [0.0] * m + [-1.0] * (m * (len(block_s) - 1))
+    clock, position, waiting = [0.0] * pp, [0] * pp, list(range(pp))
     while waiting:
         before = sum(position)
         for rank in waiting:
             order, now, at = orders[rank], clock[rank], position[rank]
-            while at < len(order):
-                forward, chunk, micro = order[at]
-                if forward:
-                    ready = forward_end[chunk - 1][micro] if chunk else 0.0
-                elif chunk == num_chunks - 1:
-                    ready = forward_end[chunk][micro]
-                else:
-                    ready = backward_end[chunk + 1][micro]
+            last = len(order)
+            while at < last:
+                slot = order[at]
+                ready = end[slot - m]
                 if ready < 0.0:
                     break
-                now = max(now, ready) + (forward_s[chunk] if forward else backward_s[chunk])
-                (forward_end if forward else backward_end)[chunk][micro] = now
+                now = (now if now > ready else ready) + block_s[slot // m]  # noqa: FURB136 (twice as fast)
+                end[slot] = now
                 at += 1
             clock[rank], position[rank] = now, at
         if sum(position) == before:
-            raise InvalidPlanError(f"schedule {schedule} cannot run {num_microbatches} micro-batches")
+            raise InvalidPlanError(f"schedule {schedule} cannot run {m} micro-batches")
         waiting = [rank for rank in waiting if position[rank] < len(orders[rank])]
     return clock

@@ -39,9 +39,12 @@ def best_splits(rows: Rows) -> list[Split | None]:
 
 def _best_of_mixed(row: Rows) -> Split | None:
     """The best split of one row with layers of several kinds."""
-    if row.v[0] > 1 or not row.uneven_stages:
-        return even_chunks(row)
-    return best_boundaries(row)
+    if row.v[0] == 1 and row.uneven_stages:
+        return best_boundaries(row)
+    split = even_chunks(row, int(row.p[0] * row.v[0]))
+    if split is None or min(split) < row.smallest_chunk[0]:
+        return None
+    return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
 
 
 def rank_offsets_s(rows: Rows, row: int) -> FloatArray:
@@ -67,15 +70,12 @@ def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
     return chunks_of_rank_counts(counts, int(rows.v[row]))
 
 
-def even_chunks(row: Rows) -> Split | None:
-    """Case (3): the even split of one row, if it fits."""
-    chunks, layers = int(row.p[0] * row.v[0]), row.layout.num_layers
-    if chunks > layers or (layers % chunks and not row.uneven_stages):
+def even_chunks(rows: Rows, chunks: int) -> Split | None:
+    """Case (3): the split of ``chunks`` chunks as even as it can be, if the launcher runs it."""
+    each, more = divmod(rows.layout.num_layers, chunks)
+    if each == 0 or (more and not rows.uneven_stages):
         return None
-    split = tuple(layers // chunks + int(c < layers % chunks) for c in range(chunks))
-    if min(split) < row.smallest_chunk[0]:
-        return None
-    return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
+    return tuple(each + int(chunk < more) for chunk in range(chunks))
 
 
 class StageTables:
@@ -130,7 +130,7 @@ class StageTables:
         return np.asarray(used * prices.reserve[0] + prices.context_bytes[0])
 
 
-def min_max(tables: FloatArray) -> FloatArray:
+def min_max(tables: IntArray) -> IntArray:
     """Least largest stage cost of a path 0 -> L over ``tables`` (p, L + 1, L + 1), by last boundary."""
     reached = tables[0, 0]
     for stage in tables[1:]:

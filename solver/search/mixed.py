@@ -1,0 +1,125 @@
+"""Which rows with layers of several kinds could step faster than a given time.
+
+One chunk a rank: ranks are filled one after the other with as many layers as (A), (B) (``bounds``) and
+their memory allow, as in ``reach``; a layer before a rank never makes room behind it smaller by more
+than itself, whatever its kind. What partial recomputation spares is taken at its best case. Several
+chunks a rank: the space has one split, so its own bound and memory decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.columns import BoolArray, FloatArray, IntArray
+from solver.cost.schedule import in_flight
+from solver.search.bounds import SAFETY, least_tail_s, split_s
+from solver.search.caps import groups_of_shape, room_bytes
+from solver.search.rows import Rows
+from solver.search.stages import even_chunks
+
+_BATCH = 512
+
+
+def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
+    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof."""
+    answer = np.zeros(len(rows), dtype=np.bool_)
+    for pp, vpp, members in groups_of_shape(rows):
+        for start in range(0, len(members), _BATCH):
+            index = members[start : start + _BATCH]
+            group = rows.take(index)
+            if vpp > 1 or not rows.uneven_stages:
+                answer[index] = _only_split(group, pp * vpp, step_s[index])
+            else:
+                answer[index] = _Filling(group, pp).reaches(step_s[index])
+    return answer
+
+
+def _only_split(group: Rows, chunks: int, step_s: FloatArray) -> BoolArray:
+    """The same for rows of one shape that have a single split."""
+    split = even_chunks(group, chunks)
+    if split is None:
+        return np.zeros(len(group), dtype=np.bool_)
+    stages = group.stages([split] * len(group))
+    fits = stages.peak_memory_bytes.max(axis=1) <= group.budget_bytes
+    return np.asarray(fits & (group.smallest_chunk <= min(split)) & (split_s(group, stages) <= step_s))
+
+
+@dataclass(slots=True)
+class _Filling:
+    """Rows of one pipeline size, one chunk a rank."""
+
+    rows: Rows
+    p: int
+
+    def _sums(self, price: FloatArray) -> FloatArray:
+        """Sum of a layer price (n, K) over the first l layers, (n, L + 1)."""
+        return np.asarray(price @ self.rows.layout.cumulative.T.astype(np.float64))
+
+    def reaches(self, step_s: FloatArray) -> BoolArray:
+        """Whether filling within ``step_s`` places every layer, shape (n,)."""
+        rows, prices = self.rows, self.rows.prices
+        limit = (step_s / SAFETY - prices.fixed_s) / prices.straggler - least_tail_s(rows)
+        time, forward = self._sums(rows.layer_s), self._sums(prices.forward_s[:, :-2])
+        replayed = rows.every_layer[:, None] > 0
+        kept = np.where(replayed, prices.checkpoint_bytes, prices.activation_bytes)[:, :-2]
+        states, kept = self._sums(rows.state_bytes[:, :-2]), self._sums(kept)
+        held = in_flight(rows.columns)[:, : self.p].astype(np.float64)
+        room = room_bytes(rows, held[:, None, :])
+        used = np.zeros(len(rows), dtype=np.int64)
+        alive = np.ones(len(rows), dtype=np.bool_)
+        for rank in range(self.p):
+            end = _furthest(states + held[:, rank, None] * kept, used, room[:, rank])
+            chain, back = self._room_s(rank, _at(time, used), limit)
+            end = np.minimum(end, _furthest(time, used, chain))
+            early = np.minimum(rows.m, self.p - rank) - 1.0
+            slope = (rows.m - 1.0)[:, None] * time - early[:, None] * forward
+            end = np.minimum(end, _furthest(slope, used, back))
+            behind = (self.p - 1 - rank) * rows.smallest_chunk
+            end = np.minimum(end, rows.layout.num_layers - behind)
+            alive &= end - used >= rows.smallest_chunk
+            used = np.maximum(end, used)
+        return alive & (used >= rows.layout.num_layers)
+
+    def _room_s(self, rank: int, passed: FloatArray, limit: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What (A) leaves for the layers' time, and (B) for (m - 1) time - (w - 1) forward."""
+        rows, prices = self.rows, self.rows.prices
+        own, forward = rows.chunk_s.copy(), prices.transfer_s.copy()
+        before = np.zeros(len(rows))
+        if rank == 0:
+            own, forward = own + rows.embedding_s, forward + prices.forward_s[:, -2]
+        else:
+            before = passed + rows.embedding_s + rank * rows.chunk_s
+        if rank == self.p - 1:
+            own, forward = own + rows.head_s, forward + prices.forward_s[:, -1]
+        early = np.minimum(rows.m, self.p - rank) - 1.0
+        back = limit - rows.total_s - (rows.m - 1.0) * own + early * forward
+        return (limit - before) / rows.m - own, back
+
+
+def _at(sums: FloatArray, index: IntArray) -> FloatArray:
+    """Entry ``index`` of every row."""
+    return np.take_along_axis(sums, index[:, None], axis=1)[:, 0]
+
+
+def _furthest(sums: FloatArray, start: IntArray, room: FloatArray) -> IntArray:
+    """Last boundary whose sum is at most ``room`` above the sum at ``start``, (n,); -1 if none is."""
+    limit = _at(sums, start) + room
+    reached = sums <= (limit + 1e-9 * np.abs(limit))[:, None]
+    return np.asarray(reached.sum(axis=1) - 1)
+
+
+def may_fit(rows: Rows) -> BoolArray:
+    """Rows whose ranks together have the memory for all layers, shape (n,); False is a proof.
+
+    Every chunk keeps at least one micro-batch in flight.
+    """
+    prices, layout = rows.prices, rows.layout
+    kept = np.where(rows.every_layer[:, None] > 0, prices.checkpoint_bytes, prices.activation_bytes)
+    spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2].max(axis=1)
+    layers = (rows.state_bytes + kept)[:, :-2] @ layout.cumulative[-1].astype(np.float64)
+    ends = (rows.state_bytes + kept)[:, -2:].sum(axis=1)
+    least = layers + ends - rows.p * rows.v * rows.some_layers * spared
+    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
+    return np.asarray(least <= rows.p * (room - prices.replay_workspace_bytes) * (1.0 + 1e-12))
