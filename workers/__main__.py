@@ -10,6 +10,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from service.db.database import Database
 from service.engine import JobEngine
 from service.queue import queue_for
@@ -25,14 +27,17 @@ def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> i
     """Run until SIGTERM or Ctrl-C; a running job is then given back."""
     arguments = _arguments(argv)
     given = {"database_url": arguments.database_url, "redis_url": arguments.redis_url}
-    settings = Settings(**{name: value for name, value in given.items() if value})
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value})
+    except ValidationError as fault:
+        raise SystemExit(f"error: {fault.errors()[0]['msg']}") from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s worker[%(process)d] %(message)s")
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
     leaving = threading.Event()
     _leave_on_signals(leaving, supervised=arguments.parent_pid is not None)
     if arguments.parent_pid is not None:
-        _start(lambda: _watch_parent(arguments.parent_pid, leaving))
+        _start(lambda: _watch_parent(arguments.parent_pid, leaving), leaving)
     _work(settings, search, leaving, celery=arguments.celery)
     return 0
 
@@ -44,12 +49,12 @@ def _work(settings: Settings, search: SearchCall, leaving: threading.Event, *, c
     queue = queue_for(settings.redis_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
     runner = Runner(engine, search, worker=name, leaving=leaving)
-    _start(lambda: sweep(engine, queue, every_s=settings.sweep_s, leaving=leaving))
+    _start(lambda: sweep(engine, queue, every_s=settings.sweep_s, leaving=leaving), leaving)
     if celery and settings.redis_url:
         from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
 
         slow = settings.slow_poll_s
-        _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow))
+        _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
         run_celery(settings.redis_url, runner, leaving=leaving)
     else:
         poll(runner, every_s=settings.poll_s, leaving=leaving)
@@ -79,8 +84,16 @@ def _watch_parent(parent_pid: int, leaving: threading.Event) -> None:
             leaving.set()
 
 
-def _start(body: Callable[[], None]) -> None:
-    threading.Thread(target=body, daemon=True).start()
+def _start(body: Callable[[], None], leaving: threading.Event) -> None:
+    """Run ``body`` on a thread; a process without one of its loops must not linger, so it leaves."""
+
+    def run() -> None:
+        try:
+            body()
+        finally:
+            leaving.set()
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 if __name__ == "__main__":

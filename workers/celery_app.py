@@ -28,7 +28,7 @@ def run_celery(redis_url: str, runner: Runner, *, leaving: threading.Event) -> N
 
     def stop_consuming() -> None:
         leaving.wait()  # set by Celery's signal handler, by ours before Celery had one, or by the runner
-        state.should_stop = os.EX_OK
+        state.should_stop = os.EX_OK  # type: ignore[assignment] # the stubs know its first value only
 
     worker_shutting_down.connect(leave, weak=False)
     threading.Thread(target=stop_consuming, daemon=True).start()

@@ -14,8 +14,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy.exc import DBAPIError
-
+from service.db.database import DATABASE_AWAY
 from service.engine import Beat, Claim, JobEngine
 from solver.progress import Progress
 
@@ -65,7 +64,7 @@ class Heartbeat:
         while not self._over.wait(LOOK_S):
             try:
                 self._beat()
-            except DBAPIError as fault:
+            except DATABASE_AWAY as fault:
                 _log.warning("job %s: heartbeat failed (%s)", self._claim.job_id, type(fault).__name__)
             if self.verdict != "ok":
                 self._on_stop()

@@ -6,8 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from sqlalchemy.exc import SQLAlchemyError
-
+from service.db.database import DATABASE_AWAY
 from service.engine import JobEngine
 from service.queue import WakeUpQueue
 from workers.runner import Runner
@@ -44,7 +43,7 @@ def _repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Even
             if step():
                 continue
             pause_s = every_s
-        except SQLAlchemyError as fault:
+        except DATABASE_AWAY as fault:
             pause_s = min(MAX_BACKOFF_S, 2 * pause_s)
             _log.warning("the database does not answer (%s)", type(fault).__name__)
         leaving.wait(pause_s)

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
+from service.db.database import DATABASE_AWAY
 from service.engine import Claim, JobEngine
 from service.request import parse_problem
 from service.versions import cache_key_of, versions_of
@@ -144,13 +145,16 @@ class Runner:
         """Write until it is written or the claim is lost: a database that restarts costs no answer."""
         while True:
             try:
-                stored = settle()
-            except DBAPIError as fault:
+                if not settle():
+                    _log.warning("job %s: the claim was lost, its result is dropped", claim.job_id)
+            except DATABASE_AWAY as fault:
                 _log.warning("job %s: not stored yet (%s)", claim.job_id, type(fault).__name__)
                 if heartbeat.verdict == "lost":
                     return
-            else:
-                if not stored:
-                    _log.warning("job %s: the claim was lost, its result is dropped", claim.job_id)
+                time.sleep(STORE_RETRY_S)
+            except SQLAlchemyError:
+                _log.exception("job %s: its result cannot be stored", claim.job_id)
+                self._engine.fail(claim, code="internal_error", detail="its result could not be stored")
                 return
-            time.sleep(STORE_RETRY_S)
+            else:
+                return

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
 from service.api.problems import problem_response
+from service.db.database import DATABASE_AWAY
 from service.errors import NotReadyError, ServiceError
 
 RETRY_AFTER_S = 2
@@ -50,7 +50,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _bad_parameters)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(SQLAlchemyError, _database_error)
+    for away in DATABASE_AWAY:
+        app.add_exception_handler(away, _database_error)
     app.add_exception_handler(Exception, _bug)
 
 

@@ -10,10 +10,14 @@ from typing import Protocol
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError  # noqa: A004 - the pool's
 from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
 POOL_TIMEOUT_S = 5.0
+
+# The database is away, locked or full: trying again later is right. Every other error of it is a bug.
+DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
 
 
 class Database:

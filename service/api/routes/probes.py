@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter, Response
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.api.deps import ServiceDep
 from service.api.schemas import ReadyView
 from service.db import migrations
-from service.db.database import Database
+from service.db.database import DATABASE_AWAY, Database
 
 router = APIRouter(tags=["probes"])
 
@@ -41,5 +40,5 @@ def _migration(database: Database) -> Literal["current", "outdated", "unknown"]:
     """Whether the schema is the one this code was written for."""
     try:
         return "current" if migrations.current(database) == migrations.head() else "outdated"
-    except SQLAlchemyError:
+    except DATABASE_AWAY:
         return "unknown"

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from service.engine import JobEngine
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, Progress, ShouldStop
-from tests.builders import a_problem, an_answer, an_infeasible_answer
+from tests.builders import a_plan, a_problem, an_answer, an_infeasible_answer
 from tests.job_records import TENANT, add_job, job_in, let_lease_run_out, num_plans
 from workers.runner import Runner, SearchCall
 
@@ -203,4 +204,39 @@ def test_a_search_over_its_limit_is_told_to_stop_and_its_plans_are_kept(
     started = threading.Event()
     runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))
     assert run_while(runner, started, lambda: None) < 1.0
+    assert (job_in(database).state, num_plans(database)) == ("succeeded", 1)
+
+
+def test_a_result_that_cannot_be_stored_fails_the_job_instead_of_trying_for_ever(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    twice_the_same_rank = an_answer(a_plan(), a_plan())
+    runner_of(engine, answering(twice_the_same_rank)).run_next()
+    job = job_in(database)
+    assert (job.state, num_plans(database)) == ("failed", 0)
+    assert job.problem == {"code": "internal_error", "detail": "its result could not be stored"}
+
+
+def test_a_database_that_comes_back_within_the_lease_gets_the_answer(
+    database: Database, engine: JobEngine, tmp_path: Path
+) -> None:
+    add_job(database)
+    file, away = tmp_path / "meshwright.db", tmp_path / "away.db"
+
+    def come_back() -> None:
+        file.rmdir()
+        away.rename(file)
+
+    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        del problem, on_progress, should_stop
+        with database.write() as connection:  # nothing is left in the log beside the file
+            connection.exec_driver_sql("UPDATE jobs SET worker = worker")
+        database.close()
+        file.rename(away)
+        file.mkdir()  # not a database
+        threading.Timer(0.8, come_back).start()
+        return an_answer()
+
+    runner_of(engine, search).run_next()
     assert (job_in(database).state, num_plans(database)) == ("succeeded", 1)
