@@ -19,7 +19,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, ScalarSelect, Update, and_, case, func, insert, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    ScalarSelect,
+    Update,
+    and_,
+    case,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    true,
+    update,
+)
 
 from service.db.clock import now_s
 from service.db.database import Database
@@ -188,7 +201,7 @@ class JobEngine:
             return Sweep(
                 cancelled=_end_leases(connection, jobs.c.cancel_requested, "cancelled"),
                 poisoned=_end_leases(connection, jobs.c.attempts >= MAX_ATTEMPTS, "failed"),
-                requeued=_end_leases(connection, jobs.c.attempts < MAX_ATTEMPTS, "queued"),
+                requeued=_end_leases(connection, true(), "queued"),  # after the two above took theirs
                 expired=_expire(connection),
                 waiting=_unhinted(connection, hint_after_s),
             )

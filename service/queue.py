@@ -98,6 +98,8 @@ def publisher_conf() -> dict[str, object]:
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_timeout": SOCKET_TIMEOUT_S,
             "max_retries": 1,
+            "interval_start": 0,  # between the two tries; kombu would wait for 2 s
+            "interval_step": 0,
         },
         "broker_connection_timeout": CONNECT_TIMEOUT_S,
     }
