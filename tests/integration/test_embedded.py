@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_a_problem_becomes_ranked_plans_and_launch_files(server: RunningServer) 
     answer = httpx.get(server.url + job["links"]["plans"]).json()
     assert answer["status"] == "optimal"
     assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
-    steps_s = [plan["objective_s"] for plan in answer["plans"]]
+    steps_s = [plan["prediction"]["step_time_s"] for plan in answer["plans"]]
     assert steps_s == sorted(steps_s)
     plan_id = answer["plans"][0]["plan_id"]
     export = httpx.get(f"{server.url}/v1/plans/{plan_id}/export", params={"launcher": "megatron-lm"})
@@ -130,6 +131,24 @@ def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     with serving(settings) as again:
         assert again.finished_job(job["id"])["state"] == "succeeded"
+
+
+def test_an_open_long_poll_does_not_hold_up_the_servers_end(tmp_path: Path) -> None:
+    with serving({**settings_in(tmp_path), "workers": "0"}) as running:
+        job = running.post_job(PROBLEM)
+        answers: list[httpx.Response] = []
+        address = f"{running.url}/v1/jobs/{job['id']}"
+        poll = threading.Thread(
+            target=lambda: answers.append(httpx.get(address, params={"wait": 20}, timeout=30))
+        )
+        poll.start()
+        time.sleep(0.5)
+        stopped_at = time.monotonic()
+        running.process.terminate()
+        assert running.process.wait(10) == 0
+        poll.join(5)
+        assert time.monotonic() - stopped_at < 2.0
+    assert [(answer.status_code, answer.json()["state"]) for answer in answers] == [(200, "queued")]
 
 
 def test_workers_leave_when_their_server_is_killed(tmp_path: Path) -> None:
