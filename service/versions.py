@@ -7,24 +7,42 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import profiles
+import solver
 from profiles.profile import default_profile
 from solver.problem import Problem
 
 
 @cache
-def meshwright_version() -> str:
-    """The version of this installation; ``0`` when it runs from a bare checkout."""
+def version_of(distribution: str) -> str:
+    """The installed version of a distribution, without importing it; ``0`` when it is not installed."""
     try:
-        return version("meshwright")
+        return version(distribution)
     except PackageNotFoundError:
         return "0"
 
 
+@cache
+def code_digest() -> str:
+    """First 12 hex digits of SHA-256 over the code that decides: between two releases it is the version."""
+    digest = hashlib.sha256()
+    for room in (Path(profiles.__path__[0]), Path(solver.__path__[0])):
+        for file in sorted(room.rglob("*.py")):
+            digest.update(str(file.relative_to(room)).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def versions_of(problem: Problem) -> dict[str, str]:
     """The versions of the code and of the measured costs that would answer ``problem`` here."""
-    profile = default_profile(problem.cluster, problem.launcher)
-    return {"meshwright": meshwright_version(), "profile": profile.version}
+    return {
+        "meshwright": version_of("meshwright"),
+        "code": code_digest(),
+        "ortools": version_of("ortools"),
+        "profile": default_profile(problem.cluster, problem.launcher).version,
+    }
 
 
 def cache_key_of(tenant: str, request: Mapping[str, object], versions: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from service.engine import JobEngine
 from service.jobs import Jobs
 from service.queue import queue_for
 from service.settings import Settings
-from service.versions import meshwright_version
+from service.versions import version_of
 
 
 def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:
@@ -35,7 +35,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     app = FastAPI(
         title="Meshwright",
         summary="Model, cluster and batch in; a proved ranking of parallel configurations out.",
-        version=meshwright_version(),
+        version=version_of("meshwright"),
         lifespan=lifespan,
         responses=declared(421, 422, 500, 503),
         docs_url=None,  # its page would load scripts from elsewhere
