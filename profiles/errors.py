@@ -17,6 +17,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+MAX_SHOWN = 64  # characters of a wrong name that a message repeats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
@@ -77,7 +79,7 @@ class UnknownNameError(InvalidProblemError):
         names = sorted(known)
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
-        shown = name if len(name) <= 64 else name[:61] + "..."
+        shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."
         return cls([FieldError(pointer=pointer, message=f'unknown "{shown}". {hint}')])
 
 
