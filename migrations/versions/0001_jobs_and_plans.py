@@ -14,6 +14,18 @@ STATES = ("queued", "running", "succeeded", "infeasible", "failed", "cancelled",
 
 
 def upgrade() -> None:
+    _create_jobs()
+    _create_plans()
+    _create_idempotency_keys()
+
+
+def downgrade() -> None:
+    op.drop_table("idempotency_keys")
+    op.drop_table("plans")
+    op.drop_table("jobs")
+
+
+def _create_jobs() -> None:
     op.create_table(
         "jobs",
         sa.Column("id", sa.String(32), nullable=False),
@@ -42,6 +54,9 @@ def upgrade() -> None:
     op.create_index("ix_jobs_tenant_created_at_s_id", "jobs", ["tenant", "created_at_s", "id"])
     op.create_index("ix_jobs_state_created_at_s", "jobs", ["state", "created_at_s"])
     op.create_index("ix_jobs_tenant_cache_key", "jobs", ["tenant", "cache_key"])
+
+
+def _create_plans() -> None:
     op.create_table(
         "plans",
         sa.Column("job_id", sa.String(32), nullable=False),
@@ -53,6 +68,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_plans_job_id", ondelete="CASCADE"),
     )
     op.create_index("ix_plans_tenant_plan_id", "plans", ["tenant", "plan_id"])
+
+
+def _create_idempotency_keys() -> None:
     op.create_table(
         "idempotency_keys",
         sa.Column("tenant", sa.String(64), nullable=False),
@@ -65,9 +83,3 @@ def upgrade() -> None:
             ["job_id"], ["jobs.id"], name="fk_idempotency_keys_job_id", ondelete="CASCADE"
         ),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("idempotency_keys")
-    op.drop_table("plans")
-    op.drop_table("jobs")
