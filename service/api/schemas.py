@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from service.api.problems import ProblemView, type_of
 from service.db.records import JobRecord
 from service.engine import TERMINAL_STATES
-from solver.plan import Infeasibility, Plan, Prediction, Status
+from solver.plan import Configuration, Infeasibility, Plan, Prediction, Status
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
 
@@ -113,8 +113,9 @@ class ExportView(BaseModel):
 class PredictionView(BaseModel):
     """What the cost model expects of a given configuration."""
 
-    config: dict[str, Any]
+    config: Configuration  # completed: what was left out is filled in
     prediction: Prediction
+    breaks: list[str]  # rules of the search space that it breaks
     profile: str
 
 

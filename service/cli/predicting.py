@@ -10,18 +10,14 @@ from pathlib import Path
 
 from profiles.profile import default_profile
 from service.cli.assignments import values_of
-from service.cli.completing import completed
 from service.cli.exits import FOUND
 from service.cli.problem_options import Request
 from service.cli.screen import screen
+from service.configurations import broken_rules, completed
 from service.json_input import read_problem_file
 from service.report.terminal import render_prediction
 from service.request import parse_problem
-from solver.columns import Columns
-from solver.plan import Configuration
 from solver.predict import predict
-from solver.problem import Problem
-from solver.rules import rules_of, violation_masks
 
 
 def run_predict(request: Request, *, config: Path | None, assign: Sequence[str], as_json: bool) -> int:
@@ -51,10 +47,3 @@ def run_predict(request: Request, *, config: Path | None, assign: Sequence[str],
             console.print(f"  warning: breaks the rule that {rule}")
         console.print(f"  Profile: {profile.title}.")
     return FOUND
-
-
-def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
-    """The names of the rules of the search space that a configuration breaks."""
-    rules = rules_of(problem)
-    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
-    return [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 
 from fastapi import APIRouter
 
+from profiles.errors import InvalidProblemError, UnknownNameError
 from profiles.profile import default_profile
-from service.api.configurations import configuration_of, part_of
 from service.api.deps import BodyDep
 from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
+from service.configurations import broken_rules, completed
+from service.json_input import pointer
 from service.request import parse_problem
 from solver.predict import predict
 
@@ -23,8 +25,22 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"])
 )
 def create_prediction(body: BodyDep) -> PredictionView:
     """What the cost model expects of ``configuration`` for ``problem``; answers at once, stores nothing."""
-    problem = parse_problem(part_of(body, "problem"))
-    configuration = configuration_of(part_of(body, "configuration"))
+    problem = parse_problem(_part(body, "problem"))
+    configuration = completed(_part(body, "configuration"), problem)
     profile = default_profile(problem.cluster, problem.launcher)
-    prediction = predict(problem, profile, configuration)
-    return PredictionView(config=asdict(configuration), prediction=prediction, profile=profile.version)
+    return PredictionView(
+        config=configuration,
+        prediction=predict(problem, profile, configuration),
+        breaks=broken_rules(problem, configuration),
+        profile=profile.version,
+    )
+
+
+def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The object under ``name`` of a body that holds a problem and a configuration, and nothing else."""
+    for other in body.keys() - {"problem", "configuration"}:
+        raise UnknownNameError.among(pointer(other), other, ["problem", "configuration"])
+    part = body.get(name)
+    if not isinstance(part, dict):
+        raise InvalidProblemError.of(pointer(name), "is required and must be an object")
+    return part

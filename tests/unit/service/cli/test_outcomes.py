@@ -9,9 +9,9 @@ import pytest
 
 from profiles.errors import InvalidProblemError
 from service.cli.answers import answer_from_json
-from service.cli.completing import completed, even_split
 from service.cli.exits import code_of
 from service.cli.progress import cancellable, progress_words
+from service.configurations import completed, even_split
 from solver.plan import Answer
 from solver.progress import Progress
 from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer

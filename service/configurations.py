@@ -1,0 +1,143 @@
+"""Reads a configuration that somebody wrote, and completes it: what is left out follows from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from service.json_input import pointer
+from solver.columns import RECOMPUTE, SCHEDULES, Columns
+from solver.plan import Configuration, configuration_from_json
+from solver.problem import Problem
+from solver.rules import rules_of, violation_masks
+
+MAX_SIZE = 2**31 - 1
+MAX_ZERO_STAGE = 3
+_TEMPLATE: dict[str, Any] = asdict(Configuration())
+_KINDS = {bool: "true or false", int: "an integer", str: "text", tuple: "a list of integers"}
+_SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
+    "micro_batch_size", "num_microbatches",
+)  # fmt: skip
+_WORDS = {"pipeline_schedule": SCHEDULES, "recompute_granularity": RECOMPUTE}
+
+
+def completed(raw: Mapping[str, object], problem: Problem) -> Configuration:
+    """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is even.
+
+    Raises:
+        InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
+    """
+    given = configuration_of(raw)
+    _raise_any(_out_of_range(given))
+    configuration = configuration_of({**_derived(given, problem), **raw})
+    _raise_any(_misfits(configuration, problem))
+    return configuration
+
+
+def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
+    """The rules of the search space that a configuration breaks, by name; it has a price all the same."""
+    rules = rules_of(problem)
+    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
+    return [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+
+
+def configuration_of(raw: Mapping[str, object]) -> Configuration:
+    """The Configuration of ``raw``; what is left out is off.
+
+    Raises:
+        InvalidProblemError: with one FieldError per unknown name or wrong type.
+    """
+    faults: list[FieldError] = []
+    for name, value in raw.items():
+        where = pointer("configuration", name)
+        if name not in _TEMPLATE:
+            faults.extend(UnknownNameError.among(where, name, _TEMPLATE).errors)
+        elif not _fits(value, type(_TEMPLATE[name])):
+            kind = _KINDS[type(_TEMPLATE[name])]
+            faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=f"up to {MAX_SIZE}"))
+    _raise_any(faults)
+    return configuration_from_json({**_TEMPLATE, **raw})
+
+
+def even_split(num_layers: int, num_chunks: int) -> list[int]:
+    """Layers of each chunk, as even as can be; the first chunks hold one more where it does not divide."""
+    least, more = divmod(num_layers, min(num_chunks, max(num_layers, 1)))
+    return [least + (index < more) for index in range(min(num_chunks, num_layers))]
+
+
+def _out_of_range(given: Configuration) -> Iterator[FieldError]:
+    """Sizes below 1, ZeRO stages there are not, unknown words."""
+    for name in _SIZES:
+        if getattr(given, name) < 1:
+            yield FieldError(pointer=pointer("configuration", name), message="must be 1 or more")
+    if given.zero_stage > MAX_ZERO_STAGE:
+        where = pointer("configuration", "zero_stage")
+        yield FieldError(pointer=where, message="there is no such stage", allowed=f"0 to {MAX_ZERO_STAGE}")
+    for name, words in _WORDS.items():
+        if getattr(given, name) not in words:
+            yield from UnknownNameError.among(
+                pointer("configuration", name), getattr(given, name), words
+            ).errors
+
+
+def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
+    """Values of the names that may be left out."""
+    tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
+    cp, layers = given.context_parallel_size, problem.model.num_layers
+    dp = max(given.data_parallel_size, problem.cluster.num_gpus // (tp * pp * cp), 1)
+    schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
+    split = list(given.stage_layers) or even_split(layers, pp * vpp)
+    return {
+        "sequence_parallel": tp > 1,
+        "data_parallel_size": dp,
+        "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
+        "pipeline_schedule": schedule,
+        "zero_shard_size": dp * cp if given.zero_stage else 1,
+        "recompute_layers": max(split) if given.recompute_granularity == "full" else 0,
+        "stage_layers": split,
+    }
+
+
+def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:
+    """What no price can be given for: another number of layers, chunks, GPUs or sequences."""
+    batch, layers = problem.workload.global_batch_size, problem.model.num_layers
+    gpus, sequences = problem.cluster.num_gpus, configuration.global_batch_size
+    chunks = configuration.pipeline_parallel_size * configuration.virtual_pipeline_size
+    split = configuration.stage_layers
+    misfits = {
+        "/configuration/data_parallel_size": (
+            configuration.num_gpus > gpus,
+            f"tp × pp × cp × dp = {configuration.num_gpus}, but there are {gpus} GPUs",
+        ),
+        "/configuration/num_microbatches": (
+            sequences != batch,
+            f"dp × micro-batch × num_microbatches = {sequences}, but the global batch is {batch}",
+        ),
+        "/configuration/stage_layers": (
+            len(split) != chunks or sum(split) != layers or min(split, default=0) < 1,
+            f"{len(split)} chunks with {sum(split)} layers, but {chunks} chunks share {layers} layers",
+        ),
+    }
+    for at, (wrong, message) in misfits.items():
+        if wrong:
+            yield FieldError(pointer=at, message=message)
+
+
+def _raise_any(faults: Iterable[FieldError]) -> None:
+    """Raise InvalidProblemError when there are faults."""
+    found = list(faults)
+    if found:
+        raise InvalidProblemError(found)
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Whether a JSON value is of ``kind``; a bool is no integer, and integers are bounded."""
+    if kind is tuple:
+        return isinstance(value, list) and all(_fits(item, int) for item in value)
+    if kind is int:
+        return type(value) is int and 0 <= value <= MAX_SIZE
+    return type(value) is kind

@@ -1,0 +1,105 @@
+"""Whatever JSON a client sends, the API answers with a job or with a problem, never with a failure."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.api.app import create_app
+from service.db import migrations
+from service.db.database import Database
+from service.settings import Settings
+
+VALID: dict[str, Any] = {
+    "model": {"name": "llama-3.1-8b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 4},
+    "workload": {
+        "global_batch_size": 256,
+        "seq_length": 8192,
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "framework_options": {},
+    },
+    "launcher": "megatron-lm",
+    "search": {
+        "top_k": 3,
+        "certify": "none",
+        "time_limit_s": 5,
+        "seed": 0,
+        "max_out_of_memory_probability": 0.01,
+        "pin": {"tensor_parallel_size": 8},
+        "forbid": {"zero_stage": [3]},
+        "bounds": {"micro_batch_size": [1, 4]},
+    },
+}
+CONFIGURATION: dict[str, Any] = {
+    "tensor_parallel_size": 4,
+    "data_parallel_size": 8,
+    "num_microbatches": 32,
+    "stage_layers": [32],
+}
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.sampled_from(["", "llama-3.1-70b", "\0", "\ud800", "x" * 300, "1e999", "megatron-lm", "none"])
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    yield at
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, (*at, key))
+
+
+def with_change(base: dict[str, Any], place: tuple[str | int, ...], value: object) -> object:
+    if not place:
+        return value
+    changed = copy.deepcopy(base)
+    owner: Any = changed
+    for part in place[:-1]:
+        owner = owner[part]
+    owner[place[-1]] = value
+    return changed
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'meshwright.db'}"
+    database = Database(url)
+    migrations.upgrade(database)
+    database.close()
+    app = create_app(Settings(database_url=url))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield client
+
+
+def post(client: TestClient, path: str, body: object) -> tuple[int, str]:
+    text = json.dumps(body)  # NaN, Infinity and lone surrogates as a careless client writes them
+    answer = client.post(path, content=text, headers={"content-type": "application/json"})
+    return answer.status_code, answer.headers["content-type"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.sampled_from(list(places(VALID))), value=ANYTHING)
+def test_a_job_or_a_problem(client: TestClient, place: tuple[str | int, ...], value: object) -> None:
+    status, kind = post(client, "/v1/jobs", with_change(VALID, place, value))
+    assert (status, kind) in {(202, "application/json"), (422, "application/problem+json")}
+
+
+@settings(max_examples=100, deadline=None)
+@given(place=st.sampled_from(list(places(CONFIGURATION))), value=ANYTHING)
+def test_a_prediction_or_a_problem(client: TestClient, place: tuple[str | int, ...], value: object) -> None:
+    body = {"problem": VALID, "configuration": with_change(CONFIGURATION, place, value)}
+    status, kind = post(client, "/v1/predictions", body)
+    assert (status, kind) in {(200, "application/json"), (422, "application/problem+json")}
