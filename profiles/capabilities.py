@@ -51,7 +51,7 @@ def launcher_capabilities(launcher: str) -> Capabilities:
     """
     if launcher not in _catalog():
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
-    entry = {
+    entry: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in _catalog()[launcher].items()
     }

@@ -1,0 +1,232 @@
+"""The independent verdict on a plan, recomputed from the problem alone, without the search.
+
+Counts and divisions are written out again here in plain integers; times and memory come from the cost
+model, priced anew for the one configuration. A plan of an answer passes before anybody sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from profiles.capabilities import launcher_capabilities
+from profiles.profile import Profile
+from solver.columns import RECOMPUTE, Columns
+from solver.cost.assemble import assemble, objective_s
+from solver.cost.memory import memory_budget_bytes
+from solver.cost.price import price
+from solver.cost.prices import LayerLayout
+from solver.digest import problem_digest
+from solver.plan import Configuration, Plan, Prediction, plan_id_of
+from solver.predict import predict
+from solver.problem import Problem
+
+_RELATIVE = 1e-9  # sums of the same numbers in another order
+_ROUNDED_BYTES = 16  # a prediction rounds each of its memory terms to a byte
+_LARGEST_STAGE = 3  # highest ZeRO stage there is
+
+
+def violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
+    """Sentences on everything that is wrong with a plan or configuration; none: it is right."""
+    config = plan.config if isinstance(plan, Plan) else plan
+    faults = list(_configuration_faults(problem, config))
+    yield from faults
+    if faults:
+        return
+    expected = predict(problem, profile, config)
+    yield from _memory_faults(problem, profile, expected)
+    if isinstance(plan, Plan):
+        yield from _plan_faults(problem, profile, plan)
+        yield from _differences("prediction", asdict(plan.prediction), asdict(expected))
+        yield from _prediction_faults(plan.prediction)
+
+
+def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Everything that needs no prices."""
+    sizes = [name for name in asdict(config) if name.endswith("_size") or name == "num_microbatches"]
+    small = [name for name in sizes if getattr(config, name) < 1]
+    yield from (f"{name} must be at least 1" for name in small)
+    if small:
+        return
+    yield from _mesh_faults(problem, config)
+    yield from _expert_faults(problem, config)
+    yield from _split_faults(problem, config)
+    yield from _step_faults(problem, config)
+    yield from _launcher_faults(problem, config)
+    yield from _request_faults(problem, config)
+
+
+def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """GPUs, and what tensor, context and expert parallelism divide."""
+    model, seq = problem.model, problem.workload.seq_length
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    if config.num_gpus > problem.cluster.num_gpus:
+        yield f"{config.num_gpus} GPUs are needed, the cluster has {problem.cluster.num_gpus}"
+    if model.num_attention_heads % tp or model.ffn_hidden_size % tp:
+        yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
+    if model.num_kv_heads % tp and tp % model.num_kv_heads:
+        yield f"tensor_parallel_size = {tp} does not go with {model.num_kv_heads} key/value heads"
+    if any(group.island_gpus % tp for group in problem.cluster.groups):
+        yield f"tensor_parallel_size = {tp} does not divide the GPUs of an island"
+    if config.sequence_parallel != (tp > 1):
+        yield "sequence_parallel goes with tensor_parallel_size > 1, and only with it"
+    if seq % (tp * cp) or (cp > 1 and seq % (2 * cp)):
+        yield f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}"
+
+
+def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Experts are split evenly among the ranks of a stage."""
+    if config.expert_tensor_parallel_size != 1:
+        yield "expert_tensor_parallel_size other than 1 is not offered"
+    ep, moe = config.expert_parallel_size, problem.model.moe
+    ranks = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
+    experts = moe.num_experts if moe else 1
+    if experts % ep or ranks % ep:
+        yield f"expert_parallel_size = {ep} does not divide {experts} experts and {ranks} ranks of a stage"
+
+
+def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Layers are conserved; chunks, schedule and recomputation fit one another."""
+    pp, vpp, split = config.pipeline_parallel_size, config.virtual_pipeline_size, config.stage_layers
+    if len(split) != pp * vpp:
+        yield f"stage_layers has {len(split)} entries, not pp * vpp = {pp * vpp}"
+        return
+    if sum(split) != problem.model.num_layers:
+        yield f"stage_layers holds {sum(split)} layers, the model has {problem.model.num_layers}"
+    if min(split) < 1:
+        yield "stage_layers has a chunk without a layer"
+    if vpp > 1 and pp == 1:
+        yield "virtual_pipeline_size > 1 needs pipeline stages"
+    schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
+    if config.pipeline_schedule != schedule:
+        yield f"pipeline_schedule must be {schedule}"
+    if vpp > 1 and config.num_microbatches % pp:
+        yield "num_microbatches must be a multiple of pipeline_parallel_size when chunks interleave"
+    yield from _recompute_faults(config)
+
+
+def _recompute_faults(config: Configuration) -> Iterator[str]:
+    """Granularity and layer count belong together."""
+    layers, split = config.recompute_layers, config.stage_layers
+    if config.recompute_granularity not in RECOMPUTE:
+        yield "recompute_granularity is unknown"
+    elif config.recompute_granularity != "full":
+        if layers:
+            yield "recompute_layers must be 0 unless whole layers are recomputed"
+    elif layers != max(split) and not 1 <= layers <= min(split):
+        yield "recompute_layers must fit every chunk, or cover the largest"
+
+
+def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Micro-batches make up the batch; shards have somebody to share with."""
+    batch = problem.workload.global_batch_size
+    if config.global_batch_size != batch:
+        yield f"data_parallel_size * micro_batch_size * num_microbatches is not {batch}"
+    ranks = config.data_parallel_size * config.context_parallel_size
+    if not 0 <= config.zero_stage <= _LARGEST_STAGE:
+        yield "zero_stage must be 0 to 3"
+    if config.zero_stage and ranks == 1:
+        yield "zero_stage > 0 needs data-parallel ranks"
+    if config.zero_shard_size != (ranks if config.zero_stage else 1):
+        yield "zero_shard_size must be dp * cp with ZeRO, and 1 without"
+
+
+def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """What the launcher cannot express."""
+    able = launcher_capabilities(problem.launcher)
+    if config.pipeline_schedule not in able.schedules:
+        yield f"{able.launcher} has no schedule {config.pipeline_schedule}"
+    most = able.max_zero_stage_with_pipeline if config.pipeline_parallel_size > 1 else max(able.zero_stages)
+    if config.zero_stage not in able.zero_stages or config.zero_stage > most:
+        yield f"{able.launcher} cannot run zero_stage = {config.zero_stage} here"
+    if config.recompute_granularity not in able.recompute:
+        yield f"{able.launcher} has no recomputation {config.recompute_granularity}"
+    partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
+    if partial and not able.recompute_layer_counts:
+        yield f"{able.launcher} recomputes every layer or none"
+    if len(set(config.stage_layers)) > 1 and not able.uneven_stages:
+        yield f"{able.launcher} has no stages of different size"
+    if config.context_parallel_size > 1 and not able.context_parallel:
+        yield f"{able.launcher} has no context parallelism"
+    if config.expert_parallel_size > 1 and not able.expert_parallel:
+        yield f"{able.launcher} has no expert parallelism"
+
+
+def _request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Pins, forbidden values and bounds of the request."""
+    options = problem.options
+    for name, value in options.pin.items():
+        if getattr(config, name) != value:
+            yield f"{name} is pinned to {value}"
+    for name, values in options.forbid.items():
+        if getattr(config, name) in values:
+            yield f"{name} = {getattr(config, name)} is forbidden"
+    for name, (low, high) in options.bounds.items():
+        if not low <= getattr(config, name) <= high:
+            yield f"{name} must be {low} to {high}"
+
+
+def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -> Iterator[str]:
+    """Every rank stays within the budget of the allowed chance to run out of memory."""
+    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+    for stage in prediction.stages:
+        if stage.peak_memory_bytes > budget + _ROUNDED_BYTES:
+            yield f"stage {stage.stage} needs {stage.peak_memory_bytes} bytes, the budget is {budget:.0f}"
+
+
+def _plan_faults(problem: Problem, profile: Profile, plan: Plan) -> Iterator[str]:
+    """Name, rank, objective and certificate of the plan itself."""
+    if plan.plan_id != plan_id_of(problem_digest(problem), plan.config):
+        yield "plan_id does not name this configuration"
+    if plan.rank < 1:
+        yield "rank must be at least 1"
+    if not set(plan.certified_by) <= {"exact-dp", "cp-sat"}:
+        yield "certified_by names an unknown method"
+    columns, layout = Columns.of([plan.config]), LayerLayout.of(problem.model)
+    prices = price(problem, columns, profile)
+    stages = assemble(prices, columns, layout, np.array([plan.config.stage_layers], dtype=np.int64))
+    expected = float(objective_s(prices, columns, stages)[0])
+    yield from _differences("objective_s", plan.objective_s, expected)
+
+
+def _differences(name: str, found: object, expected: object) -> Iterator[str]:
+    """Where two values, or the values in them, differ by more than rounding."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping) and found.keys() == expected.keys():
+        for key in expected:
+            yield from _differences(f"{name}.{key}", found[key], expected[key])
+    elif _both_lists(found, expected):
+        for at, (one, other) in enumerate(zip(found, expected, strict=True)):  # type: ignore[call-overload]
+            yield from _differences(f"{name}[{at}]", one, other)
+    elif isinstance(found, int | float) and isinstance(expected, int | float):
+        if not math.isfinite(found) or not math.isclose(found, expected, rel_tol=_RELATIVE, abs_tol=1e-12):
+            yield f"{name} is {found}, should be {expected}"
+    elif found != expected:
+        yield f"{name} should be another"
+
+
+def _both_lists(found: object, expected: object) -> bool:
+    """Whether both are sequences of the same length, and not words."""
+    return (
+        isinstance(found, Sequence)
+        and isinstance(expected, Sequence)
+        and not isinstance(found, str)
+        and len(found) == len(expected)
+    )
+
+
+def _prediction_faults(prediction: Prediction) -> Iterator[str]:
+    """Inner consistency: sums, order, signs."""
+    if not prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s:
+        yield "the interval does not hold the step time"
+    if prediction.step_time_s <= 0.0 or prediction.tokens_per_s_per_gpu <= 0.0:
+        yield "times and rates must be positive"
+    if not math.isclose(sum(prediction.time_breakdown_s.values()), prediction.step_time_s, rel_tol=1e-6):
+        yield "time_breakdown_s does not sum to the step time"
+    for stage in prediction.stages:
+        if sum(stage.memory_bytes.values()) != stage.peak_memory_bytes:
+            yield f"memory of stage {stage.stage} does not sum to its peak"
+    if prediction.peak_memory_bytes != max(stage.peak_memory_bytes for stage in prediction.stages):
+        yield "the heaviest stage is not the heaviest"

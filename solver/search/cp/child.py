@@ -1,0 +1,30 @@
+"""CP-SAT in a process of its own: one JSON request a line on stdin, one JSON verdict a line on stdout.
+
+A process of its own can be killed at any moment, keeps the half second of loading OR-Tools off the
+search, and holds its memory under a limit that CP-SAT itself does not keep.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import asdict
+
+MEMORY_LIMIT_BYTES = 6 * 1024**3
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    from solver.search.cp.request import Request  # noqa: PLC0415 (the limit comes first)
+    from solver.search.cp.runner import judge  # noqa: PLC0415
+
+    for line in sys.stdin:
+        verdict = judge(Request.from_json(json.loads(line)))
+        sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What CP-SAT is asked: surviving rows as whole numbers, in a form that travels as JSON.
+
+Times are nanoseconds, memory is bytes. The closed-form objective of a row, written over the layers
+n[c, k] of kind k in chunk c and the recomputed ones y[c, k] among them, is for the slowest rank r
+
+    sum_const + sum_c,k sum_replay[k] y[c, k]
+      + rank_const[r] + sum over own c, k of (layer[k] n[c, k] + replay[k] y[c, k]),
+
+each coefficient multiplied by ``straggler``. Loads no OR-Tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from solver.columns import FloatArray
+from solver.cost.schedule import in_flight
+from solver.search.caps import room_bytes
+from solver.search.rows import Rows
+from solver.search.stages import even_chunks
+
+_NS = 1e9
+LARGEST = 2**52  # coefficients and sums stay exact in float64 and far from overflow in int64
+
+DECISIONS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
+    "expert_parallel_size", "data_parallel_size", "zero_stage", "micro_batch_size", "num_microbatches",
+    "recompute", "recompute_layers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRequest:
+    """One row that CP-SAT may choose; lists by layer kind, chunk or rank."""
+
+    values: Mapping[str, int]  # the row's DECISIONS
+    smallest_chunk: int
+    replayed_layers: int  # of each chunk; 0 where none or every layer is recomputed
+    only_split: Sequence[int] | None  # the split, where the space has a single one
+    sum_const: int
+    sum_replay: Sequence[int]
+    rank_const: Sequence[int]
+    layer: Sequence[int]
+    replay: Sequence[int]
+    memory_layer: Sequence[Sequence[int]]  # by chunk, then kind
+    memory_replay: Sequence[Sequence[int]]
+    room: Sequence[int]  # by rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One question to the judge: which row and split has the least objective?"""
+
+    num_layers: int
+    cumulative: Sequence[Sequence[int]]  # by kind: layers of it among the first l
+    rows: Sequence[RowRequest]
+    hint_row: int
+    hint_split: Sequence[int]
+    seed: int
+    time_limit_s: float
+    deterministic_limit: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Request:
+        """The request that ``to_json`` wrote."""
+        rows = [RowRequest(**row) for row in raw["rows"]]
+        return cls(**{**raw, "rows": rows})
+
+
+def _whole(values: FloatArray) -> list[int]:
+    """Rounded to integers."""
+    return [int(value) for value in np.rint(np.atleast_1d(values))]
+
+
+def row_request(rows: Rows, row: int) -> RowRequest:
+    """Row ``row`` in whole numbers."""
+    one = rows.take([row])
+    p, v = int(one.p[0]), int(one.v[0])
+    held = in_flight(one.columns)[0].astype(np.float64)
+    prices, scale = one.prices, _NS * one.prices.straggler[0]
+    share, phi = one.m[0] - one.phi[0], one.phi[0]
+    choice = 0.0 if one.is_uniform else 1.0  # which layers replay matters only if they differ
+    partial = int(one.some_layers[0])
+    replay = choice * (partial > 0) * prices.replay_s[0, :-2]
+    spared = choice * (partial > 0) * (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2]
+    beside = 2.0 * prices.transfer_s[0] + (1.0 - choice) * partial * prices.replay_s[0, 0]
+    layers = one.layer_s[0] @ one.layout.cumulative[-1].astype(np.float64)
+    total = layers + one.embedding_s[0] + one.head_s[0] + p * v * beside
+    rank = np.full(p, share * v * beside + prices.rank_tail_s[0])
+    rank[0] += share * one.embedding_s[0] + prices.tail_s[0, -2]
+    rank[-1] += share * one.head_s[0] + prices.tail_s[0, -1]
+    kept = np.where(one.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])[:-2]
+    room = room_bytes(one, held.reshape(1, v, p))[0]
+    room -= partial * spared.max() * held.reshape(v, p).sum(axis=0)
+    even = not one.uneven_stages or (v > 1 and not one.is_uniform)
+    return RowRequest(
+        values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
+        smallest_chunk=int(one.smallest_chunk[0]),
+        replayed_layers=partial,
+        only_split=even_chunks(one, p * v) if even else None,
+        sum_const=round(scale * phi * total + _NS * prices.fixed_s[0]),
+        sum_replay=_whole(scale * phi * replay),
+        rank_const=_whole(scale * rank),
+        layer=_whole(scale * (share * one.layer_s[0] + prices.tail_s[0, :-2])),
+        replay=_whole(scale * share * replay),
+        memory_layer=[_whole(one.state_bytes[0, :-2] + count * kept) for count in held],
+        memory_replay=[_whole(-count * spared) for count in held],
+        room=_whole(np.floor(room)),
+    )
+
+
+def is_expressible(request: Request) -> bool:
+    """Whether every sum of the request stays exact."""
+    layers = request.num_layers
+    for row in request.rows:
+        times = row.sum_const + max(row.rank_const) + layers * (max(row.layer) + max(row.replay))
+        memory = layers * max(max(kinds) for kinds in row.memory_layer)
+        if max(times, memory, *(abs(room) for room in row.room)) > LARGEST:
+            return False
+    return True

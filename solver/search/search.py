@@ -1,0 +1,249 @@
+"""The search: a problem in, a proved ranking of plans out.
+
+Variables
+  a *row* x of the outer space (``solver.space``): tp, pp, vpp, cp, ep, dp, ZeRO stage, micro-batch,
+  recomputation; and its *split* n = (n_1 … n_C), the layers of each of its C = pp * vpp chunks.
+Objectives
+  J(x, n) = straggler * (phi sum_r t_r + max_r ((m - phi) t_r + tail_r)) + fixed
+                                                                  ``cost.assemble.objective_s``
+  S(x, n) = straggler * max_r (end_r + tail_r) + fixed, end_r by event simulation
+                                                                  ``search.simulate.rank_finish_s``
+Constraints
+  (1) x breaks no rule of model, batch, launcher and request      ``rules.rules_of``
+  (2) sum_c n_c = L, in model order                               ``stages.best_splits``
+  (3) n_c >= 1, and >= k where k layers of each chunk recompute   ``rows.Rows.smallest_chunk``
+  (4) peak memory of every rank <= budget                         ``caps``, ``stages.StageTables``
+  (5) interleaved chunks of a rank differ by at most one layer, earlier chunks the larger ones;
+      with layers of several kinds there is one even split        ``caps.chunks_of_rank_counts``,
+                                                                  ``stages.even_chunks``
+Answer
+  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). Rows are ranked by
+  S(x, n*(x)), best first under valid bounds (``bounds``, ``frontier``).
+
+What is claimed, and what is not
+  status ``optimal``: the ranking is proved. No row outside the K plans has a smaller S(x, n*(x)).
+  ``objective_gap`` = (J_1 - min J) / J_1 over *all* rows and splits, J_1 of the first plan. It is 0
+  when the first plan also minimises the closed form; CP-SAT judges that minimum independently.
+  ``bound_step_time_s``: no row under *any* split simulates faster (``reach.least_bound_s``), so ``gap``
+  is what another split of some row could still gain at most; it may exceed 0 although the ranking is
+  proved, because n* minimises J and not S.
+  All of it holds under the cost model and within the space; ``prediction`` carries the error band.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+from profiles.capabilities import launcher_capabilities
+from profiles.profile import Profile
+from solver.check import violations
+from solver.cost.memory import memory_budget_bytes
+from solver.cost.price import price
+from solver.cost.prices import LayerLayout
+from solver.digest import problem_digest
+from solver.errors import InvalidPlanError
+from solver.explain import explain
+from solver.plan import Answer, Plan, Status, plan_id_of
+from solver.predict import predict_all
+from solver.problem import Problem
+from solver.progress import OnProgress, ShouldStop
+from solver.search.bounds import objective_bound_s
+from solver.search.certify import Certificate, Judge
+from solver.search.frontier import Frontier
+from solver.search.reach import least_bound_s
+from solver.search.rows import Rows
+from solver.search.watch import Watch, relative_gap
+from solver.space import Space, enumerate_space
+
+_CHUNK = 16384  # rows priced together: their arrays stay in the cache
+
+
+def search(
+    problem: Problem,
+    profile: Profile,
+    *,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+) -> Answer:
+    """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
+
+    A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
+    valid bound, or ``unknown`` without a plan.
+
+    Raises:
+        InvalidProblemError: the problem names something unknown.
+        ProofMismatchError: the exact program and CP-SAT disagree (a bug).
+        InvalidPlanError: the independent check refuses a plan (a bug).
+    """
+    options = problem.options
+    watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
+    with Judge(options) as judge:
+        space = enumerate_space(problem)
+        watch.report("enumerating", total=len(space.columns), now=True)
+        rows = priced_rows(problem, profile, space)
+        frontier = Frontier.of(rows, options.top_k)
+        frontier.run(lambda state: _interrupt(watch, space, state))
+        proof = _prove(frontier, watch)
+        certificate = judge.certify(frontier, proof.survivors, watch)
+    plans = _plans(problem, profile, frontier, certificate)
+    answer = _answer(_Found(problem, profile, space, frontier, proof, certificate), plans, watch)
+    if answer.status == "infeasible":
+        answer = replace(answer, infeasible=explain(problem, profile, space, rows))
+    watch.report("done", explored=answer.explored, total=answer.space_size,
+                 incumbent_s=plans[0].prediction.step_time_s if plans else None,
+                 bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
+    return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def priced_rows(problem: Problem, profile: Profile, space: Space) -> Rows:
+    """The legal rows of a space with their prices."""
+    legal = space.columns.take(space.legal)
+    probability = problem.options.max_out_of_memory_probability
+    return Rows(
+        columns=legal,
+        prices=price(problem, legal, profile),
+        layout=LayerLayout.of(problem.model),
+        budget_bytes=memory_budget_bytes(problem, profile, probability),
+        uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
+    )
+
+
+def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
+    """Report, and say whether to stop."""
+    best = frontier.ranked[0][1] if frontier.ranked else None
+    waiting = min(frontier.waiting_s, best or np.inf)
+    watch.report(
+        "solving" if frontier.solved else "bounding",
+        explored=len(space.columns) - len(frontier.rows) + frontier.settled,
+        total=len(space.columns),
+        incumbent_s=best,
+        bound_s=waiting if np.isfinite(waiting) else None,
+    )
+    return watch.interrupted()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proof:
+    """What holds for all rows and splits."""
+
+    bound_s: float | None = None
+    objective_gap: float | None = None
+    survivors: tuple[int, ...] = ()  # rows that the closed form's bound leaves beside the first plan
+
+
+def _prove(frontier: Frontier, watch: Watch) -> _Proof:
+    """Bound all simulations and find the least closed-form objective, as far as time allows."""
+    open_bounds = frontier.bound_s[np.isfinite(frontier.bound_s)]
+    if not frontier.ranked or not len(open_bounds):
+        return _Proof(bound_s=float(open_bounds.min()) if len(open_bounds) else None)
+    _, best, first = frontier.ranked[0]
+    low = min(float(open_bounds.min()), best)
+    if not frontier.finished:
+        return _Proof(bound_s=low)
+    contenders = np.flatnonzero(frontier.bound_s < best)
+    bound = least_bound_s(frontier.rows.take(contenders), low, best) if len(contenders) else best
+    objective = frontier.solved[first].objective_s
+    bounds = np.where(np.isfinite(frontier.bound_s), objective_bound_s(frontier.rows), np.inf)
+    rivals = np.argsort(bounds, kind="stable")[: int((bounds < objective).sum())]
+    least = objective
+    for start in range(0, len(rivals), _RIVALS):
+        if bounds[rivals[start]] >= least or watch.interrupted():
+            break
+        solved = frontier.solve(rivals[start : start + _RIVALS].tolist())
+        least = min([least, *(s.objective_s for s in solved)])
+    survivors = [int(row) for row in rivals if bounds[row] <= least and row != first]
+    gap = None if watch.stopped else relative_gap(objective, least)
+    return _Proof(bound_s=bound, objective_gap=gap, survivors=(first, *survivors))
+
+
+_RIVALS = 64
+
+
+def _plans(
+    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate
+) -> tuple[Plan, ...]:
+    """The ranked rows as plans, each past the independent check."""
+    columns, digest = frontier.rows.columns, problem_digest(problem)
+    rows = [row for _, _, row in frontier.ranked]
+    configurations = [columns.configuration(row, frontier.solved[row].split) for row in rows]
+    predictions = predict_all(problem, profile, configurations)
+    plans = []
+    for rank, (row, config, prediction) in enumerate(
+        zip(rows, configurations, predictions, strict=True), 1
+    ):
+        plan = Plan(
+            plan_id=plan_id_of(digest, config),
+            rank=rank,
+            config=config,
+            prediction=prediction,
+            objective_s=frontier.solved[row].objective_s,
+            certified_by=("exact-dp", *(("cp-sat",) if row in certificate.rows else ())),
+        )
+        faults = list(violations(problem, profile, plan))
+        if faults:
+            raise InvalidPlanError("; ".join(faults))
+        plans.append(plan)
+    return tuple(plans)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Everything that an answer is made of."""
+
+    problem: Problem
+    profile: Profile
+    space: Space
+    frontier: Frontier
+    proof: _Proof
+    certificate: Certificate
+
+
+def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
+    """The answer with its certificate."""
+    frontier, space, proof = found.frontier, found.space, found.proof
+    illegal = len(space.columns) - len(frontier.rows)
+    proved = frontier.finished
+    best = plans[0].prediction.step_time_s if plans else None
+    bound = proof.bound_s if best is None or proof.bound_s is None else min(proof.bound_s, best)
+    cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
+    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
+    warnings = (*space.warnings, *found.problem.cluster.warnings, *found.profile.warnings)
+    return Answer(
+        status=outcomes[0 if plans else 1],
+        plans=plans,
+        certified_by=("exact-dp", *cp_sat) if proved else (),
+        objective_gap=proof.objective_gap if plans else None,
+        bound_step_time_s=bound,
+        gap=relative_gap(best, bound),
+        space_size=len(space.columns),
+        legal=len(frontier.rows),
+        fit=frontier.fits,
+        explored=illegal + frontier.settled,
+        counts={
+            "priced": len(frontier.rows),
+            "pruned": len(frontier.rows) - frontier.simulated,
+            "solved": len(frontier.solved),
+            "simulated": frontier.simulated,
+            "certified": len(found.certificate.rows),
+        },
+        elapsed_s=watch.elapsed_s,
+        seed=found.problem.options.seed,
+        versions=_versions(found.profile),
+        warnings=(*warnings, *found.certificate.warnings),
+        num_gpus_used=space.num_gpus,
+        peak_flops=found.profile.group.gpu.peak_bf16_flops,
+    )
+
+
+def _versions(profile: Profile) -> dict[str, str]:
+    """What answered; OR-Tools is named without being loaded."""
+    versions = {"profile": profile.version}
+    for key, package in (("meshwright", "meshwright"), ("solver", "ortools")):
+        try:
+            versions[key] = version(package)
+        except PackageNotFoundError:
+            versions[key] = "0"
+    return versions

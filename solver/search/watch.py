@@ -1,0 +1,74 @@
+"""The clock of one search: its deadline, its reports, and who may stop it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from solver.progress import OnProgress, Progress, ShouldStop
+
+_REPORT_EVERY_S = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Time, progress and interruption of one search."""
+
+    time_limit_s: float
+    on_progress: OnProgress | None = None
+    should_stop: ShouldStop | None = None
+    stopped: bool = False  # the time limit or the caller ended the search
+    _start_s: float = field(default_factory=time.monotonic)
+    _reported_s: float = -1.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._start_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time limit."""
+        return max(self.time_limit_s - self.elapsed_s, 0.0)
+
+    def interrupted(self) -> bool:
+        """Whether to stop now; stays true once it was."""
+        if not self.stopped:
+            asked = self.should_stop is not None and self.should_stop()
+            self.stopped = asked or self.left_s == 0.0
+        return self.stopped
+
+    def report(
+        self,
+        stage: str,
+        *,
+        explored: int = 0,
+        total: int = 0,
+        incumbent_s: float | None = None,
+        bound_s: float | None = None,
+        now: bool = False,
+    ) -> None:
+        """Tell the caller how far the search is, a few times a second, or ``now``."""
+        elapsed = self.elapsed_s
+        if self.on_progress is None or (not now and elapsed - self._reported_s < _REPORT_EVERY_S):
+            return
+        self._reported_s = elapsed
+        known = incumbent_s is not None and bound_s is not None
+        self.on_progress(
+            Progress(
+                stage=stage,
+                explored=explored,
+                total=total,
+                incumbent_step_time_s=incumbent_s,
+                bound_step_time_s=bound_s,
+                gap=relative_gap(incumbent_s, bound_s) if known else None,
+                elapsed_s=elapsed,
+            )
+        )
+
+
+def relative_gap(value: float | None, bound: float | None) -> float | None:
+    """(value - bound) / value, never negative; None where one of them is not known."""
+    if value is None or bound is None or value <= 0.0:
+        return None
+    return max((value - bound) / value, 0.0)
