@@ -26,6 +26,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
         "nvfp4",
     ),
 }  # fmt: skip
+_NOT_OPTIONS = {"name", "stack", "source", "weight_bytes", "optimizer_bytes", "selective_keeps"}
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
 
@@ -48,6 +49,7 @@ class FrameworkFacts:
     overlap_transfer: bool  # interleaved schedules hide point-to-point transfers
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
+    selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
     source: str = ""
 
@@ -104,13 +106,7 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
         UnknownNameError: an option that is no fact.
         InvalidProblemError: a value of the wrong kind.
     """
-    allowed = {f.name for f in fields(FrameworkFacts)} - {
-        "name",
-        "stack",
-        "source",
-        "weight_bytes",
-        "optimizer_bytes",
-    }
+    allowed = {f.name for f in fields(FrameworkFacts)} - _NOT_OPTIONS
     changed = {}
     for name, value in options.items():
         if name == "flash_attention":

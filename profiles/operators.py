@@ -29,9 +29,11 @@ class GpuOperators:
     """What share of its data sheet one GPU type reaches."""
 
     gemm: Mapping[str, float]  # share of the dense peak of a large GEMM, by precision
+    gemm_backward: float  # rate of the backward pass's two products over the forward's
     gemm_m0: float  # rows at which half the rate is reached
     gemm_n0: float  # columns at which half the rate is reached
     gemm_k0: float  # inner length at which half the rate is reached
+    grouped_m0: float  # rows of one expert at which a grouped GEMM reaches half of a plain one's rate
     launch_s: float  # of one kernel
     flash: float  # share of the dense bf16 peak of a long causal flash attention, forward
     flash_s0: float  # tokens at which half the rate is reached
@@ -47,7 +49,7 @@ def gemm_s(
     k: FloatArray | float,
     *,
     operators: GpuOperators,
-    flops: float,
+    flops: FloatArray | float,
     bytes_per_s: float,
     element_bytes: float = 2.0,
 ) -> FloatArray:

@@ -173,11 +173,23 @@ def _software_options(cells: Cells) -> dict[str, str | int | float | bool]:
     return {name: value for name, value in stated.items() if value is not None}
 
 
+def _usual_precision(slug: str) -> str:
+    """What training runs in when it is not printed: fp16 before bf16 existed, fp8 from Blackwell on."""
+    if slug.startswith(("v100", "t4", "rtx-20")):
+        return "fp16"
+    return "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
+
+
 def workload_of(cells: Cells) -> Workload:
     """The batch, the precision, and what the row knows of the software."""
-    stated = cells.text("precision") or ("fp16" if (cells.text("gpu") or "").startswith("v100") else "bf16")
+    stated = cells.text("precision") or _usual_precision(cells.text("gpu") or "")
     precision, recipe = _LOW.get(stated, (stated, None))
-    options = ({"precision_recipe": recipe} if recipe else {}) | _software_options(cells)
+    options = _software_options(cells)
+    if recipe:
+        options.setdefault("precision_recipe", recipe)
+    if precision == "fp8" and cells.text("framework_family") == "megatron-core":
+        # NeMo's, Bridge's and MLPerf's low-precision recipes reduce gradients in bf16
+        options.setdefault("gradient_dtype", "bf16")
     return Workload(
         global_batch_size=_needed(cells, "global_batch_size"),
         seq_length=_needed(cells, "seq_length"),

@@ -98,10 +98,18 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds
     forward = np.zeros_like(ctx.t)
     backward = np.zeros_like(ctx.t)
     for g in gemms:
-        share = ctx.constants.grouped_gemm if g.grouped else 1.0
+        share = ctx.constants.grouped_gemm * g.m / (g.m + operators.grouped_m0) if g.grouped else 1.0
         sides = ((g.m, g.n, g.k), (g.m, g.k, g.n), (g.n, g.k, g.m))
-        roof = {"flops": rate * share, "bytes_per_s": ctx.hbm_bytes_per_s, "element_bytes": element}
-        seconds = [gemm_s(m, n, k, operators=operators, **roof) for m, n, k in sides]
+        seconds = [
+            gemm_s(
+                *side,
+                operators=operators,
+                flops=rate * share * (operators.gemm_backward if number else 1.0),
+                bytes_per_s=ctx.hbm_bytes_per_s,
+                element_bytes=element,
+            )
+            for number, side in enumerate(sides)
+        ]
         launches = (g.count - 1.0) * operators.launch_s if g.grouped else 0.0
         forward = forward + g.count * seconds[0] - launches
         backward = backward + g.count * (seconds[1] + seconds[2]) - 2.0 * launches
@@ -151,7 +159,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     else:
         width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
-    if ctx.linear_precision in ("fp8", "fp4"):  # casts to low precision read 2, write 1, twice (transposed)
+    if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + heads / ctx.t)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)

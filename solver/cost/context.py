@@ -70,6 +70,11 @@ class Context:
         raise InvalidProblemError.of("/cluster", f"{self.gpu.slug} has no peak for {precision}")
 
     @property
+    def low_precision(self) -> bool:
+        """Whether linear layers multiply in 8 or 4 bits."""
+        return self.linear_precision in ("fp8", "fp4")
+
+    @property
     def moe_tokens(self) -> FloatArray:
         """Tokens that one rank routes: sequence parallelism (or expert tp) splits them over tp."""
         return self.tokens / self.t

@@ -76,7 +76,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
     kept: FloatArray = tokens * 2.0 * (qkv + heads * model.v_head_dim)
     if ctx.facts.flash:
-        return kept + tokens * heads * 4.0  # the log-sum-exp of each query
+        quantised = 1.0 if ctx.low_precision else 0.0  # the projection's own copy of its input
+        return kept + tokens * heads * (4.0 + quantised * model.v_head_dim)  # 4: the log-sum-exp
     per_score = 5.0 if ctx.facts.dropout else 2.0
     if ctx.facts.attention_kernel == "torch":
         per_score += 4.0  # scaled and masked scores, fp32 softmax
@@ -87,7 +88,7 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """Kept inside the MLP: the activation's input and output; for experts also the routed tokens."""
     model, moe = ctx.model, ctx.model.moe
-    per_width = 2.0 * model.mlp_matrices
+    per_width = 2.0 * model.mlp_matrices - (1.0 if ctx.low_precision else 0.0)
     if kind == "dense" or moe is None:
         return ctx.tokens * per_width * model.ffn_hidden_size / ctx.t
     shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
@@ -101,12 +102,18 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
     Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
-    norms that are not fused. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``.
+    norms that are not fused. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the
+    inputs of linear layers are kept in 1 byte (Transformer Engine keeps the quantised input only).
     """
-    per_hidden = 8.0 + (2.0 if ctx.facts.dropout else 0.0) + (0.0 if ctx.facts.norm_fused else 8.0)
+    per_hidden = (
+        (6.0 if ctx.low_precision else 8.0)
+        + (2.0 if ctx.facts.dropout else 0.0)
+        + (0.0 if ctx.facts.norm_fused else 8.0)
+    )
     outer = ctx.tokens * ctx.model.hidden_size * per_hidden * ctx.row_share
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
-    return (outer + inner) * ctx.constants.activation
+    keeps = np.where(ctx.selective, ctx.facts.selective_keeps, 1.0)
+    return (outer + inner) * keeps * ctx.constants.activation
 
 
 def checkpoint_bytes(ctx: Context) -> FloatArray:

@@ -207,7 +207,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(ctx, layout)
     weights = _part_weights(ctx, layout)
-    tails = [tail_of(ctx, w, part.passes.backward) for w, part in zip(weights, parts, strict=True)]
+    tails = [tail_of(ctx, w, part.passes) for w, part in zip(weights, parts, strict=True)]
     return RowPrices(
         **_time_prices(parts, tails),
         transfer_s=transfer(ctx),

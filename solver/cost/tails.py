@@ -8,10 +8,12 @@ import numpy as np
 
 from profiles.collectives import Fabric, Group, all_gather_s, latency_s
 from solver.columns import FloatArray
+from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 from solver.cost.parameters import Weights
 
 _WEIGHT_BYTES = 2.0
+_BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +49,35 @@ def shards(ctx: Context, group: Group) -> FloatArray:
     return np.where(ctx.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
 
 
-def tail_of(ctx: Context, weights: Weights, backward: FloatArray) -> Tail:
+def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
+    """Seconds of computing that can hide a part's exchange.
+
+    Gradients are reduced under the last backward pass, weights gathered under the next forward
+    pass. An interleaved rank goes on with its other chunks for up to pp micro-batches meanwhile.
+    """
+    rounds = np.minimum(ctx.p, ctx.columns.num_microbatches)
+    interleaved = ctx.columns.virtual_pipeline_size > 1
+    return (passes.forward + passes.backward) * np.where(interleaved, rounds, 1.0)
+
+
+def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     """Exposed exchange and optimizer time of one part.
 
-    Where gradients are reduced under the last backward pass of the part (``backward`` seconds),
-    only ``max(share * x, x - backward)`` of the exchange x is seen.
+    Where a framework overlaps, only ``max(share * x, x - hiding)`` of the exchange x is seen. Beside
+    the optimizer's own traffic, a kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
     exchange = _exchange_s(ctx, weights.dense, ctx.data_group)
     exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group)
     if ctx.facts.overlap_gradients:
-        exchange = np.maximum(ctx.constants.gradient_exposed * exchange, exchange - backward)
-    else:
-        exchange = exchange * ctx.constants.gradient_exposed
+        hidden = _hiding_s(ctx, passes)
+        exchange = np.maximum(ctx.constants.gradient_exposed * exchange, exchange - hidden)
     updated = weights.dense / shards(ctx, ctx.data_group)
     updated = updated + weights.routed / shards(ctx, ctx.expert_data_group)
-    seconds = updated * ctx.constants.update_bytes / ctx.hbm_bytes_per_s
+    moved = updated * ctx.constants.update_bytes
+    if ctx.facts.main_gradient:
+        whole = ctx.columns.zero_stage < SHARD_GRADIENTS
+        moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
+    seconds = moved / ctx.hbm_bytes_per_s
     return Tail(data_parallel=exchange, optimizer=seconds)
 
 

@@ -1,0 +1,225 @@
+"""Predicts measured runs and says how wrong the predictions are.
+
+``cluster`` groups runs for calibration only. A prediction depends on the run's shape and, when its
+cluster is calibrated, on the measurements of the chosen runs; on nothing else of any row.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import log
+from typing import Any, TextIO
+
+from profiles.profile import Profile, default_profile
+from profiles.units import GIB
+from solver.calibrate import Choice, calibrated, features_of, measuring_order
+from solver.figures import Figures, Scored, figures_of
+from solver.plan import Prediction, StagePrediction
+from solver.predict import predict
+from solver.runs import Run, RunShape
+
+PER_RUN_COLUMNS = (
+    "run_id", "predicted_step_time_s", "step_time_low_s", "step_time_high_s",
+    "predicted_peak_memory_gib", "out_of_memory_probability", "predicted_oom", "used_for_calibration",
+    "refused_reason",
+)  # fmt: skip
+# Terms that a measure of memory does not see: what lies outside the framework's allocator, and what
+# the allocator holds without using.
+_UNSEEN = {"allocated": ("context", "reserve"), "reserved": ("context",), "unknown": ("context",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrediction:
+    """One row's prediction, or why there is none."""
+
+    run: Run
+    prediction: Prediction | None
+    predicted_peak_memory_bytes: float | None  # as the row's memory_kind and memory_rank count it
+    used_for_calibration: bool
+
+    def scored(self) -> Scored | None:
+        """The run as it is scored; None for refused and for calibration runs."""
+        p, measured = self.prediction, self.run.measured
+        if p is None or self.used_for_calibration or self.predicted_peak_memory_bytes is None:
+            return None
+        return Scored(
+            cluster=self.run.cluster,
+            source=self.run.source,
+            rank_group=self.run.rank_group,
+            memory_kind=measured.memory_kind,
+            measured_s=measured.step_time_s,
+            predicted_s=p.step_time_s,
+            low_s=p.step_time_low_s,
+            high_s=p.step_time_high_s,
+            measured_bytes=measured.peak_memory_bytes,
+            predicted_bytes=self.predicted_peak_memory_bytes,
+            out_of_memory=measured.out_of_memory,
+            out_of_memory_probability=p.out_of_memory_probability,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Predictions of all rows and their error figures."""
+
+    runs: tuple[RunPrediction, ...]
+    overall: Figures
+    clusters: dict[str, Figures]
+    sources: dict[str, Figures]
+    refused: dict[str, int]  # rows by reason
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without the rows."""
+        return {
+            "overall": asdict(self.overall),
+            "clusters": {name: asdict(figures) for name, figures in self.clusters.items()},
+            "sources": {name: asdict(figures) for name, figures in self.sources.items()},
+            "refused": self.refused,
+            "warnings": list(self.warnings),
+        }
+
+    def per_run(self) -> Iterator[dict[str, str]]:
+        """One row for each run, cells as text, in the order read."""
+        for row in self.runs:
+            cells = dict.fromkeys(PER_RUN_COLUMNS, "")
+            cells["run_id"] = row.run.run_id
+            cells["used_for_calibration"] = str(int(row.used_for_calibration))
+            cells["refused_reason"] = row.run.refused_reason or ""
+            if row.prediction is not None:
+                cells |= _cells_of(row.prediction, row.predicted_peak_memory_bytes or 0.0)
+            yield cells
+
+    def write_per_run(self, handle: TextIO) -> None:
+        """The rows as CSV."""
+        writer = csv.DictWriter(handle, PER_RUN_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.per_run())
+
+
+def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
+    """The cells of a prediction."""
+    p = prediction
+    return {
+        "predicted_step_time_s": f"{p.step_time_s:.6g}",
+        "step_time_low_s": f"{p.step_time_low_s:.6g}",
+        "step_time_high_s": f"{p.step_time_high_s:.6g}",
+        "predicted_peak_memory_gib": f"{peak_bytes / GIB:.5g}",
+        "out_of_memory_probability": f"{p.out_of_memory_probability:.4g}",
+        "predicted_oom": str(int(p.out_of_memory_probability > 0.5)),  # noqa: PLR2004 (more likely than not)
+    }
+
+
+def seen_bytes(stage: StagePrediction, memory_kind: str) -> int:
+    """A stage's peak as that kind of measurement counts it."""
+    unseen = _UNSEEN.get(memory_kind, ())
+    return sum(value for term, value in stage.memory_bytes.items() if term not in unseen)
+
+
+def peak_as_measured(prediction: Prediction, memory_kind: str, memory_rank: str) -> int:
+    """The peak of the rank whose memory was measured (the worst where that is not known)."""
+    if memory_rank == "first":
+        return seen_bytes(prediction.stages[0], memory_kind)
+    if memory_rank == "last":
+        return seen_bytes(prediction.stages[-1], memory_kind)
+    return max(seen_bytes(stage, memory_kind) for stage in prediction.stages)
+
+
+def _base_profile(shape: RunShape) -> Profile:
+    """The uncalibrated profile of a row."""
+    return default_profile(shape.problem.cluster, shape.framework)
+
+
+def _chosen(runs: Sequence[Run], wanted: int, choose: Choice, seed: int) -> list[Run]:
+    """The runs of one cluster to calibrate on, by their configurations alone.
+
+    ``wanted`` counts runs that return a time; one that ran out of memory stays chosen as a label.
+    """
+    usable = [run for run in runs if run.shape is not None]
+    wanted = min(wanted, len(usable) // 2)
+    features = [features_of(r.shape.problem, r.shape.configuration) for r in usable if r.shape is not None]
+    chosen: list[Run] = []
+    timed = 0
+    for index in measuring_order(features, wanted, choose=choose, seed=seed):
+        if timed >= wanted:
+            break
+        chosen.append(usable[index])
+        timed += usable[index].measured.step_time_s is not None
+    return chosen
+
+
+def _log_ratio(run: Run) -> float | None:
+    """``ln(measured / predicted)`` of a timed run under the uncalibrated profile."""
+    if run.shape is None or run.measured.step_time_s is None:
+        return None
+    predicted = predict(run.shape.problem, _base_profile(run.shape), run.shape.configuration)
+    return log(run.measured.step_time_s / predicted.step_time_s)
+
+
+def _predicted(run: Run, log_ratios: Sequence[float], *, used: bool) -> RunPrediction:
+    """One row's prediction under its cluster's calibration."""
+    if run.shape is None:
+        return RunPrediction(
+            run=run, prediction=None, predicted_peak_memory_bytes=None, used_for_calibration=False
+        )
+    profile = calibrated(_base_profile(run.shape), log_ratios)
+    prediction = predict(run.shape.problem, profile, run.shape.configuration)
+    peak = peak_as_measured(prediction, run.measured.memory_kind, run.measured.memory_rank)
+    return RunPrediction(
+        run=run,
+        prediction=prediction,
+        predicted_peak_memory_bytes=float(peak),
+        used_for_calibration=used,
+    )
+
+
+def validate(
+    rows: Sequence[Run], *, calibrate: int = 0, choose: Choice = "suggested", seed: int = 0
+) -> Report:
+    """Predict every row that can be expressed, and score what was measured.
+
+    Args:
+        rows: measured runs.
+        calibrate: runs of each cluster (at most half of them) to calibrate it on first; they are
+            not scored.
+        choose: how to choose them.
+        seed: of the random choice.
+    """
+    by_cluster: dict[str, list[Run]] = defaultdict(list)
+    for run in rows:
+        by_cluster[run.cluster].append(run)
+    chosen: set[int] = set()
+    ratios: dict[str, list[float]] = {}
+    for cluster, runs in by_cluster.items():
+        picked = _chosen(runs, calibrate, choose, seed) if calibrate > 0 else []
+        chosen |= {id(run) for run in picked}
+        ratios[cluster] = [ratio for ratio in map(_log_ratio, picked) if ratio is not None]
+    predictions = tuple(_predicted(run, ratios[run.cluster], used=id(run) in chosen) for run in rows)
+    return _report(predictions)
+
+
+def _report(predictions: tuple[RunPrediction, ...]) -> Report:
+    """Figures of the predictions."""
+    scored = [s for s in (row.scored() for row in predictions) if s is not None]
+    refused: dict[str, int] = defaultdict(int)
+    for row in predictions:
+        if row.run.refused_reason:
+            refused[row.run.refused_reason] += 1
+    notes = {row.run.shape.warning for row in predictions if row.run.shape is not None}
+    return Report(
+        runs=predictions,
+        overall=figures_of(scored),
+        clusters={
+            name: figures_of([s for s in scored if s.cluster == name])
+            for name in sorted({s.cluster for s in scored})
+        },
+        sources={
+            name: figures_of([s for s in scored if s.source == name])
+            for name in sorted({s.source for s in scored})
+        },
+        refused=dict(refused),
+        warnings=tuple(sorted(note for note in notes if note)),
+    )
