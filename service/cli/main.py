@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from profiles.errors import InternalError, PlannerError
-from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes
+from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes, validate
 from service.cli.exits import report
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ def options(
 app.command("plan")(plan.plan)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
+app.command("validate")(validate.validate)
 app.command("models")(catalogs.models)
 app.command("clusters")(catalogs.clusters)
 app.command("gpus")(catalogs.gpus)

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from profiles.profile import default_profile
 from service.report import figures
 from service.report.ranking import ranking
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
@@ -29,7 +30,7 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
     if answer.plans:
         parts += [Text(), ranking(answer.plans, moe=problem.model.moe is not None, width=width)]
         parts += _details(answer.plans[0].config, answer.plans[0].prediction, problem, whose=" (best)")
-    parts += [Text(), *(_indented(line) for line in _provenance(answer))]
+    parts += [Text(), *(_indented(line) for line in _provenance(answer, problem))]
     if answer.plans:
         parts.append(_indented(_next(answer.plans, problem)))
     return Group(*parts)
@@ -79,7 +80,7 @@ def _search_line(answer: Answer) -> Text:
     size, explored = figures.count(answer.space_size), figures.count(answer.explored)
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
     text.append(f"searched {seen} configurations: {figures.count(answer.legal)} legal, ")
-    text.append(f"{figures.count(answer.fit)} fit; ")
+    text.append(f"up to {figures.count(answer.fit)} fit; ")
     text.append(*_claim(answer))
     text.append(f" in {figures.seconds(answer.elapsed_s)}")
     if answer.plans and answer.bound_step_time_s is not None:
@@ -93,11 +94,18 @@ def _claim(answer: Answer) -> tuple[str, str]:
     """How the search ended, with the style that goes with it."""
     if answer.status == "optimal":
         by = ", ".join(answer.certified_by) or "the search"
-        return f"#1 proved optimal under the cost model by {by}", "green"
+        return f"#1 proved optimal under the cost model by {by}{_remainder(answer)}", "green"
     if answer.plans:
         gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
         return f"#1 is the best found before the search stopped, not proved optimal{gap}", "yellow"
     return "no plan found before the search stopped, and nothing is proved", "red"
+
+
+def _remainder(answer: Answer) -> str:
+    """What the closed-form objective leaves open: the ranking is by simulated time."""
+    if not answer.objective_gap:
+        return ""
+    return f" (by simulated time; {answer.objective_gap * 100:.1f} % above the least closed-form objective)"
 
 
 def _details(
@@ -137,17 +145,23 @@ def _split(stage_layers: Sequence[int]) -> str:
     return " ".join(f"{layers}×{length}" if length > 1 else f"{layers}" for layers, length in runs)
 
 
-def _provenance(answer: Answer) -> list[Text]:
+def _provenance(answer: Answer, problem: Problem) -> list[Text]:
     """The costs that the figures rest on, and every warning."""
-    lines: list[Text] = []
-    profile = answer.versions.get("profile", "")
-    calibration = answer.notes.get("calibration", "not calibrated on your cluster")
-    lines.append(Text(f"Profile: {profile}, {calibration}." if profile else f"Costs {calibration}."))
+    lines = [Text(f"Profile: {_profile(answer, problem)}, not calibrated on your cluster.")]
     outside = answer.plans[0].prediction.extrapolated if answer.plans else ()
     if outside:
         lines.append(Text(f"Outside the measured range: {', '.join(outside)}.", style="yellow"))
     lines += [Text(f"warning: {_clean(warning)}", style="yellow") for warning in answer.warnings]
     return lines
+
+
+def _profile(answer: Answer, problem: Problem) -> str:
+    """The profile by its title where this installation has it, else by its version."""
+    version = answer.versions.get("profile", "unknown")
+    here = default_profile(problem.cluster, problem.launcher)
+    if here.version != version:
+        return f"version {version}"
+    return f"{here.group.gpu.display_name} under {here.framework.name}, from the catalog"
 
 
 def _next(plans: Sequence[Plan], problem: Problem) -> Text:
@@ -180,7 +194,7 @@ def _infeasible(answer: Answer, problem: Problem) -> list[RenderableType]:
         lines.append(_indented(f"smallest changes that fit: {' · or '.join(found.changes)}"))
     counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
     lines.append(_indented(f"searched {counted}, in {figures.seconds(answer.elapsed_s)}"))
-    lines += [_indented(line) for line in _provenance(answer)]
+    lines += [_indented(line) for line in _provenance(answer, problem)]
     return lines
 
 
