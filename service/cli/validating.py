@@ -16,7 +16,7 @@ from service.json_input import shown
 from service.report.accuracy import render_report
 from solver.accuracy import Report, validate
 from solver.calibrate import Choice
-from solver.runs import Run, read_runs
+from solver.runs import read_runs
 
 
 def run_validate(
@@ -27,7 +27,7 @@ def run_validate(
     Raises:
         InvalidProblemError: the file is no table of runs, or an option is wrong.
     """
-    report = validate(_runs(runs), calibrate=calibrate, choose=_choice(choose), seed=seed)
+    report = validate(read_runs(runs), calibrate=calibrate, choose=_choice(choose), seed=seed)
     if per_run is not None:
         _write_per_run(report, per_run)
     if as_json:
@@ -44,15 +44,6 @@ def _choice(word: str) -> Choice:
         if choice == word:
             return choice
     raise UnknownNameError.among("--choose", word, choices)
-
-
-def _runs(path: Path) -> tuple[Run, ...]:
-    """The rows of the file."""
-    try:
-        return read_runs(path)
-    except (OSError, UnicodeDecodeError) as fault:
-        reason = getattr(fault, "strerror", None) or "cannot be read"
-        raise InvalidProblemError.of("runs", f"{shown(str(path))}: {reason}") from None
 
 
 def _write_per_run(report: Report, path: Path) -> None:

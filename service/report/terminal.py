@@ -82,7 +82,7 @@ def _search_line(answer: Answer) -> Text:
     text.append(f"searched {seen} configurations: {figures.count(answer.legal)} legal, ")
     text.append(f"up to {figures.count(answer.fit)} fit; ")
     text.append(*_claim(answer))
-    text.append(f" in {figures.seconds(answer.elapsed_s)}")
+    text.append(f" in {answer.elapsed_s:.1f} s")
     if answer.plans and answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
         text.append(f" (simulated {figures.seconds(step)}; ")
@@ -193,7 +193,7 @@ def _infeasible(answer: Answer, problem: Problem) -> list[RenderableType]:
     if found.changes:
         lines.append(_indented(f"smallest changes that fit: {' · or '.join(found.changes)}"))
     counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
-    lines.append(_indented(f"searched {counted}, in {figures.seconds(answer.elapsed_s)}"))
+    lines.append(_indented(f"searched {counted}, in {answer.elapsed_s:.1f} s"))
     lines += [_indented(line) for line in _provenance(answer, problem)]
     return lines
 

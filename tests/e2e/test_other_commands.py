@@ -76,6 +76,49 @@ def test_a_configuration_of_another_batch_is_refused() -> None:
     assert "but the global batch is 256" in run.stderr
 
 
+RUNS = ROOT / "profiles" / "catalog" / "runs" / "measured_runs.csv"
+
+
+@pytest.fixture
+def few_runs(tmp_path: Path) -> Path:
+    """The 10 runs of Megatron's SC21 Table 1."""
+    lines = RUNS.read_text().splitlines(keepends=True)
+    chosen = [line for line in lines[1:] if "SC21 Table 1" in line]
+    assert len(chosen) == 10
+    path = tmp_path / "runs.csv"
+    path.write_text("".join([lines[0], *chosen]))
+    return path
+
+
+def test_measured_runs_are_predicted_and_scored(few_runs: Path, tmp_path: Path) -> None:
+    per_run = tmp_path / "predictions.csv"
+    run = meshwright("validate", str(few_runs), "--json", "--per-run", str(per_run))
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(run.stdout)["overall"]["time"]
+    assert figures["n"] == 10
+    assert figures["mean_absolute"] < 12
+    assert len(per_run.read_text().splitlines()) == 11
+    assert "10 runs: 10 predicted, 10 scored" in meshwright("validate", str(few_runs)).stdout
+
+
+def test_runs_that_calibrate_are_not_scored(few_runs: Path) -> None:
+    # at most half of a cluster's 10 runs are chosen
+    run = meshwright("validate", str(few_runs), "--calibrate", "16", "--json")
+    assert json.loads(run.stdout)["overall"]["n"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.csv"], "error: runs: cannot be read as CSV (FileNotFoundError)"),
+        ([str(RUNS), "--choose", "best"], 'error: --choose: unknown "best". Known: random, suggested'),
+    ],
+)
+def test_bad_input_of_validate_is_one_clear_line(arguments: list[str], message: str) -> None:
+    run = meshwright("validate", *arguments)
+    assert (run.returncode, run.stderr.splitlines()) == (2, [message])
+
+
 def test_a_plan_that_is_not_kept_is_refused(tmp_path: Path) -> None:
     run = meshwright("export", "dead", XDG_STATE_HOME=str(tmp_path))
     assert run.returncode == 2

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from profiles.profile import default_profile
 from profiles.units import TERA
 from service.report import figures
 from service.report.table import to_csv
@@ -47,8 +48,24 @@ def test_the_question_stands_in_the_first_line() -> None:
 
 def test_an_optimal_answer_names_its_proofs_and_keeps_the_two_claims_apart() -> None:
     text = text_of(an_answer())
-    assert "#1 proved optimal under the cost model by exact-dp, cp-sat in 900 ms" in text
+    assert "#1 proved optimal under the cost model by exact-dp, cp-sat in 0.9 s" in text
     assert "simulated 32.8 s; under this model no plan can be under 32.5 s" in " ".join(text.split())
+
+
+def test_a_best_plan_that_the_closed_form_does_not_favour_is_said_to_be_so() -> None:
+    text = " ".join(text_of(an_answer(objective_gap=0.003)).split())
+    assert "(by simulated time; 0.3 % above the least closed-form objective)" in text
+    assert "closed-form" not in text_of(an_answer(objective_gap=0.0))
+
+
+def test_a_profile_is_named_by_its_title_only_where_it_is_the_one_at_hand() -> None:
+    problem = a_problem()
+    here = default_profile(problem.cluster, problem.launcher)
+    titled = an_answer(versions={"profile": here.version})
+    assert "Profile: H100 SXM 80GB under megatron-core, from the catalog, not calibrated" in text_of(titled)
+    assert "Profile: version 0123456789ab, not calibrated" in text_of(
+        an_answer(versions={"profile": "0123456789ab"})
+    )
 
 
 def test_an_answer_that_was_cut_short_claims_no_proof() -> None:
