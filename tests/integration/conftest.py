@@ -27,30 +27,25 @@ def postgres_server() -> Iterator[str]:
     server.cleanup()
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """An empty database of its own."""
+@pytest.fixture(scope="module")
+def postgres(postgres_server: str) -> Iterator[Database]:
+    """A migrated database of this module's own."""
     name = f"test_{time.monotonic_ns()}"
     admin = Database(postgres_server)
     with admin._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        yield make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
+        made = Database(make_url(postgres_server).set(database=name).render_as_string(hide_password=False))
+        migrations.upgrade(made)
+        yield made
+        made.close()
         connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
     admin.close()
 
 
-@pytest.fixture
-def postgres(postgres_url: str) -> Iterator[Database]:
-    """A migrated PostgreSQL database."""
-    made = Database(postgres_url)
-    migrations.upgrade(made)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(port=free_port(), folder=tmp_path)
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis of this module's own; who stops it starts it again."""
+    server = RedisServer(port=free_port(), folder=tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
     server.stop()

@@ -20,10 +20,10 @@ PROBLEM: dict[str, Any] = {
     "search": {"top_k": 3},
 }
 SLOW = "tests.slow_worker"
-FRESH = {"params": {"fresh": "true"}}
+FRESH = {"params": {"fresh": "true"}}  # not the answer that an earlier test got
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def settings(postgres: Database, redis: RedisServer) -> Settings:
     return {
         "database_url": postgres.url.render_as_string(hide_password=False),
@@ -35,7 +35,7 @@ def settings(postgres: Database, redis: RedisServer) -> Settings:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(settings: Settings) -> Iterator[RunningServer]:
     with serving(settings) as running:
         yield running
@@ -45,7 +45,7 @@ def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, set
     ready = httpx.get(f"{server.url}/readyz").json()
     assert ready == {"ready": True, "database": "ok", "migration": "current", "queue": "ok"}
     with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it this soon
-        job = server.finished_job(server.post_job(PROBLEM)["id"])
+        job = server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])
     assert (job["state"], job["attempts"]) == ("succeeded", 1)
     answer = httpx.get(server.url + job["links"]["plans"]).json()
     assert answer["status"] == "optimal"
@@ -58,16 +58,17 @@ def test_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     redis.stop()
     with working(settings, "--celery"):
         started = time.monotonic()
-        job = server.post_job(PROBLEM)
+        job = server.post_job(PROBLEM, **FRESH)
         assert time.monotonic() - started < 1.0
         assert server.finished_job(job["id"])["state"] == "succeeded"
     assert httpx.get(f"{server.url}/readyz").json()["queue"] == "degraded"
+    redis.start()
 
 
 def test_a_lost_queue_is_published_again(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
-    job = server.post_job(PROBLEM)
+    job = server.post_job(PROBLEM, **FRESH)
     redis.stop()
     redis.start()  # it keeps nothing
     with working({**settings, "slow_poll_s": "60"}, "--celery"):
@@ -77,7 +78,7 @@ def test_a_lost_queue_is_published_again(
 def test_a_job_runs_once_however_often_its_hint_is_delivered(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
-    job = server.post_job(PROBLEM)
+    job = server.post_job(PROBLEM, **FRESH)
     queue = CeleryQueue(redis.url)
     for _ in range(5):
         queue.wake(job["id"])
@@ -92,7 +93,7 @@ def test_a_job_runs_once_however_often_its_hint_is_delivered(
 
 
 def test_a_killed_workers_job_is_done_by_another(server: RunningServer, settings: Settings) -> None:
-    job = server.post_job(PROBLEM)
+    job = server.post_job(PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as first:
         until(lambda: server.job(job["id"])["state"] == "running")
         first.kill()
@@ -103,7 +104,7 @@ def test_a_killed_workers_job_is_done_by_another(server: RunningServer, settings
 
 
 def test_a_frozen_worker_that_wakes_up_changes_nothing(server: RunningServer, settings: Settings) -> None:
-    job = server.post_job(PROBLEM)
+    job = server.post_job(PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as first:
         until(lambda: server.job(job["id"])["state"] == "running")
         first.send_signal(signal.SIGSTOP)
@@ -118,7 +119,7 @@ def test_a_frozen_worker_that_wakes_up_changes_nothing(server: RunningServer, se
 def test_a_worker_told_to_leave_gives_its_job_back_uncounted(
     server: RunningServer, settings: Settings
 ) -> None:
-    job = server.post_job(PROBLEM)
+    job = server.post_job(PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as worker:
         until(lambda: server.job(job["id"])["state"] == "running")
         told_at = time.monotonic()
@@ -134,7 +135,7 @@ def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
     server: RunningServer, settings: Settings
 ) -> None:
     with working(settings, "--celery") as worker:
-        server.finished_job(server.post_job(PROBLEM)["id"])
+        server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])
         told_at = time.monotonic()
         worker.terminate()
         assert worker.wait(10) == 0
@@ -144,7 +145,7 @@ def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
 def test_a_running_job_shows_progress_and_is_cancelled_within_a_second(
     server: RunningServer, settings: Settings
 ) -> None:
-    job = server.post_job(PROBLEM)
+    job = server.post_job(PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW):
         until(lambda: (server.job(job["id"]).get("progress") or {}).get("explored", 0) > 0)
         asked_at = time.monotonic()
@@ -159,4 +160,4 @@ def test_a_running_job_shows_progress_and_is_cancelled_within_a_second(
 def test_a_polling_worker_needs_no_queue(server: RunningServer, settings: Settings) -> None:
     polling = {name: value for name, value in settings.items() if name != "redis_url"}
     with working(polling):
-        assert server.finished_job(server.post_job(PROBLEM)["id"])["state"] == "succeeded"
+        assert server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])["state"] == "succeeded"
