@@ -183,7 +183,10 @@ def short_id(plans: Sequence[Plan]) -> str:
 def _infeasible(answer: Answer, problem: Problem) -> list[RenderableType]:
     """Nothing fits: what is nearest, why, and what would change it."""
     model, cluster = _clean(problem.model.title), _clean(problem.cluster.title)
-    head = f"infeasible: no configuration of {model} on {cluster} is legal and fits (proved)"
+    total = problem.cluster.num_gpus
+    used = answer.num_gpus_used or total
+    part = "" if used == total else f" with {used} of {total} GPUs"
+    head = f"infeasible: no configuration of {model} on {cluster}{part} is legal and fits (proved)"
     lines: list[RenderableType] = [Text(head, style="bold red")]
     found = answer.infeasible or Infeasibility(reasons=())
     if found.nearest:

@@ -144,6 +144,11 @@ def test_an_infeasible_answer_says_what_is_nearest_why_and_what_would_fit() -> N
     assert "smallest changes that fit: 32 nodes" in text
 
 
+def test_infeasibility_is_claimed_for_the_gpus_that_were_searched_only() -> None:
+    text = text_of(replace(an_infeasible_answer(), num_gpus_used=120))
+    assert "128 GPUs with 120 of 128 GPUs is legal and fits (proved)" in text
+
+
 def test_control_characters_of_a_model_name_do_not_reach_the_terminal() -> None:
     model = a_moe_model()
     hostile = replace(model, display_name="evil\x1b[31m\x07name")
