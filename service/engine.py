@@ -67,6 +67,7 @@ class Outcome:
     answer: Mapping[str, Any] | None = None  # without its plans
     plans: Sequence[Mapping[str, Any]] = ()  # plan_id, rank, …; best first
     problem: Mapping[str, str] | None = None  # code and detail of a failure
+    progress: Mapping[str, Any] | None = None  # the last report
     cache_key: str | None = None  # None: never reuse this answer
 
 
@@ -146,6 +147,8 @@ class JobEngine:
             problem=outcome.problem,
             cache_key=outcome.cache_key,
         )
+        if outcome.progress is not None:
+            end = end.values(progress=dict(outcome.progress))
         rows = [
             {
                 "job_id": claim.job_id,

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -139,7 +139,8 @@ class Runner:
             outcome = outcome_without_answer(running.error, cancelled=cancelled)
         else:
             outcome = outcome_of(answer, cache_key=running.cache_key, cancelled=cancelled)
-        return lambda: engine.complete(claim, outcome)
+        last = replace(outcome, progress=heartbeat.last_progress())
+        return lambda: engine.complete(claim, last)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:
         """Write until it is written or the claim is lost: a database that restarts costs no answer."""

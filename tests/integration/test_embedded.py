@@ -170,3 +170,13 @@ def test_a_server_answers_within_two_seconds_of_its_start(tmp_path: Path) -> Non
         if took_s[-1] < 2.0:
             break
     assert min(took_s) < 2.0
+
+
+def test_a_kept_connection_is_answered_in_milliseconds(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        client.get("/livez")
+        started = time.monotonic()
+        for _ in range(20):
+            client.get("/livez")
+    # 20 answers, each held back by 40 ms while Nagle's algorithm waits for an acknowledgement: 0.8 s
+    assert time.monotonic() - started < 0.5

@@ -97,6 +97,8 @@ def test_how_the_search_ended_is_how_the_job_ends(
     assert (job.state, num_plans(database)) == (state, plans)
     assert job.answer is not None
     assert job.answer["status"] == answer.status  # bound and reasons are kept, also without a plan
+    assert job.progress is not None
+    assert job.progress["explored"] == REPORT.explored  # the last report, however short the search was
 
 
 def test_a_bug_of_the_search_fails_the_job_without_telling_its_text(
