@@ -1,6 +1,7 @@
 """The state machine of jobs, on a real SQLite file."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from tests.job_records import PLANS, SUCCESS, TENANT, add_job, claimed, job_in, 
 
 def test_the_oldest_job_is_claimed_first_and_each_only_once(database: Database, engine: JobEngine) -> None:
     add_job(database, "older")
+    time.sleep(0.01)  # SQLite's clock has milliseconds
     add_job(database, "newer")
     assert [claimed(engine).job_id, claimed(engine).job_id] == ["older", "newer"]
     assert engine.claim_one("worker") is None

@@ -1,6 +1,7 @@
 """Submitting, listing and reading, on a real SQLite file."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -146,6 +147,7 @@ def test_a_plan_belongs_to_the_newest_job_that_found_it_and_to_its_tenant(
 ) -> None:
     jobs.submit(TENANT, SUBMISSION)
     answer_next(engine)
+    time.sleep(0.01)  # SQLite's clock has milliseconds
     newer = jobs.submit(TENANT, replace(SUBMISSION, fresh=True))
     answer_next(engine)
     assert jobs.plan(TENANT, "bbb")[0].id == newer.id
