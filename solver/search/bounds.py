@@ -40,11 +40,16 @@ def _step_s(rows: Rows, pipeline_s: FloatArray) -> FloatArray:
     return np.asarray((rows.prices.straggler * pipeline_s + rows.prices.fixed_s) * SAFETY)
 
 
-def least_tail_s(rows: Rows) -> FloatArray:
-    """Tail of rank 0 when it holds one layer a chunk at most cheaply, shape (n,)."""
+def end_tail_s(rows: Rows) -> FloatArray:
+    """Tail of rank 0 without its layers, shape (n,)."""
     tail = rows.prices.tail_s
-    layers = rows.v * rows.smallest_chunk * tail[:, :-2].min(axis=1)
-    return np.asarray(rows.prices.rank_tail_s + tail[:, -2] + layers)
+    return np.asarray(rows.prices.rank_tail_s + tail[:, -2] + np.where(rows.p == 1, tail[:, -1], 0.0))
+
+
+def least_tail_s(rows: Rows) -> FloatArray:
+    """Tail of rank 0 when it holds as few layers as it may, of the kind with the shortest tail, (n,)."""
+    layers = rows.v * rows.smallest_chunk * rows.prices.tail_s[:, :-2].min(axis=1)
+    return np.asarray(end_tail_s(rows) + layers)
 
 
 def _tail_rate(rows: Rows) -> FloatArray:
@@ -57,7 +62,7 @@ def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
     replay = rows.some_layers * rows.prices.replay_s[:, :-2].max(axis=1)
     beside = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
     layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - beside
-    coupled = rows.prices.rank_tail_s + rows.prices.tail_s[:, -2] + _tail_rate(rows) * layers_s
+    coupled = end_tail_s(rows) + _tail_rate(rows) * layers_s
     return np.asarray(np.maximum(coupled, least_tail_s(rows)))
 
 

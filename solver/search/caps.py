@@ -89,8 +89,8 @@ def layer_caps(rows: Rows) -> Caps:
         low = np.broadcast_to((vpp * group.smallest_chunk)[:, None], (len(group), pp))
         high = _most_layers(group, pp, vpp)
         if not rows.uneven_stages:
-            even = rows.layout.num_layers // pp
-            low, high = np.full_like(high, even), np.minimum(high, even)
+            even, rest = divmod(rows.layout.num_layers, pp * vpp)
+            low, high = np.full_like(high, vpp * even), np.minimum(high, -1 if rest else vpp * even)
         least[index, :pp], most[index, :pp] = low, high
     return Caps(least=least, most=most)
 

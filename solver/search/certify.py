@@ -1,8 +1,9 @@
 """CP-SAT as independent judge of the closed-form minimum, in a child process.
 
 The child starts with the search, so that loading OR-Tools costs no time of its own. It is asked for the
-least objective over the first plan's row and the rows that bounds leave beside it (``cp-sat``), and
-for each further plan's row (``cp-sat-all``). Its proved minimum must be the exact program's, to the
+least objective over the first plan's row and up to MAX_RIVALS rows that its objective leaves standing,
+for the first plan's row alone where another has the least, and for each further plan's row
+(``cp-sat-all``). Its proved minimum must be the exact program's, to the
 microsecond it counts in; another value is a bug and raises. No answer in time means not certified.
 """
 
@@ -81,15 +82,18 @@ class Judge:
         if self._child is None or not survivors or not frontier.finished:
             return Certificate()
         watch.report("certifying", now=True, incumbent_s=frontier.ranked[0][1])
-        questions = [survivors[: 1 + MAX_RIVALS]]
-        if self._options.certify == "cp-sat-all":
-            questions += [(row,) for _, _, row in frontier.ranked[1:]]
-        confirmed: set[int] = set()
-        for rows in questions:
-            if self._confirms(frontier, rows, watch):
-                confirmed.add(rows[0])
-        missing = len(questions) - len(confirmed)
-        warning = f"CP-SAT did not finish in time for {missing} of {len(questions)} certificates"
+        among = survivors[: 1 + MAX_RIVALS]
+        overall = self._confirms(frontier, among, watch)
+        rows = [row for _, _, row in frontier.ranked]
+        if self._options.certify != "cp-sat-all":
+            rows = rows[:1]
+        least = min(among, key=lambda row: frontier.solved[row].objective_s)
+        judged = {least} if overall else set()
+        confirmed = {
+            row for row in rows if overall and (row in judged or self._confirms(frontier, (row,), watch))
+        }
+        missing = len(rows) - len(confirmed)
+        warning = f"CP-SAT did not finish in time for {missing} of {len(rows)} certificates"
         return Certificate(rows=frozenset(confirmed), warnings=(warning,) if missing else ())
 
     def _confirms(self, frontier: Frontier, rows: tuple[int, ...], watch: Watch) -> bool:

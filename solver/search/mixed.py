@@ -60,7 +60,7 @@ class _Filling:
     def reaches(self, step_s: FloatArray) -> BoolArray:
         """Whether filling within ``step_s`` places every layer, shape (n,)."""
         rows, prices = self.rows, self.rows.prices
-        limit = (step_s / SAFETY - prices.fixed_s) / prices.straggler - least_tail_s(rows)
+        limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler - least_tail_s(rows)
         time, forward = self._sums(rows.layer_s), self._sums(prices.forward_s[:, :-2])
         replayed = rows.every_layer[:, None] > 0
         kept = np.where(replayed, prices.checkpoint_bytes, prices.activation_bytes)[:, :-2]

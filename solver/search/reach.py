@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.search.bounds import SAFETY
+from solver.search.bounds import SAFETY, end_tail_s
 from solver.search.caps import Caps, layer_caps
 from solver.search.mixed import can_beat_mixed
 from solver.search.rows import Rows
@@ -76,9 +76,8 @@ def _return_layers(fill: _Fill, rank: int, limit_s: FloatArray) -> FloatArray:
 def _limit_s(fill: _Fill, step_s: FloatArray) -> FloatArray:
     """What (A) and (B) may reach for each number of rank 0's layers, (n, L)."""
     prices = fill.rows.prices
-    pipeline = (step_s / SAFETY - prices.fixed_s) / prices.straggler
-    tail = fill.column(prices.rank_tail_s + prices.tail_s[:, -2])
-    return fill.column(pipeline) - tail - fill.tries * fill.column(prices.tail_s[:, 0])
+    pipeline = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler - end_tail_s(fill.rows)
+    return fill.column(pipeline) - fill.tries * fill.column(prices.tail_s[:, 0])
 
 
 def _can_beat(fill: _Fill, step_s: FloatArray) -> BoolArray:

@@ -52,13 +52,13 @@ from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.bounds import objective_bound_s
 from solver.search.certify import Certificate, Judge
-from solver.search.frontier import Frontier
+from solver.search.frontier import Frontier, Solved
 from solver.search.reach import least_bound_s
 from solver.search.rows import Rows
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
-_CHUNK = 16384  # rows priced together: their arrays stay in the cache
+_BATCH = 64  # rows solved together
 
 
 def search(
@@ -131,35 +131,38 @@ class _Proof:
 
     bound_s: float | None = None
     objective_gap: float | None = None
-    survivors: tuple[int, ...] = ()  # rows that the closed form's bound leaves beside the first plan
+    survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
 
 
 def _prove(frontier: Frontier, watch: Watch) -> _Proof:
     """Bound all simulations and find the least closed-form objective, as far as time allows."""
     open_bounds = frontier.bound_s[np.isfinite(frontier.bound_s)]
-    if not frontier.ranked or not len(open_bounds):
-        return _Proof(bound_s=float(open_bounds.min()) if len(open_bounds) else None)
-    _, best, first = frontier.ranked[0]
-    low = min(float(open_bounds.min()), best)
-    if not frontier.finished:
+    low = float(open_bounds.min()) if len(open_bounds) else None
+    if not frontier.ranked or not frontier.finished or low is None:
         return _Proof(bound_s=low)
+    _, best, first = frontier.ranked[0]
     contenders = np.flatnonzero(frontier.bound_s < best)
-    bound = least_bound_s(frontier.rows.take(contenders), low, best) if len(contenders) else best
+    bound = least_bound_s(frontier.rows.take(contenders), min(low, best), best)
     objective = frontier.solved[first].objective_s
-    bounds = np.where(np.isfinite(frontier.bound_s), objective_bound_s(frontier.rows), np.inf)
-    rivals = np.argsort(bounds, kind="stable")[: int((bounds < objective).sum())]
-    least = objective
-    for start in range(0, len(rivals), _RIVALS):
-        if bounds[rivals[start]] >= least or watch.interrupted():
-            break
-        solved = frontier.solve(rivals[start : start + _RIVALS].tolist())
-        least = min([least, *(s.objective_s for s in solved)])
-    survivors = [int(row) for row in rivals if bounds[row] <= least and row != first]
+    rivals = _rivals(frontier, objective, watch)
+    least = min([objective, *(rival.objective_s for rival in rivals)])
+    survivors = (first, *(rival.row for rival in rivals if rival.row != first))
     gap = None if watch.stopped else relative_gap(objective, least)
-    return _Proof(bound_s=bound, objective_gap=gap, survivors=(first, *survivors))
+    return _Proof(bound_s=bound, objective_gap=gap, survivors=survivors)
 
 
-_RIVALS = 64
+def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
+    """Rows whose bound on the closed form is below the least known one, solved, best first."""
+    bounds = np.where(np.isfinite(frontier.bound_s), objective_bound_s(frontier.rows), np.inf)
+    order = np.argsort(bounds, kind="stable")
+    least, rivals = objective_s, []
+    for start in range(0, len(order), _BATCH):
+        batch = [int(row) for row in order[start : start + _BATCH] if bounds[row] < least]
+        if not batch or watch.interrupted():
+            break
+        rivals += frontier.solve(batch)
+        least = min([least, *(rival.objective_s for rival in rivals)])
+    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
 
 
 def _plans(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from solver.search.cp.request import Request
 from solver.search.cp.rules import own_chunks
 from solver.search.cp.variables import Decision, Linear, chunks_of, weighted
 
@@ -26,17 +27,30 @@ def slowest_rank_decides(decision: Decision) -> None:
 def _counted(decision: Decision, row: int) -> list[Terms]:
     """Time of each rank's layers of one kind, over variables that count them.
 
-    The counts add up to all layers. That follows from the chunks too, but written down it shows at once
-    that ranks which stay below a time cannot hold all layers together.
+    Two facts follow from the other constraints, but only written down do they show at once which times
+    are out of reach: the counts add up to all layers, and a rank's memory holds so many and no more.
     """
-    request, model = decision.request, decision.model
-    each, ranks = request.rows[row].layer[0], range(len(request.rows[row].rank_const))
-    counts = [model.new_int_var(0, request.num_layers, "") for _ in ranks]
-    model.add(sum(counts) == request.num_layers)
-    for rank, count in enumerate(counts):
-        held = sum(decision.layers[chunk][0] for chunk in own_chunks(decision, row, rank))
-        model.add(count == held).only_enforce_if(decision.chosen[row])
+    request, model, literal = decision.request, decision.model, decision.chosen[row]
+    each, counts = request.rows[row].layer[0], list[Linear]()
+    for rank in range(len(request.rows[row].rank_const)):
+        own = own_chunks(decision, row, rank)
+        count = model.new_int_var(0, _most_layers(request, row, rank, own), "")
+        model.add(count == sum(decision.layers[chunk][0] for chunk in own)).only_enforce_if(literal)
+        counts.append(count)
+    model.add(sum(counts) == request.num_layers).only_enforce_if(literal)
     return [[(count, each)] for count in counts]
+
+
+def _most_layers(request: Request, row: int, rank: int, own: range) -> int:
+    """Layers of one kind that a rank's memory holds when its chunks are alike, earlier ones larger."""
+    room, prices = request.rows[row].room[rank], request.rows[row].memory_layer
+    count = 0
+    while count < request.num_layers:
+        room -= prices[own[count % len(own)]][0]
+        if room < 0:
+            break
+        count += 1
+    return count
 
 
 def _summed(decision: Decision, row: int) -> list[Terms]:

@@ -40,7 +40,7 @@ class RowRequest:
     values: Mapping[str, int]  # the row's DECISIONS
     smallest_chunk: int
     replayed_layers: int  # of each chunk; 0 where none or every layer is recomputed
-    only_split: Sequence[int] | None  # the split, where the space has a single one
+    only_split: Sequence[int] | None  # where the space has at most one split: that one, or empty
     sum_const: int
     sum_replay: Sequence[int]
     rank_const: Sequence[int]
@@ -105,7 +105,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
         smallest_chunk=int(one.smallest_chunk[0]),
         replayed_layers=partial,
-        only_split=even_chunks(one, p * v) if even else None,
+        only_split=(even_chunks(one, p * v) or ()) if even else None,
         sum_const=round(scale * phi * total + _NS * prices.fixed_s[0]),
         sum_replay=_whole(scale * phi * replay),
         rank_const=_whole(scale * rank),
@@ -113,7 +113,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         replay=_whole(scale * share * replay),
         memory_layer=[_whole(one.state_bytes[0, :-2] + count * kept) for count in held],
         memory_replay=[_whole(-count * spared) for count in held],
-        room=_whole(np.floor(room)),
+        room=_whole(np.floor(np.clip(room, -LARGEST, LARGEST))),
     )
 
 

@@ -54,9 +54,11 @@ def chunks_of_a_rank_are_alike(decision: Decision) -> None:
 
 
 def single_splits_are_kept(decision: Decision) -> None:
-    """Where the space has one split for a row, it is that one."""
+    """Where the space has at most one split for a row, it is that one, or the row is out."""
     model, bounds = decision.model, decision.bounds
     for row, literal in zip(decision.request.rows, decision.chosen, strict=True):
+        if row.only_split is not None and not row.only_split:
+            model.add(literal == 0)
         for chunk, size in enumerate(row.only_split or ()):
             model.add(bounds[chunk + 1] - bounds[chunk] == size).only_enforce_if(literal)
 

@@ -1,0 +1,51 @@
+"""Best first against exhaustive search over random rows."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solver.search.frontier import Frontier
+from solver.search.rows import Rows
+from solver.search.stages import best_splits
+from tests.property.exhaustive import simulated_s
+from tests.strategies import priced_rows
+
+
+def ranked(rows: Rows, top_k: int) -> list[int]:
+    """Rows in the order of the best-first search."""
+    frontier = Frontier.of(rows, top_k)
+    frontier.run(lambda _: False)
+    assert frontier.finished
+    assert frontier.settled == len(rows)
+    return [row for _, _, row in frontier.ranked]
+
+
+@given(priced_rows(max_rows=12), st.integers(1, 5))
+@settings(max_examples=150, deadline=None)
+def test_best_first_equals_scoring_every_row(rows: Rows, top_k: int) -> None:
+    splits = best_splits(rows)
+    scores = {row: simulated_s(rows, row, split) for row, split in enumerate(splits) if split is not None}
+    found = ranked(rows, top_k)
+    assert np.allclose([scores[row] for row in found], sorted(scores.values())[:top_k], rtol=1e-9)
+
+
+@given(priced_rows(max_rows=12), st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) -> None:
+    assert ranked(rows, top_k) == ranked(rows, top_k + 1)[:top_k]
+
+
+@given(priced_rows(max_rows=6))
+@settings(max_examples=50, deadline=None)
+def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
+    backwards = np.arange(len(rows))[::-1]
+    scores = [
+        f.ranked[0][1] for f in (Frontier.of(rows, 1), Frontier.of(rows.take(backwards), 1)) if run(f)
+    ]
+    assert len(set(scores)) <= 1
+
+
+def run(frontier: Frontier) -> bool:
+    """Search to the end; whether there is a plan."""
+    frontier.run(lambda _: False)
+    return bool(frontier.ranked)

@@ -1,0 +1,45 @@
+"""The exact inner programs against brute force over every split."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from solver.cost.assemble import objective_s
+from solver.search.rows import Rows
+from solver.search.stages import best_splits
+from tests.property.exhaustive import exhaust
+from tests.strategies import priced_rows
+
+RELATIVE = 1e-6  # the boundary program counts whole nanoseconds
+
+
+def best_objective_s(rows: Rows) -> float:
+    """The closed form of the split that the inner program picks; +inf where it picks none."""
+    split = best_splits(rows)[0]
+    if split is None:
+        return np.inf
+    return float(objective_s(rows.prices, rows.columns, rows.stages([split]))[0])
+
+
+@given(priced_rows())
+@settings(max_examples=300, deadline=None)
+def test_inner_program_equals_brute_force_over_all_splits(rows: Rows) -> None:
+    brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
+    assert best_objective_s(rows) == pytest.approx(brute, rel=RELATIVE)
+
+
+@given(priced_rows())
+@settings(max_examples=100, deadline=None)
+def test_chosen_split_is_one_that_the_space_offers_and_memory_holds(rows: Rows) -> None:
+    split = best_splits(rows)[0]
+    assert split is None or split in exhaust(rows, 0).splits
+
+
+@given(priced_rows())
+@settings(max_examples=100, deadline=None)
+def test_more_memory_never_makes_the_best_split_worse(rows: Rows) -> None:
+    more = Rows(
+        columns=rows.columns, prices=rows.prices, layout=rows.layout,
+        budget_bytes=rows.budget_bytes * 1.1, uneven_stages=rows.uneven_stages,
+    )  # fmt: skip
+    assert best_objective_s(more) <= best_objective_s(rows) * (1 + RELATIVE)

@@ -1,0 +1,166 @@
+"""Random priced rows for property tests, and every split that the space offers for one of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+
+import numpy as np
+from hypothesis import strategies as st
+
+from profiles.model import LayerKind
+from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns
+from solver.cost.prices import LayerLayout, RowPrices
+from solver.search.rows import Rows
+
+FULL = RECOMPUTE.index("full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a row of a property test looks like."""
+
+    pp: int
+    vpp: int
+    num_microbatches: int
+    recompute: int
+    recompute_layers: int
+
+
+@st.composite
+def shapes(draw: st.DrawFn, num_layers: int) -> Shape:
+    """Up to 4 ranks and 2 chunks each, few or many micro-batches, any recomputation that fits."""
+    pp = draw(st.integers(1, min(4, num_layers)))
+    vpp = draw(st.integers(1, 2)) if 1 < pp <= num_layers // 2 else 1
+    m = pp * draw(st.integers(1, 4)) if vpp > 1 else draw(st.integers(1, 12))
+    recompute = draw(st.integers(0, FULL))
+    counts = [ALL_LAYERS, *range(1, num_layers // (pp * vpp) + 1)]
+    layers = draw(st.sampled_from(counts)) if recompute == FULL else 0
+    return Shape(pp=pp, vpp=vpp, num_microbatches=m, recompute=recompute, recompute_layers=layers)
+
+
+def columns_of(shapes: list[Shape]) -> Columns:
+    """Columns of rows whose other axes are 1."""
+    ones = np.ones(len(shapes), dtype=np.int64)
+    axes = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
+            "expert_tensor_parallel_size", "zero_shard_size", "micro_batch_size")  # fmt: skip
+
+    def values(name: str) -> np.ndarray:
+        return np.array([getattr(shape, name) for shape in shapes], dtype=np.int64)
+
+    pp, vpp = values("pp"), values("vpp")
+    none, plain, interleaved = (SCHEDULES.index(n) for n in ("none", "1f1b", "interleaved_1f1b"))
+    return Columns(
+        **dict.fromkeys(axes, ones),
+        sequence_parallel=0 * ones,
+        zero_stage=0 * ones,
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=vpp,
+        num_microbatches=values("num_microbatches"),
+        pipeline_schedule=np.where(pp == 1, none, np.where(vpp > 1, interleaved, plain)),
+        recompute=values("recompute"),
+        recompute_layers=values("recompute_layers"),
+    )
+
+
+def layout_of(moe_layers: list[bool]) -> LayerLayout:
+    """A layout with a MoE layer wherever ``moe_layers`` says so."""
+    there: list[tuple[LayerKind, bool]] = [("dense", not all(moe_layers)), ("moe", any(moe_layers))]
+    kinds = tuple(kind for kind, some in there if some)
+    one_hot = np.array([[(kind == "moe") == moe for kind in kinds] for moe in moe_layers], dtype=np.int64)
+    zeros = np.zeros((1, len(kinds)), dtype=np.int64)
+    return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
+
+
+def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> RowPrices:
+    """Prices of the sizes that real ones have: milliseconds and hundreds of megabytes."""
+    n, parts = len(shapes), num_kinds + 2
+
+    def layers(low: float, high: float, ends: tuple[float, float] = (0.0, 0.0)) -> np.ndarray:
+        values = rng.uniform(low, high, (n, parts))
+        values[:, -2:] *= np.array(ends)
+        return values
+
+    pp = np.array([shape.pp for shape in shapes])
+    full = np.array([shape.recompute == FULL for shape in shapes])
+    forward = layers(0.8e-3, 1.6e-3, (0.3, 1.2))
+    backward = layers(1.5e-3, 3.5e-3, (0.2, 1.2))
+    activation = layers(100e6, 300e6, (0.1, 0.0))
+    checkpoint = activation * np.array([0.1] * num_kinds + [1.0, 1.0])
+    nothing = np.zeros((n, parts))
+    return RowPrices(
+        forward_s=forward,
+        backward_s=backward,
+        replay_s=forward * full[:, None] * np.array([1.0] * num_kinds + [0.0, 0.0]),
+        tail_s=layers(0.0, rng.choice([1e-4, 5e-3]), (0.5, 0.5)),
+        transfer_s=np.where(pp > 1, rng.uniform(0.0, 2e-4, n), 0.0),
+        rank_tail_s=rng.uniform(0.0, 1e-3, n),
+        fixed_s=rng.uniform(0.0, 1e-2, n),
+        straggler=rng.uniform(1.0, 1.1, n),
+        weights_bytes=layers(100e6, 200e6, (1.0, 1.0)),
+        gradients_bytes=layers(100e6, 200e6, (1.0, 1.0)),
+        optimizer_bytes=layers(200e6, 500e6, (1.0, 1.0)),
+        activation_bytes=activation,
+        checkpoint_bytes=checkpoint,
+        head_workspace_bytes=rng.uniform(0.0, 500e6, n),
+        replay_workspace_bytes=np.where(full, activation[:, 0], 0.0),
+        buffer_bytes=rng.uniform(0.0, 200e6, n),
+        context_bytes=rng.uniform(0.0, 500e6, n),
+        reserve=rng.uniform(1.0, 1.1, n),
+        breakdown_s={"compute": nothing},
+        tail_breakdown_s={"optimizer": nothing},
+    )
+
+
+@st.composite
+def priced_rows(
+    draw: st.DrawFn, *, max_layers: int = 9, max_rows: int = 1, mixed: bool | None = None
+) -> Rows:
+    """Rows of one problem, uniform or with two kinds of layers, under a tight or a loose memory."""
+    num_layers = draw(st.integers(2, max_layers))
+    kinds = draw(st.lists(st.booleans(), min_size=num_layers, max_size=num_layers))
+    if mixed is False or (mixed is None and draw(st.booleans())):
+        kinds = [False] * num_layers
+    elif mixed:
+        kinds = [False, True, *kinds[2:]]
+    layout = layout_of(kinds)
+    rows = draw(st.lists(shapes(num_layers), min_size=1, max_size=max_rows))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    budget = draw(st.sampled_from([np.inf, 1.0001, 1.05, 1.2, 1.5, 0.8]))
+    priced = Rows(
+        columns=columns_of(rows),
+        prices=prices_of(rows, len(layout.kinds), rng),
+        layout=layout,
+        budget_bytes=np.inf,
+        uneven_stages=draw(st.sampled_from([True, True, True, False])),
+    )
+    return replace(priced, budget_bytes=budget * _even_peak_bytes(priced))
+
+
+def _even_peak_bytes(rows: Rows) -> float:
+    """Largest peak of the first row under its even split: what a budget is measured against."""
+    chunks, layers = int(rows.p[0] * rows.v[0]), rows.layout.num_layers
+    split = tuple(layers // chunks + int(c < layers % chunks) for c in range(chunks))
+    return float(rows.take([0]).stages([split]).peak_memory_bytes.max())
+
+
+def offered_splits(rows: Rows, row: int) -> Iterator[tuple[int, ...]]:
+    """Every split of a row that the space offers, whatever its memory."""
+    pp, vpp, layers = int(rows.p[row]), int(rows.v[row]), rows.layout.num_layers
+    chunks, smallest = pp * vpp, int(rows.smallest_chunk[row])
+    even = tuple(layers // chunks + int(c < layers % chunks) for c in range(chunks))
+    for cut in combinations(range(1, layers), chunks - 1):
+        edges = (0, *cut, layers)
+        split = tuple(b - a for a, b in pairwise(edges))
+        if min(split) < smallest or (not rows.uneven_stages and len(set(split)) > 1):
+            continue
+        if vpp > 1 and not _interleaves(split, even, pp, uniform=rows.is_uniform):
+            continue
+        yield split
+
+
+def _interleaves(split: tuple[int, ...], even: tuple[int, ...], pp: int, *, uniform: bool) -> bool:
+    """Whether chunks of a rank are alike, earlier ones larger; the even split only for several kinds."""
+    if not uniform:
+        return split == even
+    own = [split[rank::pp] for rank in range(pp)]
+    return all(sorted(sizes, reverse=True) == list(sizes) and sizes[0] <= sizes[-1] + 1 for sizes in own)
