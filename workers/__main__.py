@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from service.db.database import Database
+from service.db import migrations
+from service.db.database import DATABASE_AWAY, Database
 from service.engine import JobEngine
 from service.queue import queue_for
 from service.settings import Settings
@@ -21,6 +22,7 @@ from workers.runner import Runner, SearchCall
 from workers.search import run_search
 
 PARENT_LOOK_S = 1.0
+DATABASE_LOOK_S = 1.0
 
 
 def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> int:
@@ -32,6 +34,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> i
     except ValidationError as fault:
         raise SystemExit(f"error: {fault.errors()[0]['msg']}") from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s worker[%(process)d] %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
     leaving = threading.Event()
@@ -45,6 +48,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> i
 def _work(settings: Settings, search: SearchCall, leaving: threading.Event, *, celery: bool) -> None:
     """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
+    _require_schema(database, leaving)
     engine = JobEngine(database, lease_s=settings.lease_s)
     queue = queue_for(settings.redis_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
@@ -60,6 +64,23 @@ def _work(settings: Settings, search: SearchCall, leaving: threading.Event, *, c
         poll(runner, every_s=settings.poll_s, leaving=leaving)
     runner.wait_idle()
     database.close()
+
+
+def _require_schema(database: Database, leaving: threading.Event) -> None:
+    """Wait for the database; refuse a schema that this code was not written for.
+
+    Raises:
+        SystemExit: the schema is another one.
+    """
+    while not leaving.is_set():
+        try:
+            if migrations.current(database) == migrations.head():
+                return
+        except DATABASE_AWAY as fault:
+            logging.getLogger(__name__).warning("waiting for the database (%s)", type(fault).__name__)
+            leaving.wait(DATABASE_LOOK_S)
+        else:
+            raise SystemExit("error: the database schema is not current; run: meshwright db upgrade")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
