@@ -192,13 +192,19 @@ def _infeasible(answer: Answer, problem: Problem) -> list[RenderableType]:
     if found.nearest:
         lines.append(_indented(f"nearest: {_shortfall(found.nearest)}"))
     lines += [_indented(f"because: {reason}") for reason in found.reasons]
-    lines += [_indented(f"cannot hold together: {' + '.join(c)}") for c in found.conflicts]
+    lines += [_indented(_conflict(limits)) for limits in found.conflicts]
     if found.changes:
         lines.append(_indented(f"smallest changes that fit: {' · or '.join(found.changes)}"))
     counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
     lines.append(_indented(f"searched {counted}, in {answer.elapsed_s:.1f} s"))
     lines += [_indented(line) for line in _provenance(answer, problem)]
     return lines
+
+
+def _conflict(limits: Sequence[str]) -> str:
+    """A minimal set of limits that no configuration obeys at once."""
+    word = "cannot hold together" if len(limits) > 1 else "stands in the way"
+    return f"{word}: {' + '.join(limits)}"
 
 
 def _shortfall(nearest: Shortfall) -> str:

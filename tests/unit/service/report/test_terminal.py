@@ -16,7 +16,7 @@ from profiles.units import TERA
 from service.report import figures
 from service.report.table import to_csv
 from service.report.terminal import render_answer, render_prediction, short_id
-from solver.plan import Answer
+from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
 from tests.builders import (
     a_cluster,
@@ -142,6 +142,14 @@ def test_an_infeasible_answer_says_what_is_nearest_why_and_what_would_fit() -> N
     ) in text
     assert "because: memory: stage 0 of the nearest configuration is 42.0 GiB short" in text
     assert "smallest changes that fit: 32 nodes" in text
+
+
+def test_limits_that_exclude_each_other_are_told_from_a_single_one() -> None:
+    alone, pair = ("memory of 66.1 GiB a GPU",), ("pin a = 1", "pin b = 2")
+    answer = replace(an_infeasible_answer(), infeasible=Infeasibility(reasons=(), conflicts=(alone, pair)))
+    text = text_of(answer)
+    assert "stands in the way: memory of 66.1 GiB a GPU" in text
+    assert "cannot hold together: pin a = 1 + pin b = 2" in text
 
 
 def test_infeasibility_is_claimed_for_the_gpus_that_were_searched_only() -> None:
