@@ -192,9 +192,7 @@ def main() -> None:
     levels = yaml.safe_load(STACKS.read_text(encoding="utf-8"))
     start = Constants(**{n: float(v) for n, v in levels["global"].items() if n != "fitted_on"})
     general = fit(batches, start)
-    print(
-        f"global: {len(batches)} batches, {_mean_error(batches, start):.1%} -> {_mean_error(batches, general):.1%}"
-    )
+    print(f"global: {_mean_error(batches, start):.1%} -> {_mean_error(batches, general):.1%}")
     levels["global"] |= _shown({name: getattr(general, name) for name in WIDTHS})
     for stack, mine in sorted(by_stack.items()):
         own = {n: float(v) for n, v in levels["stacks"].get(stack, {}).items() if n in UNFITTED}

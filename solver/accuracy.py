@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log
 from typing import Any, TextIO
 
@@ -159,6 +159,25 @@ def _log_ratio(run: Run) -> float | None:
     return log(run.measured.step_time_s / predicted.step_time_s)
 
 
+def _with_assumed_memory(shape: RunShape, profile: Profile, prediction: Prediction) -> Prediction:
+    """Memory under full recomputation where a source is silent about it and it would not fit without.
+
+    Such a run would never have been tried; its step time stays that of the stated layout.
+    """
+    if shape.recompute_known or prediction.out_of_memory_probability <= 0.5:  # noqa: PLR2004 (likelier not)
+        return prediction
+    every = max(shape.configuration.stage_layers)
+    full = replace(shape.configuration, recompute_granularity="full", recompute_layers=every)
+    memory = predict(shape.problem, profile, full)
+    return replace(
+        prediction,
+        stages=memory.stages,
+        peak_memory_bytes=memory.peak_memory_bytes,
+        heaviest_stage=memory.heaviest_stage,
+        out_of_memory_probability=memory.out_of_memory_probability,
+    )
+
+
 def _predicted(run: Run, log_ratios: Sequence[float], *, used: bool) -> RunPrediction:
     """One row's prediction under its cluster's calibration."""
     if run.shape is None:
@@ -166,7 +185,9 @@ def _predicted(run: Run, log_ratios: Sequence[float], *, used: bool) -> RunPredi
             run=run, prediction=None, predicted_peak_memory_bytes=None, used_for_calibration=False
         )
     profile = calibrated(_base_profile(run.shape), log_ratios)
-    prediction = predict(run.shape.problem, profile, run.shape.configuration)
+    prediction = _with_assumed_memory(
+        run.shape, profile, predict(run.shape.problem, profile, run.shape.configuration)
+    )
     peak = peak_as_measured(prediction, run.measured.memory_kind, run.measured.memory_rank)
     return RunPrediction(
         run=run,

@@ -9,8 +9,6 @@ from profiles.errors import InvalidProblemError
 from profiles.library import find_gpu
 from profiles.model import MlaSpec, ModelSpec, MoeSpec
 from profiles.units import GBIT
-from solver.columns import SCHEDULES
-from solver.plan import Configuration
 from solver.problem import Workload
 from solver.run_cells import Cells
 
@@ -27,12 +25,8 @@ _KNOWN_FAMILIES = {
     "torchtitan": "fsdp",
     "maxtext": "maxtext",
 }
-_USUAL_ZERO = {"megatron-core": 1, "fsdp": 3, "maxtext": 3, "deepspeed": 3}
 _MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
 _LOW = {"mxfp8": ("fp8", "mxfp8"), "nvfp4": ("fp8", "nvfp4"), "mixed": ("bf16", None)}
-
-
-MAX_EMPTY_CHUNKS = 8  # chunks without a layer: the ends may hold only embedding or head
 
 
 class RefusedRunError(Exception):
@@ -47,7 +41,7 @@ class Framework:
     warning: str | None
 
 
-def _needed(cells: Cells, column: str) -> int:
+def needed(cells: Cells, column: str) -> int:
     """A whole number of at least 1 without which a run means nothing.
 
     Raises:
@@ -83,13 +77,13 @@ def model_of(cells: Cells) -> ModelSpec:
         RefusedRunError: a size is missing.
         InvalidProblemError: a size is out of range.
     """
-    heads, hidden = _needed(cells, "num_attention_heads"), _needed(cells, "hidden_size")
+    heads, hidden = needed(cells, "num_attention_heads"), needed(cells, "hidden_size")
     head_dim = cells.count("head_dim") or max(hidden // heads, 1)
     return ModelSpec(
         name=(cells.text("model") or "model")[:100],
-        num_layers=_needed(cells, "num_layers"),
+        num_layers=needed(cells, "num_layers"),
         hidden_size=hidden,
-        ffn_hidden_size=_needed(cells, "ffn_hidden_size"),
+        ffn_hidden_size=needed(cells, "ffn_hidden_size"),
         num_attention_heads=heads,
         num_kv_heads=cells.count("num_kv_heads") or heads,
         head_dim=head_dim,
@@ -107,7 +101,7 @@ def _moe_of(cells: Cells) -> MoeSpec | None:
     experts = cells.count("num_experts")
     if not experts:
         return None
-    width = cells.count("moe_ffn_hidden_size") or _needed(cells, "ffn_hidden_size")
+    width = cells.count("moe_ffn_hidden_size") or needed(cells, "ffn_hidden_size")
     shared = cells.count("num_shared_experts") or 0
     return MoeSpec(
         num_experts=experts,
@@ -145,7 +139,7 @@ def cluster_of(cells: Cells) -> ClusterSpec:
         gpu = find_gpu(slug)
     except InvalidProblemError as error:
         raise RefusedRunError(f"GPU {slug[:40]} is not in the catalog") from error
-    num_gpus = _needed(cells, "num_gpus")
+    num_gpus = needed(cells, "num_gpus")
     per_node = min(cells.count("gpus_per_node") or gpu.gpus_per_node, num_gpus)
     network = gpu.inter_node
     rate = cells.number("network_gbit_per_s_per_gpu")
@@ -173,6 +167,12 @@ def _software_options(cells: Cells) -> dict[str, str | int | float | bool]:
     return {name: value for name, value in stated.items() if value is not None}
 
 
+def _is_recipe(cells: Cells) -> bool:
+    """Whether NeMo or Megatron-Bridge set the flags: their performance recipes reduce in bf16."""
+    framework = (cells.text("framework") or "").lower()
+    return "nemo" in framework or "bridge" in framework
+
+
 def _usual_precision(slug: str) -> str:
     """What training runs in when it is not printed: fp16 before bf16 existed, fp8 from Blackwell on."""
     if slug.startswith(("v100", "t4", "rtx-20")):
@@ -187,107 +187,12 @@ def workload_of(cells: Cells) -> Workload:
     options = _software_options(cells)
     if recipe:
         options.setdefault("precision_recipe", recipe)
-    if precision == "fp8" and cells.text("framework_family") == "megatron-core":
-        # NeMo's, Bridge's and MLPerf's low-precision recipes reduce gradients in bf16
+    if cells.text("framework_family") == "megatron-core" and (precision == "fp8" or _is_recipe(cells)):
         options.setdefault("gradient_dtype", "bf16")
     return Workload(
-        global_batch_size=_needed(cells, "global_batch_size"),
-        seq_length=_needed(cells, "seq_length"),
+        global_batch_size=needed(cells, "global_batch_size"),
+        seq_length=needed(cells, "seq_length"),
         precision=precision,
         optimizer=cells.text("optimizer") or "adamw",
         framework_options=options,
-    )
-
-
-def _refuse_unknown_software(cells: Cells) -> None:
-    """Refuse what changes memory or time in ways this version does not model."""
-    if cells.text("peft"):
-        raise RefusedRunError(f"peft = {cells.text('peft')}: frozen weights are not modelled")
-    if cells.text("offload") not in (None, "none"):
-        raise RefusedRunError(f"offload = {cells.text('offload')} is not modelled")
-    if cells.text("precision") == "fp32":
-        raise RefusedRunError("precision = fp32 is not modelled")
-
-
-def _stage_layers(cells: Cells, layers: int, pp: int, vpp: int) -> tuple[int, ...]:
-    """Layers of each chunk: as printed, else as even as possible with the ends lighter."""
-    printed = cells.text("layers_per_stage")
-    if printed is None:
-        return _even(layers, pp * vpp)
-    stages = [int(part) for part in printed.split("-") if part.isdigit()]
-    if len(stages) == pp * vpp and sum(stages) == layers:
-        return tuple(stages)
-    if len(stages) != pp or sum(stages) != layers:
-        raise RefusedRunError(f"layers_per_stage does not split {layers} layers over {pp} stages")
-    per_chunk = [_even(stage, vpp) for stage in stages]
-    return tuple(per_chunk[chunk % pp][chunk // pp] for chunk in range(pp * vpp))
-
-
-def _even(layers: int, chunks: int) -> tuple[int, ...]:
-    """Equal counts; what is left over goes to the middle, one each."""
-    base, extra = divmod(layers, chunks)
-    first = (chunks - extra) // 2
-    return tuple(base + (first <= chunk < first + extra) for chunk in range(chunks))
-
-
-def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:
-    """Granularity, and how many layers of a chunk recompute."""
-    stated = cells.text("recompute") or "none"
-    if stated == "full":
-        return "full", max(stage_layers)
-    if stated == "selective" and cells.text("recompute_modules") == "layer":
-        return "full", max(max(stage_layers) // 2, 1)  # every other layer (torchtitan)
-    return stated, 0
-
-
-def _schedule_of(cells: Cells, pp: int, vpp: int) -> str:
-    """The schedule; where it is not printed, the usual one of the layout."""
-    stated = cells.text("pipeline_schedule")
-    if stated == "afab":
-        return "gpipe"
-    if stated is None or pp == 1:
-        return "none" if pp == 1 else ("interleaved_1f1b" if vpp > 1 else "1f1b")
-    if stated not in SCHEDULES:
-        raise RefusedRunError(f"pipeline_schedule = {stated[:40]} is not modelled")
-    return stated
-
-
-def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configuration:
-    """The layout.
-
-    Raises:
-        RefusedRunError: the sizes do not multiply to the run's GPUs or batch, or a part is unknown.
-    """
-    _refuse_unknown_software(cells)
-    tp, pp = _needed(cells, "tensor_parallel_size"), _needed(cells, "pipeline_parallel_size")
-    cp, vpp = cells.count("context_parallel_size") or 1, cells.count("virtual_pipeline_size") or 1
-    dp = cells.count("data_parallel_size") or max(_needed(cells, "num_gpus") // (tp * pp * cp), 1)
-    if tp * pp * cp * dp != _needed(cells, "num_gpus"):
-        raise RefusedRunError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not num_gpus")
-    vpp = vpp if pp > 1 else 1
-    mbs, gbs = _needed(cells, "micro_batch_size"), _needed(cells, "global_batch_size")
-    if gbs % (mbs * dp):
-        raise RefusedRunError(f"global batch {gbs} is no multiple of micro-batch {mbs} x dp {dp}")
-    if pp * vpp > model.num_layers + MAX_EMPTY_CHUNKS:
-        raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
-    zero = cells.count("zero_stage")
-    zero = _USUAL_ZERO.get(framework, 0) if zero is None else min(zero, 3)
-    stage_layers = _stage_layers(cells, model.num_layers, pp, vpp)
-    granularity, recompute_layers = _recompute_of(cells, stage_layers)
-    return Configuration(
-        tensor_parallel_size=tp,
-        sequence_parallel=bool(cells.flag("sequence_parallel")) and tp > 1,
-        pipeline_parallel_size=pp,
-        virtual_pipeline_size=vpp,
-        context_parallel_size=cp,
-        expert_parallel_size=cells.count("expert_parallel_size") or 1,
-        data_parallel_size=dp,
-        zero_stage=zero,
-        zero_shard_size=(cells.count("zero_shard_size") or dp * cp) if zero else 1,
-        micro_batch_size=mbs,
-        num_microbatches=gbs // (mbs * dp),
-        pipeline_schedule=_schedule_of(cells, pp, vpp),
-        recompute_granularity=granularity,
-        recompute_layers=recompute_layers,
-        stage_layers=stage_layers,
     )

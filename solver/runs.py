@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiles.errors import InvalidProblemError
+from profiles.library import CATALOG
 from profiles.units import GIB
 from solver.plan import Configuration
 from solver.problem import Problem
 from solver.run_cells import Cells, read_cells
+from solver.run_layouts import configuration_of
 from solver.run_shapes import (
     RefusedRunError,
     cluster_of,
-    configuration_of,
     framework_of_run,
     model_of,
     workload_of,
 )
 
-CATALOG_RUNS = Path(__file__).parent.parent / "profiles" / "catalog" / "runs" / "measured_runs.csv"
+CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class RunShape:
     configuration: Configuration
     framework: str
     warning: str | None  # what was assumed
+    recompute_known: bool  # False: the source does not say whether layers were recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,11 @@ def _shape_of(cells: Cells) -> RunShape:
     configuration = configuration_of(cells, model, framework.name)
     problem = Problem(model=model, cluster=cluster_of(cells), workload=workload_of(cells), launcher="none")
     return RunShape(
-        problem=problem, configuration=configuration, framework=framework.name, warning=framework.warning
+        problem=problem,
+        configuration=configuration,
+        framework=framework.name,
+        warning=framework.warning,
+        recompute_known=cells.text("recompute") is not None,
     )
 
 

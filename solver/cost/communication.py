@@ -55,6 +55,9 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
 def expert_parallel(ctx: Context) -> PassSeconds:
     """Dispatch and combine of routed tokens; the backward pass repeats both.
 
+    Under expert tensor parallelism each is followed by an all-gather (a reduce-scatter) of the
+    routed tokens among the ranks that share an expert.
+
     A token goes to an island once however many of its experts live there (the de-duplication of
     DeepEP), so a token routed to top_k random experts crosses to ``k (1 - (1 - 1/k)^top_k)`` of k islands.
     """
@@ -66,8 +69,10 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     copies = np.where(islands > 1, distinct, moe.top_k)
     visits = ctx.moe_tokens * copies * ctx.constants.expert_imbalance
     sent = visits * ctx.model.hidden_size * _ACTIVATION_BYTES
-    once = all_to_all_s(sent, ctx.expert_group, ctx.fabric)
-    seconds = np.where(ctx.e > 1, 2.0 * once * ctx.constants.expert_exposed, 0.0)
+    once = np.where(ctx.e > 1, all_to_all_s(sent, ctx.expert_group, ctx.fabric), 0.0)
+    routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
+    once = once + all_gather_s(routed, ctx.expert_tensor_group, ctx.fabric)
+    seconds = 2.0 * once * ctx.constants.expert_exposed
     return PassSeconds(forward=seconds, backward=seconds)
 
 

@@ -52,6 +52,7 @@ class Context:
     tensor_group: Group
     context_group: Group
     expert_group: Group
+    expert_tensor_group: Group  # ranks that share one expert
     data_group: Group  # dp * cp ranks that reduce the gradients of dense weights
     shard_group: Group  # those among them that share one shard set
     expert_data_group: Group  # ranks that reduce the gradients of one expert
@@ -126,6 +127,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         tensor_group=Group.of(t, np.ones_like(t), fabric),
         context_group=Group.of(c, t, fabric),
         expert_group=_expert_group(columns, fabric),
+        expert_tensor_group=Group.of(et, np.ones_like(et), fabric),
         data_group=Group.of(c * d, t, fabric),
         shard_group=Group.of(shard, t, fabric),
         expert_data_group=Group.of(expert_data, e * et, fabric),

@@ -1,0 +1,48 @@
+import pytest
+
+from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.frameworks import framework_facts, framework_names, with_options
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_every_framework_of_the_catalog_can_be_read_and_names_its_source(name: str) -> None:
+    assert framework_facts(name).source
+
+
+def test_an_option_overrides_one_fact() -> None:
+    facts = with_options(framework_facts("megatron-core"), {"gradient_dtype": "bf16"})
+    assert facts.gradient_bytes == 2.0
+    assert framework_facts("megatron-core").gradient_bytes == 4.0
+
+
+def test_flash_attention_off_means_a_kernel_with_a_score_matrix() -> None:
+    facts = framework_facts("megatron-core")
+    assert facts.flash
+    assert not with_options(facts, {"flash_attention": False}).flash
+
+
+def test_flash_attention_on_keeps_the_frameworks_own_kernel() -> None:
+    assert (
+        with_options(framework_facts("megatron-core"), {"flash_attention": True}).attention_kernel
+        == "cudnn"
+    )
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="gradient_dtype"):
+        with_options(framework_facts("megatron-core"), {"gradient_dtypes": "bf16"})
+
+
+def test_an_unknown_value_names_the_known_ones() -> None:
+    with pytest.raises(InvalidProblemError, match="fp32, bf16, fp16"):
+        with_options(framework_facts("megatron-core"), {"gradient_dtype": "fp64"})
+
+
+def test_a_switch_takes_only_true_and_false() -> None:
+    with pytest.raises(InvalidProblemError, match="true or false"):
+        with_options(framework_facts("megatron-core"), {"loss_fused": 3})
+
+
+def test_an_unknown_framework_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="nanotron"):
+        framework_facts("nanotrom")

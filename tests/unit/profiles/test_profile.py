@@ -1,0 +1,43 @@
+from dataclasses import replace
+
+import pytest
+
+from profiles.cluster import ClusterSpec
+from profiles.errors import UnknownNameError
+from profiles.profile import default_profile, framework_of, stack_constants
+from tests.builders import a_cluster, a_gpu
+
+
+def test_a_launcher_stands_for_its_framework() -> None:
+    assert framework_of("megatron-lm") == "megatron-core"
+    assert framework_of("torchtitan") == "fsdp"
+    assert framework_of("megatron-lm-2021") == "megatron-lm-2021"
+
+
+def test_an_unknown_launcher_names_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="torchtitan"):
+        default_profile(a_cluster(), "torchtitann")
+
+
+def test_equal_profiles_have_equal_versions_and_a_changed_number_another() -> None:
+    profile = default_profile(a_cluster(), "megatron-lm")
+    assert profile.version == default_profile(a_cluster(), "megatron-lm").version
+    assert profile.version != replace(profile, time_factor=1.01).version
+
+
+def test_the_slowest_gpu_decides_in_a_mixed_cluster() -> None:
+    slow = a_gpu(slug="a100-sxm-80gb", architecture="ampere", peak_flops={"bf16": 312e12, "fp16": 312e12})
+    groups = (a_cluster(num_nodes=2).groups[0], a_cluster(num_nodes=2, gpu=slow).groups[0])
+    profile = default_profile(ClusterSpec(name="mixed", groups=groups), "megatron-lm")
+    assert profile.group.gpu.slug == "a100-sxm-80gb"
+    assert any("mixed" in warning for warning in profile.warnings)
+
+
+@pytest.mark.parametrize(
+    "stack", ["megatron-classic", "megatron-deepspeed", "nanotron", "megatron-core", "fsdp", "zero"]
+)
+def test_shares_of_every_stack_stay_physical(stack: str) -> None:
+    constants = stack_constants(stack)
+    for share in ("hbm", "network", "fast_link", "tensor_exposed", "gradient_exposed", "gather_exposed"):
+        assert 0.0 < getattr(constants, share) <= 1.0
+    assert 0.5 < constants.gemm < 1.25  # over the operator table, whose shares stay below 0.9

@@ -1,0 +1,151 @@
+import pytest
+
+from profiles.units import GIB
+from solver.columns import Columns
+from solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
+from solver.cost.price import price
+from solver.cost.prices import RowPrices
+from solver.plan import Configuration
+from solver.problem import Problem
+from tests.builders import a_moe_model
+from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+
+CLASSIC = {"activation": 1.0}
+
+
+def prices_of(
+    problem: Problem, configuration: Configuration, framework: str = "megatron-core"
+) -> RowPrices:
+    return price(problem, Columns.of([configuration]), a_profile(problem, framework, **CLASSIC))
+
+
+def states(prices: RowPrices, part: int = 0) -> float:
+    """Bytes of weights, gradients and optimizer of one part."""
+    terms = (prices.weights_bytes, prices.gradients_bytes, prices.optimizer_bytes)
+    return float(sum(term[0, part] for term in terms))
+
+
+LAYER_WEIGHTS = 12 * 1024**2 + 2 * 1024  # 4 h^2 attention, 8 h^2 MLP, two norms
+
+
+def test_mixed_precision_adamw_keeps_18_bytes_a_weight() -> None:
+    # 2 (weight) + 4 (fp32 gradient) + 12 (fp32 copy, two moments)
+    assert states(prices_of(a_problem(), a_layout())) == pytest.approx(18 * LAYER_WEIGHTS)
+
+
+def test_the_distributed_optimizer_keeps_6_and_12_over_dp_bytes_a_weight() -> None:
+    # dp 8: 6 + 12 / 8 = 7.5
+    layout = a_layout(data_parallel_size=8, zero_stage=1, zero_shard_size=8)
+    assert states(prices_of(a_problem(), layout)) == pytest.approx(7.5 * LAYER_WEIGHTS)
+
+
+def test_context_parallel_ranks_share_the_distributed_optimizer_too() -> None:
+    # dp 4 * cp 2 = 8 shards: 7.5 bytes again
+    layout = a_layout(data_parallel_size=4, context_parallel_size=2, zero_stage=1, zero_shard_size=8)
+    assert states(prices_of(a_problem(), layout)) == pytest.approx(7.5 * LAYER_WEIGHTS)
+
+
+def test_zero_2_shards_gradients_and_zero_3_weights_as_well() -> None:
+    # dp 8: 2 + (4 + 12) / 8 = 4; 18 / 8 = 2.25
+    for stage, per_weight in ((2, 4.0), (3, 2.25)):
+        layout = a_layout(data_parallel_size=8, zero_stage=stage, zero_shard_size=8)
+        assert states(prices_of(a_problem(), layout)) == pytest.approx(per_weight * LAYER_WEIGHTS)
+
+
+def test_hybrid_sharding_shares_among_fewer_ranks() -> None:
+    # dp 16, shard sets of 4: 6 + 12 / 4 = 9
+    layout = a_layout(data_parallel_size=16, zero_stage=1, zero_shard_size=4)
+    assert states(prices_of(a_problem(), layout)) == pytest.approx(9.0 * LAYER_WEIGHTS)
+
+
+def test_experts_are_sharded_over_their_own_data_parallel_group() -> None:
+    # 8 experts over ep 4: 2 a rank; dp 8 leaves 8 / 4 = 2 replicas: 6 + 12 / 2 = 12 bytes
+    model = a_moe_model()
+    layout = a_layout(
+        data_parallel_size=8, expert_parallel_size=4, zero_stage=1, zero_shard_size=8, stage_layers=(32,)
+    )
+    prices = prices_of(a_problem(model), layout)
+    experts = 2 * 3 * 4096 * 14336
+    dense = model.attention_parameters() + model.norm_parameters() + model.router_parameters()
+    assert states(prices) == pytest.approx(12.0 * experts + 7.5 * dense)
+
+
+def test_a_gpt_layer_keeps_what_korthikanti_counts() -> None:
+    # Korthikanti et al. 2022, eq. 1: s b h (34 + 5 a s / h), s 2048, b 1, a 16, h 1024
+    prices = prices_of(a_problem(), a_layout(), "megatron-lm-2021")
+    expected = 2048 * 1024 * (34 + 5 * 16 * 2048 / 1024)
+    assert prices.activation_bytes[0, 0] == pytest.approx(expected)
+
+
+def test_tensor_parallelism_splits_what_korthikanti_says_it_splits() -> None:
+    # eq. 2: s b h (10 + 24 / t + 5 a s / (h t)) at t = 4
+    prices = prices_of(a_problem(), a_layout(tensor_parallel_size=4), "megatron-lm-2021")
+    expected = 2048 * 1024 * (10 + 24 / 4 + 5 * 16 * 2048 / (1024 * 4))
+    assert prices.activation_bytes[0, 0] == pytest.approx(expected)
+
+
+def test_sequence_parallelism_splits_everything() -> None:
+    # eq. 4: s b h / t (34 + 5 a s / h)
+    layout = a_layout(tensor_parallel_size=4, sequence_parallel=True)
+    prices = prices_of(a_problem(), layout, "megatron-lm-2021")
+    assert prices.activation_bytes[0, 0] == pytest.approx(2048 * 1024 / 4 * (34 + 5 * 16 * 2048 / 1024))
+
+
+def test_selective_recomputation_drops_the_scores() -> None:
+    # eq. 6 without sequence parallelism: 34 s b h
+    layout = a_layout(recompute_granularity="selective")
+    prices = prices_of(a_problem(), layout, "megatron-lm-2021")
+    assert prices.activation_bytes[0, 0] == pytest.approx(2048 * 1024 * 34)
+
+
+def test_full_recomputation_keeps_the_input_of_a_layer() -> None:
+    # 2 s b h
+    layout = a_layout(recompute_granularity="full", recompute_layers=4)
+    prices = prices_of(a_problem(), layout)
+    assert prices.checkpoint_bytes[0, 0] == pytest.approx(2 * 2048 * 1024)
+    assert prices.replay_workspace_bytes[0] == pytest.approx(prices.activation_bytes[0, 0])
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    # four h-wide tensors (q, k, v, output) and a 4-byte log-sum-exp for each of 16 heads, norms and
+    # projection inputs 8 h, MLP 2 * 2 * 4 h; no dropout: 32 h + 64
+    prices = prices_of(a_problem(), a_layout())
+    assert prices.activation_bytes[0, 0] == pytest.approx(2048 * (32 * 1024 + 64))
+
+
+def test_tied_embeddings_cost_the_last_rank_a_copy_only_when_it_is_not_the_first() -> None:
+    alone = prices_of(a_problem(), a_layout())
+    staged = prices_of(
+        a_problem(), a_layout(pipeline_parallel_size=2, stage_layers=(2, 2), pipeline_schedule="1f1b")
+    )
+    assert alone.weights_bytes[0, -1] < 1e5  # the final norm
+    assert staged.weights_bytes[0, -1] == pytest.approx(2 * (51200 + 1) * 1024)
+
+
+def test_the_limit_is_what_the_driver_reports() -> None:
+    assert memory_limit_bytes(a_problem()) == 79 * GIB
+
+
+def test_a_peak_at_the_limit_runs_out_of_memory_every_other_time() -> None:
+    assert out_of_memory_probability(79.0, 79.0, 0.1) == pytest.approx(0.5)
+
+
+def test_the_budget_is_the_peak_of_exactly_that_probability() -> None:
+    # ppf(1 %) = -2.326: limit * exp(-2.326 sigma)
+    problem = a_problem()
+    profile = a_profile(problem)
+    budget = memory_budget_bytes(problem, profile, 0.01)
+    chance = out_of_memory_probability(budget, memory_limit_bytes(problem), profile.log_memory_sigma)
+    assert chance == pytest.approx(0.01)
+
+
+def test_without_spread_the_limit_is_a_wall() -> None:
+    assert out_of_memory_probability(1.01, 1.0, 0.0) == 1.0
+    assert out_of_memory_probability(1.0, 1.0, 0.0) == 0.0
+
+
+def test_more_probability_gives_more_room() -> None:
+    problem = a_problem(GPT)
+    profile = a_profile(problem)
+    budgets = [memory_budget_bytes(problem, profile, p) for p in (0.0, 0.001, 0.01, 0.5, 1.0)]
+    assert budgets == sorted(budgets)

@@ -1,0 +1,159 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.cluster import ClusterSpec
+from solver.columns import Columns, FloatArray
+from solver.cost.assemble import assemble, objective_s
+from solver.cost.price import price
+from solver.cost.prices import LayerLayout
+from solver.plan import Configuration
+from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
+from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+
+LAYOUTS = (
+    a_layout(),
+    a_layout(tensor_parallel_size=8, sequence_parallel=True),
+    a_layout(
+        tensor_parallel_size=2, context_parallel_size=2, data_parallel_size=8,
+        zero_stage=1, zero_shard_size=16,
+    ),
+    a_layout(data_parallel_size=32, zero_stage=3, zero_shard_size=32),
+    a_layout(
+        pipeline_parallel_size=4, stage_layers=(1, 1, 1, 1), pipeline_schedule="1f1b", data_parallel_size=8
+    ),
+    a_layout(
+        pipeline_parallel_size=2, virtual_pipeline_size=2, stage_layers=(1, 1, 1, 1),
+        pipeline_schedule="interleaved_1f1b", tensor_parallel_size=4,
+        recompute_granularity="full", recompute_layers=1,
+    ),
+)  # fmt: skip
+
+
+def step_s(configuration: Configuration, cluster: ClusterSpec) -> float:
+    problem = a_problem(cluster=cluster)
+    columns = Columns.of([configuration])
+    prices = price(problem, columns, a_profile(problem))
+    stages = assemble(prices, columns, LayerLayout.of(GPT), np.array([configuration.stage_layers]))
+    return float(objective_s(prices, columns, stages)[0])
+
+
+def total(parts: dict[str, FloatArray]) -> FloatArray:
+    return np.asarray(sum(parts.values()))
+
+
+@pytest.mark.parametrize("configuration", LAYOUTS)
+def test_causes_sum_to_the_passes(configuration: Configuration) -> None:
+    problem = a_problem()
+    prices = price(problem, Columns.of([configuration]), a_profile(problem))
+    np.testing.assert_allclose(total(prices.breakdown_s), prices.forward_s + prices.backward_s, rtol=1e-12)
+    np.testing.assert_allclose(total(prices.tail_breakdown_s), prices.tail_s, rtol=1e-12)
+
+
+@pytest.mark.parametrize("configuration", LAYOUTS)
+def test_no_price_is_negative(configuration: Configuration) -> None:
+    problem = a_problem()
+    prices = price(problem, Columns.of([configuration]), a_profile(problem))
+    for values in (
+        prices.forward_s,
+        prices.backward_s,
+        prices.tail_s,
+        prices.replay_s,
+        prices.activation_bytes,
+    ):
+        assert (values >= 0.0).all()
+    for name, cause in prices.breakdown_s.items():
+        assert (cause >= -1e-15).all(), name
+
+
+def test_a_row_costs_the_same_alone_and_in_any_order() -> None:
+    problem = a_problem()
+    profile = a_profile(problem)
+    columns = Columns.of(LAYOUTS)
+    together = price(problem, columns, profile)
+    backwards = price(problem, columns.take(np.arange(len(LAYOUTS))[::-1]), profile)
+    for row in range(len(LAYOUTS)):
+        alone = price(problem, columns.take(np.array([row])), profile)
+        np.testing.assert_array_equal(together.forward_s[row], alone.forward_s[0])
+        np.testing.assert_array_equal(together.forward_s[row], backwards.forward_s[-1 - row])
+        np.testing.assert_array_equal(together.activation_bytes[row], alone.activation_bytes[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    configuration=st.sampled_from(LAYOUTS),
+    peak=st.floats(1.0, 4.0),
+    memory=st.floats(1.0, 4.0),
+    fast=st.floats(1.0, 4.0),
+    network=st.floats(1.0, 4.0),
+)
+def test_a_better_machine_is_never_slower(
+    configuration: Configuration, peak: float, memory: float, fast: float, network: float
+) -> None:
+    before = a_cluster(num_nodes=4)
+    gpu = a_gpu()
+    better = replace(
+        gpu,
+        peak_flops={name: value * peak for name, value in gpu.peak_flops.items()},
+        hbm_bytes_per_s=gpu.hbm_bytes_per_s * memory,
+    )
+    group = before.groups[0]
+    inside = replace(group.intra_node, bytes_per_s=group.intra_node.bytes_per_s * fast)
+    between = replace(group.inter_node, bytes_per_s=group.inter_node.bytes_per_s * network)
+    faster = replace(group, gpu=better, intra_node=inside, inter_node=between)
+    after = replace(before, groups=(faster,))
+    assert step_s(configuration, after) <= step_s(configuration, before) * (1 + 1e-9)
+
+
+def test_full_recomputation_replays_the_forward_pass() -> None:
+    problem = a_problem()
+    layout = a_layout(recompute_granularity="full", recompute_layers=4)
+    prices = price(problem, Columns.of([layout]), a_profile(problem))
+    assert prices.replay_s[0, 0] == prices.forward_s[0, 0]
+    assert prices.replay_s[0, 1:].max() == 0.0
+
+
+def test_a_tiny_layer_costs_the_floor() -> None:
+    model = a_model(
+        num_layers=4,
+        hidden_size=128,
+        ffn_hidden_size=256,
+        num_attention_heads=2,
+        num_kv_heads=2,
+        head_dim=64,
+    )
+    problem = a_problem(model, seq_length=128)
+    prices = price(problem, Columns.of([a_layout()]), a_profile(problem, floor_s=2e-3, floor_backward=1.5))
+    assert prices.forward_s[0, 0] == pytest.approx(2e-3, rel=1e-3)
+    assert prices.backward_s[0, 0] == pytest.approx(3e-3, rel=1e-3)
+
+
+def test_a_moe_model_has_prices_for_each_kind_of_layer() -> None:
+    moe = a_moe_model()
+    assert moe.moe is not None
+    mixed = replace(moe, moe=replace(moe.moe, num_dense_layers=2))
+    prices = price(
+        a_problem(mixed), Columns.of([a_layout(stage_layers=(32,))]), a_profile(a_problem(mixed))
+    )
+    assert prices.forward_s.shape == (1, 4)  # dense, moe, embedding, head
+
+
+def test_multi_token_prediction_weighs_on_the_head() -> None:
+    plain, deeper = a_model(), a_model(num_mtp_layers=1)
+    layout = Columns.of([a_layout(stage_layers=(80,))])
+    before = price(a_problem(plain), layout, a_profile(a_problem(plain)))
+    after = price(a_problem(deeper), layout, a_profile(a_problem(deeper)))
+    gained = after.forward_s[0, -1] - before.forward_s[0, -1]
+    assert gained > before.forward_s[0, 0]  # a whole layer and a second head
+    assert after.weights_bytes[0, -1] > before.weights_bytes[0, -1] + before.weights_bytes[0, 0]
+
+
+def test_stragglers_grow_with_the_logarithm_of_nodes() -> None:
+    # 32 GPUs = 4 nodes: 1 + 2 sigma; 8 GPUs = one node: 1
+    problem = a_problem()
+    rows = Columns.of([a_layout(data_parallel_size=8), a_layout(data_parallel_size=32)])
+    prices = price(problem, rows, a_profile(problem, straggler=0.01))
+    assert prices.straggler.tolist() == pytest.approx([1.0, 1.02])

@@ -1,0 +1,103 @@
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from solver.accuracy import PER_RUN_COLUMNS, Report, peak_as_measured, validate
+from solver.runs import CATALOG_RUNS, Run, read_runs
+
+CLUSTER = "mosaic-a100-80gb-fsdp"
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[Run, ...]:
+    return tuple(run for run in read_runs(CATALOG_RUNS) if run.cluster in (CLUSTER, "mlperf-l40s"))
+
+
+@pytest.fixture(scope="module")
+def report(runs: tuple[Run, ...]) -> Report:
+    return validate(runs)
+
+
+def test_every_row_is_predicted_or_refused(report: Report) -> None:
+    for row in report.runs:
+        assert (row.prediction is None) == (row.run.refused_reason is not None)
+    assert sum(report.refused.values()) == 2
+
+
+def test_a_prediction_sees_no_identity_and_no_measurement(runs: tuple[Run, ...], report: Report) -> None:
+    blind = [
+        replace(
+            run,
+            run_id="x",
+            source="x",
+            rank_group=None,
+            measured=replace(run.measured, step_time_s=1e6, out_of_memory=True),
+        )
+        for run in runs
+    ]
+    again = validate(blind)
+    for before, after in zip(report.runs, again.runs, strict=True):
+        assert before.prediction == after.prediction
+
+
+def test_calibration_uses_at_most_half_and_does_not_score_them(runs: tuple[Run, ...]) -> None:
+    report = validate(runs, calibrate=16)
+    used = [row for row in report.runs if row.used_for_calibration]
+    assert len(used) == 16
+    assert report.clusters[CLUSTER].n == 61 - 16
+    half = validate([run for run in runs if run.cluster == CLUSTER][:7], calibrate=16)
+    assert sum(row.used_for_calibration for row in half.runs) == 3
+
+
+def test_a_measurement_that_was_not_chosen_changes_nothing(runs: tuple[Run, ...]) -> None:
+    before = validate(runs, calibrate=4)
+    changed = [
+        run if row.used_for_calibration else replace(run, measured=replace(run.measured, step_time_s=99.0))
+        for run, row in zip(runs, before.runs, strict=True)
+    ]
+    after = validate(changed, calibrate=4)
+    for one, two in zip(before.runs, after.runs, strict=True):
+        assert one.prediction == two.prediction
+
+
+def test_a_chosen_run_that_ran_out_of_memory_is_a_label_and_another_is_drawn(runs: tuple[Run, ...]) -> None:
+    mine = [run for run in runs if run.cluster == CLUSTER]
+    first = next(i for i, row in enumerate(validate(mine, calibrate=1).runs) if row.used_for_calibration)
+    failed = replace(mine[first].measured, step_time_s=None, out_of_memory=True)
+    mine[first] = replace(mine[first], measured=failed)
+    used = [i for i, row in enumerate(validate(mine, calibrate=1).runs) if row.used_for_calibration]
+    assert first in used
+    assert len(used) == 2
+
+
+def test_calibration_removes_a_constant_factor(runs: tuple[Run, ...]) -> None:
+    # all runs three times as slow as they were: the uncalibrated bias is about -67 %
+    slow = [
+        replace(run, measured=replace(run.measured, step_time_s=3.0 * run.measured.step_time_s))
+        for run in runs
+        if run.measured.step_time_s
+    ]
+    time = validate(slow, calibrate=16).clusters[CLUSTER].time
+    assert time is not None
+    assert abs(time.bias) < 10.0
+
+
+def test_the_table_has_one_line_a_run_and_the_promised_columns(report: Report) -> None:
+    handle = io.StringIO()
+    report.write_per_run(handle)
+    rows = list(csv.DictReader(io.StringIO(handle.getvalue())))
+    assert tuple(rows[0]) == PER_RUN_COLUMNS
+    assert len(rows) == len(report.runs)
+    predicted = [row for row in rows if not row["refused_reason"]]
+    assert all(float(row["predicted_step_time_s"]) > 0 for row in predicted)
+    assert all(row["predicted_oom"] in ("0", "1") for row in predicted)
+
+
+def test_memory_is_predicted_as_the_row_counts_it(report: Report) -> None:
+    prediction = next(row.prediction for row in report.runs if row.prediction)
+    allocated, reserved, device = (
+        peak_as_measured(prediction, kind, "worst") for kind in ("allocated", "reserved", "device")
+    )
+    assert allocated < reserved < device == prediction.peak_memory_bytes

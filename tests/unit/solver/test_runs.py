@@ -1,0 +1,130 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import InvalidProblemError
+from profiles.units import GIB
+from solver.run_cells import REQUIRED_COLUMNS
+from solver.runs import CATALOG_RUNS, Run, read_runs
+
+ROW = {
+    "run_id": "R-1", "cluster": "c", "num_layers": "32", "hidden_size": "4096", "ffn_hidden_size": "14336",
+    "num_attention_heads": "32", "num_kv_heads": "8", "vocab_size": "128256", "tied_embeddings": "0",
+    "gated_mlp": "1", "seq_length": "8192", "gpu": "h100-sxm-80gb", "num_gpus": "16", "gpus_per_node": "8",
+    "network_gbit_per_s_per_gpu": "400", "fast_link_gpus": "8", "framework_family": "megatron-core",
+    "precision": "bf16", "flash_attention": "1", "tensor_parallel_size": "2", "sequence_parallel": "1",
+    "pipeline_parallel_size": "2", "virtual_pipeline_size": "1", "context_parallel_size": "1",
+    "expert_parallel_size": "1", "data_parallel_size": "4", "zero_stage": "1", "micro_batch_size": "1",
+    "global_batch_size": "32", "pipeline_schedule": "1f1b", "recompute": "none",
+    "step_time_s": "2.5", "peak_memory_gib": "40", "memory_kind": "allocated", "memory_rank": "worst",
+    "oom": "0",
+}  # fmt: skip
+MEASURED = ("step_time_s", "peak_memory_gib", "memory_kind", "memory_rank", "oom", "source", "rank_group")
+
+
+def table(path: Path, *rows: dict[str, str], without: str = "") -> Path:
+    names = [name for name in (*REQUIRED_COLUMNS, *MEASURED) if name != without]
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def only(path: Path, **changes: str) -> Run:
+    return read_runs(table(path / "runs.csv", ROW | changes))[0]
+
+
+def test_a_row_becomes_a_problem_and_a_configuration(tmp_path: Path) -> None:
+    run = only(tmp_path)
+    assert run.shape is not None
+    configuration = run.shape.configuration
+    assert configuration.num_gpus == 16
+    assert configuration.num_microbatches == 8  # 32 / (1 * 4)
+    assert configuration.stage_layers == (16, 16)
+    assert configuration.zero_shard_size == 4
+    assert run.shape.problem.cluster.groups[0].inter_node.bytes_per_s == 50e9
+    assert run.measured.peak_memory_bytes == 40 * GIB
+
+
+def test_layers_per_stage_are_taken_as_printed(tmp_path: Path) -> None:
+    run = only(tmp_path, layers_per_stage="17-15")
+    assert run.shape is not None
+    assert run.shape.configuration.stage_layers == (17, 15)
+
+
+def test_layers_of_a_stage_spread_over_its_chunks(tmp_path: Path) -> None:
+    # stage 0 has 18 layers in two chunks, stage 1 has 14: chunks in model order 0, 1, 0, 1
+    run = only(
+        tmp_path, layers_per_stage="18-14", virtual_pipeline_size="2", pipeline_schedule="interleaved_1f1b"
+    )
+    assert run.shape is not None
+    assert run.shape.configuration.stage_layers == (9, 7, 9, 7)
+
+
+def test_uneven_layers_leave_the_ends_lighter(tmp_path: Path) -> None:
+    # 30 layers on 4 stages
+    run = only(tmp_path, num_layers="30", pipeline_parallel_size="4", data_parallel_size="2")
+    assert run.shape is not None
+    assert run.shape.configuration.stage_layers == (7, 8, 8, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"peft": "lora"}, "peft"),
+        ({"offload": "activations"}, "offload"),
+        ({"data_parallel_size": "3"}, "num_gpus"),
+        ({"global_batch_size": "30"}, "global batch"),
+        ({"gpu": "h100-sxm-80gb+a100-sxm-80gb"}, "mixed"),
+        ({"gpu": "gpu-of-tomorrow"}, "not in the catalog"),
+        ({"micro_batch_size": ""}, "micro_batch_size is not known"),
+        ({"layers_per_stage": "16-17"}, "layers_per_stage"),
+        ({"pipeline_schedule": "spiral"}, "spiral"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_with_a_reason(
+    tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    run = only(tmp_path, **changes)
+    assert run.shape is None
+    assert reason in (run.refused_reason or "")
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match=r"columns\.seq_length"):
+        read_runs(table(tmp_path / "runs.csv", ROW, without="seq_length"))
+
+
+@pytest.mark.parametrize("bad", ["many", "nan", "-1", "1.5", "inf"])
+def test_a_cell_that_is_no_count_names_line_and_column(tmp_path: Path, bad: str) -> None:
+    path = table(tmp_path / "runs.csv", ROW, ROW | {"num_layers": bad})
+    with pytest.raises(InvalidProblemError, match=r"rows\.1\.num_layers: line 3"):
+        read_runs(path)
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidProblemError, match="CSV"):
+        read_runs(path)
+
+
+def test_measured_columns_may_be_absent(tmp_path: Path) -> None:
+    run = read_runs(table(tmp_path / "runs.csv", ROW, without="step_time_s"))[0]
+    assert run.measured.step_time_s is None
+    assert run.shape is not None
+
+
+def test_an_unlisted_family_falls_back_with_a_warning(tmp_path: Path) -> None:
+    run = only(tmp_path, framework_family="colossal")
+    assert run.shape is not None
+    assert run.shape.framework == "megatron-core"
+    assert "colossal" in (run.shape.warning or "")
+
+
+def test_less_than_3_percent_of_the_open_runs_are_refused() -> None:
+    runs = read_runs(CATALOG_RUNS)
+    assert len(runs) > 2400
+    assert sum(run.shape is None for run in runs) < 0.03 * len(runs)
