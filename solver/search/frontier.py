@@ -5,19 +5,22 @@ wait under a lower bound of their score: first ``bounds.whole_layers_s``, then, 
 ``bounds.split_s``. The row with the least bound is always next, so when it cannot enter the best K
 nothing can. Scores are compared in whole nanoseconds; equal ones rank the simple way: fewer parallel
 axes, less recomputation, smaller tensor_parallel_size, smaller row number.
+
+Rows that differ in recomputation alone are one *layout*; the best of them stands for it, so that the best
+K are K layouts and not one layout with K counts of recomputed layers.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from solver.columns import SCHEDULES, FloatArray, IntArray
+from solver.columns import SCHEDULES, Columns, FloatArray, IntArray
 from solver.cost.assemble import Stages, objective_s
-from solver.search.bounds import SAFETY, split_s, whole_layers_s
+from solver.search.bounds import split_s, whole_layers_s
 from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit
 from solver.search.reach import can_beat
@@ -28,6 +31,7 @@ from solver.search.stages import Split, best_splits
 _BATCH = 64
 _GLANCE = 2048  # rows with layers of several kinds that are tried together before any is solved
 _NS = 1e9
+_LAYOUT = tuple(f.name for f in fields(Columns) if not f.name.startswith("recompute"))
 Rank = tuple[int, int, int, int, int, int]
 Interrupt = Callable[["Frontier"], bool]
 
@@ -148,12 +152,22 @@ class Frontier:
             )
 
     def _simulate(self, row: int) -> None:
-        """Score a solved row and rank it."""
+        """Score a solved row and rank it, unless its layout is known to be faster otherwise."""
+        layout, bound = self._layout_of(row), self.solved[row].bound_s
+        known = next((entry for entry in self.ranked if self._layout_of(entry[2]) == layout), None)
+        if known is not None and known[1] < bound:
+            return
         score = self.score_s(self.solved[row])
         self.simulated += 1
-        if score * SAFETY <= self.cutoff_s:
-            self.ranked.append((self._rank(row, score), score, row))
-            self.ranked = sorted(self.ranked)[: self.top_k]
+        entry = (self._rank(row, score), score, row)
+        if known is None or entry < known:
+            others = [other for other in self.ranked if other is not known]
+            self.ranked = sorted([*others, entry])[: self.top_k]
+
+    def _layout_of(self, row: int) -> tuple[int, ...]:
+        """Everything of a row but its recomputation."""
+        columns = self.rows.columns
+        return tuple(int(getattr(columns, name)[row]) for name in _LAYOUT)
 
     def score_s(self, solved: Solved) -> float:
         """The simulated step time of a solved row."""

@@ -37,12 +37,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from profiles.capabilities import launcher_capabilities
 from profiles.profile import Profile
 from solver.check import violations
-from solver.cost.memory import memory_budget_bytes
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
 from solver.explain import explain
@@ -53,8 +49,8 @@ from solver.progress import OnProgress, ShouldStop
 from solver.search.bounds import objective_bound_s
 from solver.search.certify import Certificate, Judge
 from solver.search.frontier import Frontier, Solved
+from solver.search.priced import priced_rows
 from solver.search.reach import least_bound_s
-from solver.search.rows import Rows
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
@@ -83,7 +79,7 @@ def search(
     with Judge(options) as judge:
         space = enumerate_space(problem)
         watch.report("enumerating", total=len(space.columns), now=True)
-        rows = priced_rows(problem, profile, space)
+        rows = priced_rows(problem, profile, space.columns.take(space.legal))
         frontier = Frontier.of(rows, options.top_k)
         frontier.run(lambda state: _interrupt(watch, space, state))
         proof = _prove(frontier, watch)
@@ -96,19 +92,6 @@ def search(
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
-
-
-def priced_rows(problem: Problem, profile: Profile, space: Space) -> Rows:
-    """The legal rows of a space with their prices."""
-    legal = space.columns.take(space.legal)
-    probability = problem.options.max_out_of_memory_probability
-    return Rows(
-        columns=legal,
-        prices=price(problem, legal, profile),
-        layout=LayerLayout.of(problem.model),
-        budget_bytes=memory_budget_bytes(problem, profile, probability),
-        uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
-    )
 
 
 def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:

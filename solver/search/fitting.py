@@ -1,0 +1,67 @@
+"""Which rows have a split that fits in memory, and how much memory the nearest one lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from solver.columns import BoolArray
+from solver.search.caps import layer_caps
+from solver.search.mixed import may_fit
+from solver.search.reach import can_beat
+from solver.search.rows import Rows
+from solver.search.stages import Split, best_splits, even_chunks
+
+_CANDIDATES = 64  # rows looked at closely for the smallest peak
+_BISECTIONS = 40
+_LONGEST_S = 1e15  # longer than any step
+
+
+def fitting(rows: Rows) -> BoolArray:
+    """Rows with a split that fits, shape (n,); for layers of several kinds rows that are not refuted."""
+    if rows.is_uniform:
+        return layer_caps(rows).feasible(rows.layout.num_layers)
+    able = may_fit(rows)
+    index = np.flatnonzero(able)
+    able[index] = can_beat(rows.take(index), np.full(len(index), _LONGEST_S))
+    return able
+
+
+def any_fits(rows: Rows) -> bool:
+    """Whether some row has a split that fits, proved by the split."""
+    return any(
+        best_splits(rows.take([row]))[0] is not None for row in np.flatnonzero(fitting(rows)).tolist()
+    )
+
+
+def nearest(rows: Rows) -> tuple[int, Split] | None:
+    """The row and split with the smallest peak memory, among the rows with the smallest even one."""
+    peaks = np.full(len(rows), np.inf)
+    for shape in np.unique(rows.p * rows.v):
+        index = np.flatnonzero(rows.p * rows.v == shape)
+        split = even_chunks(rows, int(shape))
+        index = index[rows.smallest_chunk[index] <= min(split or (0,))]
+        if split is not None and len(index):
+            stages = rows.take(index).stages([split] * len(index))
+            peaks[index] = stages.peak_memory_bytes.max(axis=1)
+    order = np.argsort(peaks, kind="stable")[:_CANDIDATES].tolist()
+    found = [(*_least_budget(rows.take([row]), peaks[row]), row) for row in order if peaks[row] < np.inf]
+    if not found:
+        return None
+    _, split, row = min(found, key=lambda entry: (entry[0], entry[2]))
+    return row, split
+
+
+def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
+    """The smallest budget under which a row fits, and its split there; ``enough_bytes`` is one."""
+    low, high = 0.0, enough_bytes * (1.0 + 1e-9)
+    split = best_splits(replace(row, budget_bytes=high))[0]
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        found = best_splits(replace(row, budget_bytes=middle))[0]
+        if found is None:
+            low = middle
+        else:
+            high, split = middle, found
+    return high, split or ()

@@ -1,0 +1,142 @@
+"""Whole searches on real prices: proofs, limits, interruption, repeatability."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from profiles.profile import default_profile
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.progress import Progress
+from solver.search.search import search
+from tests.builders import a_cluster, a_model, a_moe_model, a_problem
+
+
+def small_problem(**options: object) -> Problem:
+    """A model of 8 B parameters on 2 nodes: a few thousand configurations."""
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    return a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=64, **options)
+
+
+def answer_to(problem: Problem, **callbacks: object) -> Answer:
+    """Search with the profile that ships."""
+    profile = default_profile(problem.cluster, problem.launcher)
+    return search(problem, profile, **callbacks)  # type: ignore[arg-type]
+
+
+def lasting(answer: Answer) -> str:
+    """The answer without its clock."""
+    return json.dumps(replace(answer, elapsed_s=0.0).to_json(), sort_keys=True)
+
+
+def test_ranking_is_proved_by_two_methods() -> None:
+    answer = answer_to(small_problem())
+    assert answer.status == "optimal"
+    assert answer.certified_by == ("exact-dp", "cp-sat")
+    assert answer.plans[0].certified_by == ("exact-dp", "cp-sat")
+    assert answer.explored == answer.space_size
+
+
+def test_plans_are_in_order_and_no_two_are_the_same() -> None:
+    answer = answer_to(small_problem(certify="none"))
+    times = [plan.prediction.step_time_s for plan in answer.plans]
+    assert times == sorted(times)
+    assert [plan.rank for plan in answer.plans] == list(range(1, 11))
+    assert len({plan.plan_id for plan in answer.plans}) == 10
+
+
+def test_bound_is_below_the_best_step_and_the_gap_says_by_how_much() -> None:
+    answer = answer_to(small_problem(certify="none"))
+    best = answer.plans[0].prediction.step_time_s
+    assert answer.bound_step_time_s is not None
+    gap = (best - answer.bound_step_time_s) / best
+    assert answer.gap == pytest.approx(gap)
+    assert 0.0 <= gap < 0.05
+
+
+def test_every_plan_can_be_certified() -> None:
+    answer = answer_to(small_problem(certify="cp-sat-all", top_k=4))
+    assert all("cp-sat" in plan.certified_by for plan in answer.plans)
+    assert answer.counts["certified"] == 4
+
+
+def test_without_certificate_the_exact_program_stands_alone() -> None:
+    assert answer_to(small_problem(certify="none")).certified_by == ("exact-dp",)
+
+
+def test_layers_of_several_kinds_are_certified_too() -> None:
+    model = a_moe_model()
+    assert model.moe is not None
+    model = replace(model, num_layers=12, moe=replace(model.moe, num_dense_layers=2))
+    answer = answer_to(a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=64))
+    assert answer.certified_by == ("exact-dp", "cp-sat")
+
+
+def test_same_seed_gives_the_same_bytes() -> None:
+    assert lasting(answer_to(small_problem())) == lasting(answer_to(small_problem()))
+
+
+def test_the_best_three_are_the_first_three_of_the_best_four() -> None:
+    three = answer_to(small_problem(top_k=3, certify="none"))
+    four = answer_to(small_problem(top_k=4, certify="none"))
+    assert [plan.plan_id for plan in three.plans] == [plan.plan_id for plan in four.plans[:3]]
+
+
+def test_pins_bounds_and_forbidden_values_hold_in_every_plan() -> None:
+    limits = {"pin": {"tensor_parallel_size": 4}, "bounds": {"pipeline_parallel_size": (2, 4)},
+              "forbid": {"recompute_granularity": ("full",)}}  # fmt: skip
+    plans = answer_to(small_problem(certify="none", **limits)).plans
+    assert plans
+    assert {plan.config.tensor_parallel_size for plan in plans} == {4}
+    assert {plan.config.pipeline_parallel_size for plan in plans} <= {2, 3, 4}
+    assert "full" not in {plan.config.recompute_granularity for plan in plans}
+
+
+def test_gpus_that_do_not_factor_are_left_out_and_the_answer_says_so() -> None:
+    # 32 heads and pipelines of 2 or 4: batch 64 has no factor 3, and 32 layers hold no 3 even ones;
+    # pinned to one stage, 3 nodes = 24 GPUs leave dp = 24 / tp, a multiple of 3.
+    pin = {"pipeline_parallel_size": 1}
+    problem = replace(small_problem(certify="none", pin=pin), cluster=a_cluster(num_nodes=3))
+    answer = answer_to(problem)
+    assert answer.num_gpus_used == 16
+    assert answer.warnings[0].startswith("16 of 24 GPUs are used")
+
+
+def test_a_time_limit_of_nothing_ends_without_a_plan() -> None:
+    answer = answer_to(small_problem(time_limit_s=0.0))
+    assert (answer.status, answer.plans, answer.certified_by) == ("unknown", (), ())
+    assert answer.bound_step_time_s is not None
+
+
+def test_stopping_after_the_first_plan_keeps_it_with_a_bound() -> None:
+    seen: list[Progress] = []
+
+    def stop() -> bool:
+        return any(report.incumbent_step_time_s is not None for report in seen)
+
+    polls = iter([False] * 8)
+    problem = small_problem(top_k=50)
+    answer = answer_to(problem, on_progress=seen.append, should_stop=lambda: stop() or next(polls, True))
+    assert answer.status == "feasible"
+    assert answer.plans
+    assert answer.bound_step_time_s is not None
+    assert answer.bound_step_time_s <= answer.plans[0].prediction.step_time_s
+
+
+def test_progress_ends_with_everything_explored() -> None:
+    seen: list[Progress] = []
+    answer = answer_to(small_problem(certify="none"), on_progress=seen.append)
+    assert seen[0].stage == "enumerating"
+    assert (seen[-1].stage, seen[-1].explored) == ("done", answer.space_size)
+
+
+def test_more_memory_per_gpu_never_makes_the_best_plan_slower() -> None:
+    steps = []
+    for scale in (0.5, 1.0, 2.0):
+        problem = small_problem(certify="none", top_k=1)
+        group = problem.cluster.groups[0]
+        gpu = replace(group.gpu, memory_bytes=int(group.gpu.memory_bytes * scale))
+        cluster = replace(problem.cluster, groups=(replace(group, gpu=gpu),))
+        steps.append(answer_to(replace(problem, cluster=cluster)).plans[0].prediction.step_time_s)
+    assert steps == sorted(steps, reverse=True)

@@ -1,0 +1,100 @@
+"""The independent check accepts what the search returns and refuses every mutant of it."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cache
+
+import pytest
+
+from profiles.profile import Profile, default_profile
+from solver.check import violations
+from solver.plan import Configuration, Plan, Prediction
+from solver.problem import Problem
+from solver.search.search import search
+from tests.builders import a_cluster, a_model, a_problem
+
+
+@cache
+def found() -> tuple[Problem, Profile, Plan]:
+    """The best interleaved plan of a 8 B model on 2 nodes that recomputes some layers."""
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    pins = {"pin": {"virtual_pipeline_size": 3, "recompute_layers": 1}}
+    problem = a_problem(
+        model=model, cluster=a_cluster(num_nodes=2), batch=64, certify="none", top_k=1, **pins
+    )
+    profile = default_profile(problem.cluster, problem.launcher)
+    return problem, profile, search(problem, profile).plans[0]
+
+
+def faults(plan: Plan | Configuration) -> list[str]:
+    """What the check says."""
+    problem, profile, _ = found()
+    return list(violations(problem, profile, plan))
+
+
+def test_a_plan_of_the_search_passes() -> None:
+    _, _, plan = found()
+    assert faults(plan) == []
+    assert faults(plan.config) == []
+
+
+def changed(value: object) -> object:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + max(1, value // 1000)  # a byte of gigabytes is rounding, a thousandth is not
+    if isinstance(value, float):
+        return value * 1.001 + 1e-6
+    if isinstance(value, str):
+        return "gpipe" if value != "gpipe" else "1f1b"
+    if isinstance(value, Mapping):
+        name = max(value, key=lambda key: float(value[key]))
+        return {**value, name: changed(value[name])}
+    assert isinstance(value, tuple)
+    return (changed(value[0]), *value[1:]) if value else ("operators",)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Configuration)])
+def test_a_mutant_of_each_configuration_field_is_refused(name: str) -> None:
+    _, _, plan = found()
+    mutant = replace(plan.config, **{name: changed(getattr(plan.config, name))})  # type: ignore[arg-type]
+    assert faults(mutant) != []
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Prediction) if f.name != "stages"])
+def test_a_mutant_of_each_predicted_figure_is_refused(name: str) -> None:
+    _, _, plan = found()
+    mutant = replace(plan.prediction, **{name: changed(getattr(plan.prediction, name))})  # type: ignore[arg-type]
+    assert faults(replace(plan, prediction=mutant)) != []
+
+
+@pytest.mark.parametrize("name", ["stage", "layers", "memory_bytes", "peak_memory_bytes", "compute_s"])
+def test_a_mutant_of_each_stage_figure_is_refused(name: str) -> None:
+    _, _, plan = found()
+    first, *others = plan.prediction.stages
+    mutant = replace(first, **{name: changed(getattr(first, name))})  # type: ignore[arg-type]
+    assert faults(replace(plan, prediction=replace(plan.prediction, stages=(mutant, *others)))) != []
+
+
+@pytest.mark.parametrize("change", [{"plan_id": "0" * 12}, {"rank": 0}, {"objective_s": 1.0},
+                                    {"certified_by": ("faith",)}])  # fmt: skip
+def test_a_mutant_of_the_plan_itself_is_refused(change: Mapping[str, object]) -> None:
+    _, _, plan = found()
+    assert faults(replace(plan, **change)) != []  # type: ignore[arg-type]
+
+
+def test_a_layer_moved_to_another_chunk_of_the_rank_passes_but_a_lost_one_does_not() -> None:
+    _, _, plan = found()
+    split = plan.config.stage_layers
+    lost = replace(plan.config, stage_layers=(*split[:-1], split[-1] - 1))
+    assert faults(replace(plan.config, stage_layers=split[::-1])) == []
+    assert faults(lost) == [f"stage_layers holds {sum(split) - 1} layers, the model has {sum(split)}"]
+
+
+def test_a_configuration_that_does_not_fit_names_its_stages() -> None:
+    problem, profile, plan = found()
+    group = problem.cluster.groups[0]
+    small = replace(group, gpu=replace(group.gpu, memory_bytes=group.gpu.memory_bytes // 64))
+    tight = replace(problem, cluster=replace(problem.cluster, groups=(small,)))
+    assert next(violations(tight, profile, plan.config)).startswith("stage 0 needs ")

@@ -1,0 +1,83 @@
+"""Why nothing fits: minimal, complete, and every change verified."""
+
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.profile import default_profile
+from solver.explain import minimal_hitting_sets, minimal_masks
+from solver.plan import Infeasibility
+from solver.problem import Problem
+from solver.search.search import search
+from tests.builders import a_cluster, a_model, a_problem
+
+
+def explained(problem: Problem) -> Infeasibility:
+    """The reasons of an infeasible problem."""
+    answer = search(problem, default_profile(problem.cluster, problem.launcher))
+    assert answer.status == "infeasible"
+    assert answer.infeasible is not None
+    return answer.infeasible
+
+
+def fits(problem: Problem) -> bool:
+    """Whether a problem has a plan."""
+    return bool(search(problem, default_profile(problem.cluster, problem.launcher)).plans)
+
+
+MASKS = st.lists(st.integers(1, 63), min_size=1, max_size=12)
+
+
+@given(MASKS)
+def test_minimal_masks_have_no_part_among_the_others(masks: list[int]) -> None:
+    kept = minimal_masks(masks)  # type: ignore[arg-type]
+    assert all(any(k & mask == k for k in kept) for mask in masks)
+    assert not any(a & b == a for a, b in combinations(kept, 2))
+
+
+@given(MASKS)
+def test_hitting_sets_meet_every_set_and_none_can_lose_a_bit(masks: list[int]) -> None:
+    found = minimal_hitting_sets(masks, largest=6)
+    assert found
+    for hitting in found:
+        assert all(hitting & mask for mask in masks)
+        smaller = [hitting & ~(1 << bit) for bit in range(6) if hitting >> bit & 1]
+        assert not any(all(part & mask for mask in masks) for part in smaller)
+
+
+def test_a_model_too_large_names_the_stage_and_the_missing_memory() -> None:
+    problem = a_problem(cluster=a_cluster(num_nodes=1), certify="none")
+    found = explained(problem)
+    assert found.nearest is not None
+    assert found.nearest.needed_bytes > found.nearest.limit_bytes
+    assert found.reasons[0].startswith(f"memory: stage {found.nearest.stage} of the nearest configuration")
+    assert len(found.conflicts) == 1
+    assert found.conflicts[0][0].startswith("memory of ")
+
+
+def test_more_nodes_are_offered_and_really_fit() -> None:
+    problem = a_problem(cluster=a_cluster(num_nodes=1), certify="none")
+    nodes = next(change for change in explained(problem).changes if change.endswith("nodes"))
+    assert fits(replace(problem, cluster=a_cluster(num_nodes=int(nodes.split()[0]))))
+
+
+def test_a_pin_that_costs_the_memory_is_named_with_it_and_its_removal_fits() -> None:
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    pins = {"pin": {"tensor_parallel_size": 1, "zero_stage": 0, "pipeline_parallel_size": 1}}
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=64, certify="none", **pins)
+    found = explained(problem)
+    assert any("memory" in words[-1] and len(words) > 1 for words in found.conflicts)
+    without = [change for change in found.changes if change.startswith("without pin ")]
+    assert without
+    dropped = without[0].removeprefix("without pin ").split(" = ")[0]
+    options = replace(problem.options, pin={k: v for k, v in pins["pin"].items() if k != dropped})
+    assert fits(replace(problem, options=options))
+
+
+def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
+    found = explained(a_problem(cluster=a_cluster(num_nodes=4), pin={"tensor_parallel_size": 16}))
+    assert found.conflicts == (("pin tensor_parallel_size = 16",),)
+    assert "divides an island" in found.reasons[0]
+    assert found.nearest is None
