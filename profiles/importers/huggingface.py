@@ -49,6 +49,13 @@ def load_config(path: Path | str) -> ModelSpec:
     return model_from_config(raw, name=name or "custom")
 
 
+def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
+    """Attention heads, and kv heads (as many, where the config names none)."""
+    heads = _size(reader, family, "num_attention_heads")
+    kv_heads = reader.integer("num_key_value_heads", high=MODEL_LIMITS["num_kv_heads"][1], default=heads)
+    return heads, kv_heads
+
+
 def model_from_config(config: object, *, name: str) -> ModelSpec:
     """The shape that a Hugging Face config describes.
 
@@ -63,8 +70,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     family = FAMILIES.get(model_type) or _llama_like(reader, model_type)
     num_layers = _size(reader, family, "num_layers")
     hidden_size = _size(reader, family, "hidden_size")
-    heads = _size(reader, family, "num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads", high=MODEL_LIMITS["num_kv_heads"][1], default=heads)
+    heads, kv_heads = _heads(reader, family)
     mla = _mla(reader)
     head_dim = _head_dim(reader, hidden_size, heads, mla)
     moe = _moe(reader, family, num_layers)
