@@ -68,9 +68,11 @@ class Frontier:
     @classmethod
     def of(cls, rows: Rows, top_k: int) -> Frontier:
         """Bound every row; none is solved yet."""
-        bound = whole_layers_s(rows)
-        fitting = layer_caps(rows).feasible(rows.layout.num_layers) if rows.is_uniform else may_fit(rows)
-        bound = np.where(fitting, bound, np.inf)
+        bound = np.full(len(rows), np.inf)
+        index = np.flatnonzero(may_fit(rows))
+        if rows.is_uniform:
+            index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
+        bound[index] = whole_layers_s(rows.take(index))
         order = np.argsort(bound, kind="stable")
         fits = int(np.isfinite(bound).sum())
         return cls(rows=rows, top_k=top_k, bound_s=bound, fits=fits, _order=order[:fits])

@@ -49,8 +49,9 @@ from solver.progress import OnProgress, ShouldStop
 from solver.search.bounds import objective_bound_s
 from solver.search.certify import Certificate, Judge
 from solver.search.frontier import Frontier, Solved
-from solver.search.priced import priced_rows
+from solver.search.priced import priced_in_chunks, priced_rows
 from solver.search.reach import least_bound_s
+from solver.search.rows import Rows
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
@@ -79,7 +80,7 @@ def search(
     with Judge(options) as judge:
         space = enumerate_space(problem)
         watch.report("enumerating", total=len(space.columns), now=True)
-        rows = priced_rows(problem, profile, space.columns.take(space.legal))
+        rows = _rows(problem, profile, space, watch)
         frontier = Frontier.of(rows, options.top_k)
         frontier.run(lambda state: _interrupt(watch, space, state))
         proof = _prove(frontier, watch)
@@ -92,6 +93,18 @@ def search(
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def _rows(problem: Problem, profile: Profile, space: Space, watch: Watch) -> Rows:
+    """The legal rows, priced; none of them when the search was stopped before all had a price."""
+
+    def interrupted() -> bool:
+        watch.report("bounding", explored=int((~space.legal).sum()), total=len(space.columns))
+        return watch.interrupted()
+
+    legal = space.columns.take(space.legal)
+    rows = priced_in_chunks(problem, profile, legal, interrupted)
+    return rows or priced_rows(problem, profile, legal.take(slice(0)))
 
 
 def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
@@ -190,7 +203,7 @@ class _Found:
 def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     """The answer with its certificate."""
     frontier, space, proof = found.frontier, found.space, found.proof
-    illegal = len(space.columns) - len(frontier.rows)
+    legal = int(space.legal.sum())
     proved = frontier.finished
     best = plans[0].prediction.step_time_s if plans else None
     bound = proof.bound_s if best is None or proof.bound_s is None else min(proof.bound_s, best)
@@ -205,9 +218,9 @@ def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         bound_step_time_s=bound,
         gap=relative_gap(best, bound),
         space_size=len(space.columns),
-        legal=len(frontier.rows),
+        legal=legal,
         fit=frontier.fits,
-        explored=illegal + frontier.settled,
+        explored=len(space.columns) - legal + frontier.settled,
         counts={
             "priced": len(frontier.rows),
             "pruned": len(frontier.rows) - frontier.simulated,

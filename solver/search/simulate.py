@@ -8,6 +8,7 @@ and ``…_with_interleaving`` (groups of pp micro-batches).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from solver.errors import InvalidPlanError
 
@@ -69,7 +70,15 @@ def rank_finish_s(
     Raises:
         InvalidPlanError: the schedule cannot run to its end (micro-batches do not fit its groups).
     """
-    m, vpp = num_microbatches, len(forward_s) // pp
+    return list(_finish_s(tuple(forward_s), tuple(backward_s), pp, num_microbatches, schedule))
+
+
+@lru_cache(maxsize=256)
+def _finish_s(
+    forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, m: int, schedule: str
+) -> list[float]:
+    """The same; a plan is simulated when it is ranked, predicted and checked, so results are kept."""
+    vpp = len(forward_s) // pp
     block_s = [0.0, *forward_s, *reversed(backward_s)]
     orders = [_slots(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
     end = [0.0] * m + [-1.0] * (m * (len(block_s) - 1))

@@ -106,7 +106,16 @@ def test_gpus_that_do_not_factor_are_left_out_and_the_answer_says_so() -> None:
 def test_a_time_limit_of_nothing_ends_without_a_plan() -> None:
     answer = answer_to(small_problem(time_limit_s=0.0))
     assert (answer.status, answer.plans, answer.certified_by) == ("unknown", (), ())
-    assert answer.bound_step_time_s is not None
+    assert answer.infeasible is None
+
+
+def test_stopping_before_the_first_plan_still_bounds_every_plan() -> None:
+    polls = iter([False])  # once before pricing, then stop
+    stopped = answer_to(small_problem(), should_stop=lambda: next(polls, True))
+    best = answer_to(small_problem(certify="none", top_k=1)).plans[0].prediction.step_time_s
+    assert stopped.status == "unknown"
+    assert stopped.bound_step_time_s is not None
+    assert 0.0 < stopped.bound_step_time_s <= best
 
 
 def test_stopping_after_the_first_plan_keeps_it_with_a_bound() -> None:
