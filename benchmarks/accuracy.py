@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import yaml
+
+from profiles.library import CATALOG
 from solver.accuracy import Report, RunPrediction, validate
 from solver.figures import ErrorFigures, Figures
 from solver.runs import CATALOG_RUNS, read_runs
@@ -35,14 +38,20 @@ against mere memorising is that a stack's one set of constants serves all its cl
 Left out of the fit, but scored here: the tiny models of Megatron-LM's continuous integration, and the
 pipelines across nodes of the Ultra-Scale cluster, which are up to five times slower than their network
 explains. *Calibrated* means: each cluster's time factor was set from up to 16 of its own runs (at most
-half), chosen from their configurations alone; those runs are not scored.
+half), chosen from their configurations alone; those runs are not scored. *Held out* (by cluster): the
+mean error when the stack's constants are fitted again without that cluster, from
+`profiles/catalog/calibration/held_out.yaml` (`benchmarks/fit_stacks.py --held-out`); the global level
+that holds the fit near physical values has seen all clusters. The two clusters of the gates hold out
+each other's rows only.
 """
+HELD_OUT = CATALOG / "calibration" / "held_out.yaml"
 
 
-def _figures_row(name: str, figures: Figures, calibrated: Figures | None) -> str:
+def _figures_row(name: str, figures: Figures, calibrated: Figures | None, held_out: float | None) -> str:
     """One line of the tables by cluster and by source."""
     time, after = figures.time, calibrated.time if calibrated else None
     cells = [name, str(figures.n), *_time_cells(time, figures.coverage)]
+    cells += ["–" if held_out is None else f"{held_out:.1f}"]
     cells += [f"{after.mean_absolute:.1f}" if after else "–"]
     cells += [_memory_cell(figures.memory)]
     return f"| {' | '.join(cells)} |"
@@ -62,17 +71,24 @@ def _memory_cell(memory: dict[str, ErrorFigures]) -> str:
     return ", ".join(f"{kind} {m.mean_absolute:.1f} ({m.n})" for kind, m in memory.items()) or "–"
 
 
+def _held_out() -> dict[str, float]:
+    """Mean error of each cluster under constants that have not seen it."""
+    figures: dict[str, dict[str, float]] = yaml.safe_load(HELD_OUT.read_text(encoding="utf-8"))
+    return {name: float(values["mean_percent"]) for name, values in figures.items()}
+
+
 def _table(title: str, before: dict[str, Figures], after: dict[str, Figures]) -> list[str]:
     """A table of figures by cluster or source."""
+    blind = _held_out()
     head = [
         f"## By {title}",
         "",
         "Errors in %, uncalibrated unless said otherwise.",
         "",
-        f"| {title} | runs | mean | median | p90 | bias | coverage | mean, calibrated | memory (runs) |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {title} | runs | mean | median | p90 | bias | coverage | held out | calibrated | memory |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    return [*head, *(_figures_row(n, f, after.get(n)) for n, f in before.items()), ""]
+    return [*head, *(_figures_row(n, f, after.get(n), blind.get(n)) for n, f in before.items()), ""]
 
 
 def gate_rows(report: Report, source: str) -> list[RunPrediction]:

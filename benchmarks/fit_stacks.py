@@ -5,11 +5,17 @@ the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 
 ``ln(predicted / measured)`` with a noise of 4 %, a log-normal prior of the width below, and every
 cluster's weight capped at 60 runs. Tiny models of continuous integration are left out.
 
-    .venv/bin/python benchmarks/fit_stacks.py [STACK …]
+    .venv/bin/python benchmarks/fit_stacks.py              # both levels, writes stacks.yaml
+    .venv/bin/python benchmarks/fit_stacks.py STACK …      # these stacks, round the global level there
+    .venv/bin/python benchmarks/fit_stacks.py --held-out   # writes held_out.yaml
+
+``--held-out`` fits each stack without one of its clusters at a time (the global level stays) and
+predicts that cluster: what to expect on a cluster that was never seen.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -17,7 +23,7 @@ import numpy as np
 import yaml
 
 from profiles.frameworks import framework_facts
-from profiles.profile import Constants, default_profile
+from profiles.profile import Constants, default_profile, stack_constants
 from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import assemble, objective_s
 from solver.cost.price import price
@@ -31,9 +37,10 @@ WIDTHS = {
     "hbm": 0.15, "elementwise": 0.5, "loss_bytes": 0.5, "floor_s": 0.5, "floor_moe": 0.3,
     "collective_latency_s": 0.5, "fast_link": 0.15, "network": 0.35, "tensor_exposed": 0.4,
     "expert_exposed": 0.3, "gather_exposed": 0.4, "gradient_exposed": 0.4, "transfer_exposed": 0.4,
-    "network_latency_s": 1.0, "update_bytes": 0.3, "straggler": 0.5, "fixed_s": 0.5,
+    "network_latency_s": 0.1, "update_bytes": 0.3, "straggler": 0.5, "fixed_s": 0.5,
     "network_decay": 0.5,
 }  # fmt: skip
+STACK_WIDTHS = WIDTHS | {"network_latency_s": 1.0}  # EFA and InfiniBand differ by far
 CAPS = {
     "fast_link": 0.95, "network": 1.0, "tensor_exposed": 1.0, "expert_exposed": 1.0,
     "gather_exposed": 1.0, "gradient_exposed": 1.0, "hbm": 0.95, "score_gemm": 0.7,
@@ -50,6 +57,7 @@ UNFITTED = (
     "log_memory_sigma",
 )
 STACKS = CATALOG_RUNS.parent.parent / "calibration" / "stacks.yaml"
+HELD_OUT = STACKS.with_name("held_out.yaml")
 NOISE = 0.04
 CLUSTER_WEIGHT = 60.0
 LEFT_OUT = ("megatron-ci-",)
@@ -127,13 +135,20 @@ def _with(constants: Constants, names: list[str], log_values: FloatArray) -> Con
     return replace(constants, **values)
 
 
-def fit(batches: list[Batch], prior: Constants, iterations: int = 6) -> Constants:
-    """Damped Gauss-Newton steps on the reweighted residuals."""
-    names = list(WIDTHS)
+def fit(
+    batches: list[Batch],
+    prior: Constants,
+    *,
+    widths: dict[str, float] = STACK_WIDTHS,
+    start: Constants | None = None,
+    iterations: int = 6,
+) -> Constants:
+    """Damped Gauss-Newton steps on the reweighted residuals, from ``start`` (else the prior) on."""
+    names = list(widths)
     centre = np.log([getattr(prior, name) for name in names])
-    width = np.array([WIDTHS[name] for name in names])
+    width = np.array([widths[name] for name in names])
     weight = np.concatenate([batch.weight for batch in batches])
-    x = centre.copy()
+    x = np.log([getattr(start or prior, name) for name in names])
 
     def cost(log_values: FloatArray) -> tuple[float, FloatArray]:
         r = residuals(batches, _with(prior, names, log_values))
@@ -183,18 +198,26 @@ def _header() -> str:
     return "".join(line for line in lines if line.startswith("#"))
 
 
-def main() -> None:
-    """Fit both levels and write them to the catalog."""
-    batches = batches_of(list(read_runs(CATALOG_RUNS)))
-    by_stack: dict[str, list[Batch]] = defaultdict(list)
-    for batch in batches:
-        by_stack[framework_facts(batch.framework).stack].append(batch)
+def _by_stack() -> dict[str, list[Batch]]:
+    """The batches of each stack."""
+    groups: dict[str, list[Batch]] = defaultdict(list)
+    for batch in batches_of(list(read_runs(CATALOG_RUNS))):
+        groups[framework_facts(batch.framework).stack].append(batch)
+    return dict(sorted(groups.items()))
+
+
+def fit_levels(wanted: list[str]) -> None:
+    """Fit both levels (or only the wanted stacks) and write them to the catalog."""
+    by_stack = _by_stack()
+    batches = [batch for mine in by_stack.values() for batch in mine]
     levels = yaml.safe_load(STACKS.read_text(encoding="utf-8"))
     start = Constants(**{n: float(v) for n, v in levels["global"].items() if n != "fitted_on"})
-    general = fit(batches, start)
+    general = start if wanted else fit(batches, start, widths=WIDTHS)
     print(f"global: {_mean_error(batches, start):.1%} -> {_mean_error(batches, general):.1%}")
     levels["global"] |= _shown({name: getattr(general, name) for name in WIDTHS})
-    for stack, mine in sorted(by_stack.items()):
+    for stack, mine in by_stack.items():
+        if wanted and stack not in wanted:
+            continue
         own = {n: float(v) for n, v in levels["stacks"].get(stack, {}).items() if n in UNFITTED}
         fitted = fit(mine, replace(general, **own))
         runs = sum(len(batch.log_measured) for batch in mine)
@@ -204,5 +227,28 @@ def main() -> None:
     STACKS.write_text(_header() + yaml.safe_dump(levels, sort_keys=False, width=100), encoding="utf-8")
 
 
+def held_out() -> None:
+    """Predict each cluster by a fit that has not seen it, and write the errors."""
+    levels = yaml.safe_load(STACKS.read_text(encoding="utf-8"))
+    general = Constants(**{n: float(v) for n, v in levels["global"].items() if n != "fitted_on"})
+    figures: dict[str, dict[str, float | int | str]] = {}
+    for stack, mine in _by_stack().items():
+        fitted = stack_constants(stack)
+        for cluster in sorted({batch.problem.cluster.name for batch in mine}):
+            rest = [batch for batch in mine if batch.problem.cluster.name != cluster]
+            own = [batch for batch in mine if batch.problem.cluster.name == cluster]
+            blind = fit(rest, general, start=fitted, iterations=3) if rest else general
+            errors = np.expm1(residuals(own, blind))
+            figures[cluster] = {
+                "stack": stack,
+                "runs": len(errors),
+                "mean_percent": round(float(100 * np.abs(errors).mean()), 1),
+                "bias_percent": round(float(100 * np.median(errors)), 1),
+                "spread": round(float(np.percentile(np.abs(np.log1p(errors)), 80)) / 1.2816, 3),
+            }
+            print(cluster, figures[cluster], flush=True)
+    HELD_OUT.write_text(yaml.safe_dump(figures, sort_keys=True), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main()
+    held_out() if "--held-out" in sys.argv else fit_levels(sys.argv[1:])

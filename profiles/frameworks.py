@@ -26,7 +26,15 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
         "nvfp4",
     ),
 }  # fmt: skip
-_NOT_OPTIONS = {"name", "stack", "source", "weight_bytes", "optimizer_bytes", "selective_keeps"}
+_NOT_OPTIONS = {
+    "name",
+    "stack",
+    "source",
+    "weight_bytes",
+    "optimizer_bytes",
+    "own_gradient_bytes",
+    "selective_keeps",
+}
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
 
@@ -43,6 +51,7 @@ class FrameworkFacts:
     gradient_dtype: str  # kept and reduced
     weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)
     optimizer_bytes: float  # AdamW's states of one weight, the fp32 copy included where there is one
+    own_gradient_bytes: float  # of the model's gradients, kept beside an fp32 buffer
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     overlap_gradients: bool  # reduction runs under the backward pass
     overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)

@@ -21,7 +21,8 @@ from solver.problem import Problem
 
 Choice = Literal["suggested", "random"]
 PRIOR_RUNS = 3.0  # the uncalibrated spread counts as much as this many runs
-LEVEL_NOISE = 0.06  # scatter of one run about its cluster's level, in log time
+RUN_NOISE = 0.06  # usual scatter of one run about its cluster's level, in log time
+MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 LEAST_SIGMA = 0.02
 _FEW = 4  # below and at this many runs, central configurations teach more than extreme ones
 
@@ -74,16 +75,20 @@ def measuring_order(
 def calibrated(profile: Profile, log_ratios: Sequence[float]) -> Profile:
     """The profile after measuring runs with these ``ln(measured / predicted)`` step times.
 
-    The level moves to the median of the ratios, shrunk by ``n / (n + (noise / sigma)^2)``; the spread
-    is the mean square about the new level, the old spread counting as a few runs.
+    The level moves to the median of the ratios, shrunk by ``tau^2 / (tau^2 + e^2)``: tau is the prior
+    spread of a cluster's level, e the standard error of the median (1.25 s / sqrt(n), with s the
+    scatter of the runs, at least the noise of a single one). The new spread is the mean square about
+    the level, the prior counting as a few runs.
     """
     n = len(log_ratios)
     if n == 0:
         return profile
     ratios = np.asarray(log_ratios)
     sigma = profile.log_time_sigma
-    level = float(np.median(ratios)) * n / (n + (LEVEL_NOISE / max(sigma, 1e-6)) ** 2)
-    squares = float(((ratios - level) ** 2).sum()) + PRIOR_RUNS * min(sigma, LEVEL_NOISE) ** 2
+    scatter = np.sqrt((n * float(ratios.std()) ** 2 + PRIOR_RUNS * RUN_NOISE**2) / (n + PRIOR_RUNS))
+    error = MEDIAN_ERROR * float(scatter) / np.sqrt(n)
+    level = float(np.median(ratios)) * sigma**2 / (sigma**2 + error**2)
+    squares = float(((ratios - level) ** 2).sum()) + PRIOR_RUNS * min(sigma, RUN_NOISE) ** 2
     spread = max(float(np.sqrt(squares / (n + PRIOR_RUNS))), LEAST_SIGMA)
     return replace(
         profile,

@@ -39,13 +39,14 @@ def _bytes_of(ctx: Context, count: FloatArray, sharing: FloatArray) -> StateByte
     stage = ctx.columns.zero_stage
     gradient = np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
     weight = np.where(stage == SHARD_WEIGHTS, sharing, 1.0)
+    own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
     states = ctx.facts.optimizer_bytes * _OPTIMIZER_SHARE.get(ctx.optimizer, 1.0)
     stored = np.where(stage == SHARD_WEIGHTS, ctx.facts.weight_bytes, 2.0)
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     return StateBytes(
         weights=count * stored / weight,
-        gradients=count * ctx.facts.gradient_bytes / gradient,
+        gradients=count * (ctx.facts.gradient_bytes / gradient + own),
         optimizer=count * (states + copy) / sharing,
     )
 

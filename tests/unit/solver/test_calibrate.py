@@ -19,9 +19,10 @@ def test_runs_that_are_20_percent_slow_move_the_level_there() -> None:
 
 
 def test_one_run_moves_the_level_less_than_all_the_way() -> None:
-    # the weight of one run against a noise of 6 %
+    # scatter 0, the prior of three runs at 6 %: s^2 = 3 / 4 * 0.06^2; e = 1.2533 s
     after = calibrated(PROFILE, [log(1.2)])
-    weight = 1 / (1 + (0.06 / PROFILE.log_time_sigma) ** 2)
+    error = 1.2533**2 * 0.75 * 0.06**2
+    weight = PROFILE.log_time_sigma**2 / (PROFILE.log_time_sigma**2 + error)
     assert after.time_factor == pytest.approx(exp(weight * log(1.2)))
 
 
