@@ -1,4 +1,4 @@
-"""How fast the search proves its ranking: ``python benchmarks/search.py [--certify none|cp-sat|cp-sat-all]``.
+"""How fast the search proves its ranking: ``python benchmarks/search.py [--certify METHOD]``.
 
 One line a problem: configurations enumerated, legal and fitting; rows solved by the exact program and
 simulated; seconds from problem to proved top 10; the gap between the best step and its bound.

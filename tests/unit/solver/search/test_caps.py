@@ -1,0 +1,37 @@
+"""Layer caps say what ``assemble`` would find by trying."""
+
+import numpy as np
+from hypothesis import given, settings
+
+from solver.search.caps import chunks_of_rank_counts, layer_caps
+from solver.search.rows import Rows
+from tests.strategies import priced_rows
+
+
+def test_chunks_of_a_rank_differ_by_at_most_one_and_the_first_are_larger() -> None:
+    # ranks with 5 and 4 layers in 3 chunks: 2 2 1 and 2 1 1, read chunk by chunk in model order
+    assert chunks_of_rank_counts([5, 4], 3) == (2, 2, 2, 1, 1, 1)
+
+
+@given(priced_rows(mixed=False))
+@settings(max_examples=150, deadline=None)
+def test_caps_are_the_most_layers_whose_memory_fits(rows: Rows) -> None:
+    if not rows.uneven_stages or np.isinf(rows.budget_bytes):
+        return
+    caps = layer_caps(rows)
+    p, v, layers = int(rows.p[0]), int(rows.v[0]), rows.layout.num_layers
+    for rank in range(p):
+        low, high = int(caps.least[0, rank]), int(caps.most[0, rank])
+        for count in range(low, layers - int(caps.least[0].sum()) + low + 1):
+            others = _others(layers - count, p, rank, int(caps.least[0, 0]))
+            counts = [*others[:rank], count, *others[rank:]]
+            peak = rows.stages([chunks_of_rank_counts(counts, v)]).peak_memory_bytes[0, rank]
+            assert (peak <= rows.budget_bytes) == (count <= high)
+
+
+def _others(left: int, p: int, rank: int, least: int) -> list[int]:
+    """Layers of the other ranks: the least each, the rest on one of them."""
+    others = [least] * (p - 1)
+    if others:
+        others[-1 if rank == 0 else 0] += left - least * (p - 1)
+    return others

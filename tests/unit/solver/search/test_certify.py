@@ -1,0 +1,93 @@
+"""The judge: a child that may be late, dead or wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from profiles.profile import default_profile
+from solver.errors import ProofMismatchError
+from solver.options import SearchOptions
+from solver.search.certify import Certificate, Judge, _compare
+from solver.search.frontier import Frontier
+from solver.search.priced import priced_rows
+from solver.search.watch import Watch
+from solver.space import enumerate_space
+from tests.builders import a_cluster, a_model, a_problem
+
+
+@pytest.fixture(scope="module")
+def frontier() -> Frontier:
+    """A finished search for three plans."""
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=32)
+    space = enumerate_space(problem)
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = Frontier.of(priced_rows(problem, profile, space.columns.take(space.legal)), 3)
+    found.run(lambda _: False)
+    return found
+
+
+def judged(frontier: Frontier, judge: Judge, watch: Watch) -> Certificate:
+    """The certificate of the first plan's row alone."""
+    return judge.certify(frontier, (frontier.ranked[0][2],), watch)
+
+
+def test_the_first_plan_is_confirmed(frontier: Frontier) -> None:
+    with Judge(SearchOptions()) as judge:
+        certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
+    assert certificate == Certificate(rows=frozenset({frontier.ranked[0][2]}))
+
+
+def test_without_certification_no_process_starts(frontier: Frontier) -> None:
+    with Judge(SearchOptions(certify="none")) as judge:
+        assert judge._child is None
+        assert judged(frontier, judge, Watch(time_limit_s=30.0)) == Certificate()
+
+
+def test_a_child_that_dies_leaves_a_warning_not_an_error(frontier: Frontier) -> None:
+    with Judge(SearchOptions()) as judge:
+        assert judge._child is not None
+        os.kill(judge._child.pid, signal.SIGKILL)
+        certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
+    assert certificate.rows == frozenset()
+    assert certificate.warnings == ("CP-SAT did not finish in time for 1 of 1 certificates",)
+
+
+def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontier) -> None:
+    with Judge(SearchOptions()) as judge:
+        child = judge._child
+        assert child is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        watch = Watch(time_limit_s=30.0, should_stop=lambda: time.monotonic() - start > 0.2)
+        assert judged(frontier, judge, watch).rows == frozenset()
+        assert time.monotonic() - start < 1.2
+        assert child.returncode == -signal.SIGKILL
+
+
+def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Frontier) -> None:
+    with Judge(SearchOptions()) as judge:
+        assert judge._child is not None
+        os.kill(judge._child.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        judged(frontier, judge, Watch(time_limit_s=0.2))
+        assert time.monotonic() - start < 1.7
+
+
+def test_another_minimum_is_an_error(frontier: Frontier) -> None:
+    solved = frontier.solved[frontier.ranked[0][2]]
+    verdict = {"row": 0, "split": solved.split, "objective_us": round(solved.objective_s * 1e6)}
+    _compare(frontier, [solved.row], verdict, solved.objective_s)
+    lower = replace(solved, objective_s=solved.objective_s - 1e-4)
+    with pytest.raises(ProofMismatchError, match="exact program"):
+        _compare(frontier, [solved.row], verdict, lower.objective_s)
+
+
+def test_asking_the_judge_loads_no_ortools_here() -> None:
+    code = "import sys, solver.search.search; sys.exit('ortools' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

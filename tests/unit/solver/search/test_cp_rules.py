@@ -1,0 +1,119 @@
+"""Each constraint of the decision model, at the smallest feasible and the smallest infeasible case."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from solver.search.cp.request import DECISIONS, LARGEST, Request, RowRequest, is_expressible
+from solver.search.cp.runner import Verdict, judge
+
+
+def a_row(pp: int = 2, vpp: int = 1, **changes: object) -> RowRequest:
+    """2 ranks without ends: a layer costs 1000 ns and 1 byte, a rank has room for 100."""
+    sizes = {"pipeline_parallel_size": pp, "virtual_pipeline_size": vpp}
+    row = RowRequest(
+        values={name: sizes.get(name, 1) for name in DECISIONS},
+        smallest_chunk=1,
+        replayed_layers=0,
+        only_split=None,
+        sum_const=0,
+        sum_replay=[0],
+        rank_const=[0] * pp,
+        layer=[1000],
+        replay=[0],
+        memory_layer=[[1]] * (pp * vpp),
+        memory_replay=[[0]] * (pp * vpp),
+        room=[100] * pp,
+    )
+    return replace(row, **changes)  # type: ignore[arg-type]
+
+
+def a_request(*rows: RowRequest, num_layers: int = 5, kinds: list[list[int]] | None = None) -> Request:
+    """5 layers of one kind, unless others are given."""
+    return Request(
+        num_layers=num_layers,
+        cumulative=kinds or [list(range(num_layers + 1))],
+        rows=rows,
+        hint_row=0,
+        hint_split=(),
+        seed=0,
+        time_limit_s=10.0,
+        deterministic_limit=10.0,
+    )
+
+
+def verdict(*rows: RowRequest, **others: object) -> Verdict:
+    """What CP-SAT says."""
+    return judge(a_request(*rows, **others))  # type: ignore[arg-type]
+
+
+def test_five_layers_on_two_ranks_leave_three_on_one() -> None:
+    found = verdict(a_row())
+    assert (found.status, found.objective_us, sorted(found.split or ())) == ("OPTIMAL", 3, [2, 3])
+
+
+def test_a_rank_that_costs_more_gets_fewer_layers() -> None:
+    # 2000 ns more on rank 1: 3 and 2 layers cost 3 and 4 us, 4 and 1 cost 4 and 3 us, never less
+    assert verdict(a_row(rank_const=[0, 2000])).objective_us == 4
+    # 3000 ns more: only 4 and 1 stay at 4 us
+    found = verdict(a_row(rank_const=[0, 3000]))
+    assert (found.objective_us, found.split) == (4, (4, 1))
+
+
+def test_memory_moves_layers_and_ends_the_search_where_they_have_no_place() -> None:
+    assert verdict(a_row(room=[1, 4])).split == (1, 4)
+    assert verdict(a_row(room=[1, 3])).status == "INFEASIBLE"
+
+
+def test_every_chunk_holds_as_many_layers_as_are_recomputed() -> None:
+    assert verdict(a_row(smallest_chunk=2)).status == "OPTIMAL"
+    assert verdict(a_row(smallest_chunk=3)).status == "INFEASIBLE"
+
+
+def test_chunks_of_a_rank_are_alike_and_earlier_ones_larger() -> None:
+    # 5 layers in 2 x 2 chunks: the odd layer sits in the first chunk of a rank
+    split = verdict(a_row(vpp=2)).split
+    assert split in ((2, 1, 1, 1), (1, 2, 1, 1))
+
+
+def test_a_single_split_is_kept_and_none_at_all_is_infeasible() -> None:
+    assert verdict(a_row(only_split=(1, 4))).split == (1, 4)
+    assert verdict(a_row(only_split=())).status == "INFEASIBLE"
+
+
+def test_the_better_of_two_rows_is_chosen_with_its_own_choices() -> None:
+    # 1 rank of 5 layers at 500 ns = 2.5 us, rounded up to 3; 3 ranks of at most 2 layers at 1000 ns = 2
+    found = verdict(a_row(pp=1, layer=[500]), a_row(pp=3))
+    assert (found.row, found.objective_us) == (1, 2)
+
+
+def test_layers_of_two_kinds_are_counted_where_they_are() -> None:
+    # kinds a a b b b; b costs 3, a 1: a a b | b b is 5 and 6, a a b b | b is 8 and 3
+    kinds = [[0, 1, 2, 2, 2, 2], [0, 0, 0, 1, 2, 3]]
+    row = a_row(layer=[1000, 3000], replay=[0, 0], sum_replay=[0, 0],
+                memory_layer=[[1, 1]] * 2, memory_replay=[[0, 0]] * 2)  # fmt: skip
+    found = verdict(row, kinds=kinds)
+    assert (found.objective_us, found.split) == (6, (3, 2))
+
+
+def test_recomputed_layers_are_the_first_of_each_chunk() -> None:
+    # kinds a b a b b, the first layer of a chunk replays: 10 us for b, nothing for a.
+    # A boundary before b costs it; a | b… and a b a | b b start with b, a b | a b b does not.
+    kinds = [[0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 2, 3]]
+    row = a_row(layer=[1000, 1000], replay=[0, 10_000], sum_replay=[0, 0], replayed_layers=1,
+                memory_layer=[[1, 1]] * 2, memory_replay=[[0, 0]] * 2)  # fmt: skip
+    found = verdict(row, kinds=kinds)
+    assert (found.objective_us, found.split) == (3, (2, 3))
+
+
+def test_a_request_travels_as_json() -> None:
+    request = a_request(a_row(), a_row(vpp=2))
+    sent = json.loads(json.dumps(request.to_json()))
+    assert json.loads(json.dumps(Request.from_json(sent).to_json())) == sent
+    assert judge(Request.from_json(sent)) == judge(request)
+
+
+@pytest.mark.parametrize(("room", "fits"), [(LARGEST, True), (LARGEST + 1, False)])
+def test_numbers_too_large_to_stay_exact_are_not_asked(room: int, fits: bool) -> None:
+    assert is_expressible(a_request(a_row(room=[room, 1]))) == fits

@@ -1,0 +1,51 @@
+"""Event simulation by hand."""
+
+import pytest
+
+from solver.errors import InvalidPlanError
+from solver.search.simulate import rank_finish_s, rank_order
+
+
+def test_one_rank_runs_forward_and_backward_in_turn() -> None:
+    assert rank_finish_s([1.0], [2.0], pp=1, num_microbatches=3, schedule="none") == [9.0]
+
+
+def test_even_1f1b_takes_m_plus_p_minus_1_passes() -> None:
+    # 4 ranks, 8 micro-batches of 1 + 2 s: rank 0 ends at (8 + 3) * 3 s, rank 3 three backward passes before
+    finish = rank_finish_s([1.0] * 4, [2.0] * 4, pp=4, num_microbatches=8, schedule="1f1b")
+    assert finish == [33.0, 31.0, 29.0, 27.0]
+
+
+def test_uneven_1f1b_of_two_ranks_by_hand() -> None:
+    # rank 0: F0 0-1, F1 1-2; rank 1 (2 s, 2 s): F0 1-3, B0 3-5, F1 5-7, B1 7-9; rank 0: B0 5-6, B1 9-10.
+    finish = rank_finish_s([1.0, 2.0], [1.0, 2.0], pp=2, num_microbatches=2, schedule="1f1b")
+    assert finish == [10.0, 9.0]
+
+
+def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
+    # 2 ranks, 4 micro-batches, work of 4 * (1 + 2) s a rank: bubble 1 * 3 s plain, 1.5 s in two chunks.
+    plain = rank_finish_s([1.0] * 2, [2.0] * 2, pp=2, num_microbatches=4, schedule="1f1b")
+    halves = rank_finish_s([0.5] * 4, [1.0] * 4, pp=2, num_microbatches=4, schedule="interleaved_1f1b")
+    assert (max(plain), max(halves)) == (15.0, 13.5)
+
+
+def test_gpipe_runs_all_forward_passes_first() -> None:
+    order = rank_order(0, pp=2, vpp=1, num_microbatches=2, schedule="gpipe")
+    assert order == [(True, 0, 0), (True, 0, 1), (False, 0, 0), (False, 0, 1)]
+
+
+def test_1f1b_ranks_warm_up_with_one_pass_for_each_rank_behind() -> None:
+    order = rank_order(1, pp=3, vpp=1, num_microbatches=3, schedule="1f1b")
+    forward = [passed[0] for passed in order]
+    assert forward == [True, True, False, True, False, False]
+
+
+def test_interleaved_backward_starts_with_the_last_chunk() -> None:
+    order = rank_order(1, pp=2, vpp=2, num_microbatches=2, schedule="interleaved_1f1b")
+    first = next(passed for passed in order if not passed[0])
+    assert first == (False, 3, 0)
+
+
+def test_a_schedule_whose_groups_do_not_fit_is_refused() -> None:
+    with pytest.raises(InvalidPlanError, match="cannot run 3 micro-batches"):
+        rank_finish_s([1.0] * 4, [1.0] * 4, pp=2, num_microbatches=3, schedule="interleaved_1f1b")

@@ -1,0 +1,131 @@
+"""The outer space: complete, without repetition, and a reason for each row that is left out."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from solver.columns import ALL_LAYERS, Columns
+from solver.plan import Configuration
+from solver.problem import Problem
+from solver.rules import rules_of, violation_masks
+from solver.space import Space, enumerate_space
+from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
+
+
+def broken(problem: Problem, **changes: object) -> list[str]:
+    """Names of the rules that one configuration breaks."""
+    configuration: Configuration = a_configuration(**changes)
+    rules = rules_of(problem)
+    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
+    return [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+
+
+# Each change of the builder's configuration (tp 8, pp 4, vpp 5, dp 4, 128 micro-batches of a batch of
+# 512) breaks the one rule beside it, and no other.
+BREAKS: list[tuple[str, dict[str, object]]] = [
+    ("divides the global batch", {"micro_batch_size": 3}),
+    ("2 * context_parallel_size divides", {"context_parallel_size": 8192}),
+    ("ZeRO needs data-parallel ranks", {"data_parallel_size": 1, "num_microbatches": 512}),
+    ("has the ZeRO stage", {"zero_stage": 2}),
+    ("interleaving needs two stages", {"pipeline_parallel_size": 1, "pipeline_schedule": "none"}),
+    ("a multiple of pipeline_parallel_size", {"num_microbatches": 2, "micro_batch_size": 64}),
+    ("the schedule fits the stages", {"pipeline_schedule": "1f1b"}),
+    ("every chunk holds a layer", {"virtual_pipeline_size": 21}),
+    ("recompute_layers fits", {"recompute_granularity": "full", "recompute_layers": 5,
+                               "stage_layers": (6, *(4,) * 18, 2)}),
+    ("expert_parallel_size is 1", {"expert_parallel_size": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), BREAKS)
+def test_the_smallest_illegal_change_breaks_the_rule_that_is_meant(
+    name: str, change: dict[str, object]
+) -> None:
+    found = broken(a_problem(), **change)
+    assert any(name in rule for rule in found), found
+
+
+def test_a_known_good_configuration_breaks_no_rule() -> None:
+    assert broken(a_problem()) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name"),
+    [(3, "divides the attention heads"), (16, "divides an island"), (6, "key/value heads")],
+)
+def test_tensor_parallel_sizes_that_do_not_divide_are_named(tensor: int, name: str) -> None:
+    assert any(name in rule for rule in broken(a_problem(), tensor_parallel_size=tensor))
+
+
+def test_experts_are_split_evenly_over_the_ranks_of_a_stage() -> None:
+    problem = a_problem(model=a_moe_model())
+    split = {"virtual_pipeline_size": 2, "stage_layers": (4,) * 8}
+    assert broken(problem, expert_parallel_size=8, **split) == []
+    assert broken(problem, expert_parallel_size=3, **split) == [
+        "expert_parallel_size divides the experts",
+        "expert_parallel_size divides the ranks of a stage",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        ({"pin": {"tensor_parallel_size": 4}}, "pin tensor_parallel_size = 4"),
+        ({"forbid": {"pipeline_schedule": ("interleaved_1f1b",)}}, "forbid pipeline_schedule"),
+        ({"bounds": {"micro_batch_size": (2, 4)}}, "bounds 2 <= micro_batch_size <= 4"),
+    ],
+)
+def test_limits_of_the_request_are_rules_of_their_own(limits: dict[str, object], name: str) -> None:
+    found = broken(a_problem(**limits))  # type: ignore[arg-type]
+    assert len(found) == 1
+    assert found[0].startswith(name)
+
+
+def legal_columns(space: Space) -> Columns:
+    """Rows that break no rule."""
+    return space.columns.take(space.legal)
+
+
+def test_every_legal_row_uses_all_gpus_and_the_whole_batch() -> None:
+    c = legal_columns(enumerate_space(a_problem()))
+    gpus = (
+        c.tensor_parallel_size * c.context_parallel_size * c.pipeline_parallel_size * c.data_parallel_size
+    )
+    assert set(gpus.tolist()) == {128}
+    assert set((c.data_parallel_size * c.micro_batch_size * c.num_microbatches).tolist()) == {512}
+
+
+def test_no_row_is_there_twice() -> None:
+    c = enumerate_space(a_problem(cluster=a_cluster(num_nodes=2))).columns
+    rows = np.stack([getattr(c, f.name) for f in fields(c)], axis=1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_recomputing_all_layers_of_an_even_split_is_one_row_not_two() -> None:
+    # 80 layers, pp 4, 5 chunks: 4 layers a chunk. Partial counts end at 3; 4 of 4 is ALL_LAYERS.
+    c = legal_columns(enumerate_space(a_problem()))
+    chosen = (c.pipeline_parallel_size == 4) & (c.virtual_pipeline_size == 5)
+    assert set(c.recompute_layers[chosen].tolist()) == {0, 1, 2, 3, ALL_LAYERS}
+
+
+def test_a_pinned_count_of_recomputed_layers_is_a_row_even_where_it_is_all_of_a_chunk() -> None:
+    c = legal_columns(enumerate_space(a_problem(pin={"recompute_layers": 4, "pipeline_parallel_size": 4})))
+    chosen = c.virtual_pipeline_size == 5
+    assert set(c.recompute_layers[chosen].tolist()) == {4}
+
+
+def test_gpus_that_do_not_factor_fall_back_to_whole_nodes() -> None:
+    # 7 nodes = 56 GPUs, one stage: dp is a multiple of 7, which does not divide 512; 4 nodes do.
+    problem = replace(
+        a_problem(pin={"pipeline_parallel_size": 1}), cluster=a_cluster(num_nodes=7), model=a_model()
+    )
+    space = enumerate_space(problem)
+    assert space.num_gpus == 32
+    assert space.warnings[0].startswith("32 of 56 GPUs are used")
+
+
+def test_a_batch_that_nothing_divides_keeps_the_rows_that_say_why() -> None:
+    space = enumerate_space(a_problem(pin={"data_parallel_size": 3, "tensor_parallel_size": 5}))
+    assert not space.legal.any()
+    assert len(space.columns) > 0
