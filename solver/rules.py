@@ -163,9 +163,9 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
 
 
-def _launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+def _launcher_rules(able: Capabilities) -> Iterator[Rule]:
     """What the launcher cannot express."""
-    layers, name = problem.model.num_layers, able.launcher
+    name = able.launcher
     schedules = np.array([SCHEDULES.index(word) for word in able.schedules])
     recompute = np.array([RECOMPUTE.index(word) for word in able.recompute])
     yield Rule(
@@ -193,6 +193,11 @@ def _launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             )
         ),
     )
+
+
+def _launcher_mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Axes and stages that the launcher cannot express."""
+    layers, name = problem.model.num_layers, able.launcher
     yield Rule(
         name=f"{name} has the parallel axes",
         reason="context or expert parallelism that the launcher lacks",
@@ -201,12 +206,13 @@ def _launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
         ),
     )
-    if not able.uneven_stages:
-        yield Rule(
-            name=f"{name} splits the layers evenly",
-            reason="it has no stages of different size",
-            violated=lambda c: layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0,
-        )
+    yield Rule(
+        name=f"{name} splits the layers so",
+        reason="it has no stages of different size",
+        violated=lambda c: (
+            (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
+        ),
+    )
 
 
 def value_of(columns: Columns, variable: str, num_layers: int) -> IntArray:
@@ -270,7 +276,8 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _expert_rules(problem),
         _pipeline_rules(problem),
         _batch_rules(problem),
-        _launcher_rules(problem, able),
+        _launcher_rules(able),
+        _launcher_mesh_rules(problem, able),
         _request_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)

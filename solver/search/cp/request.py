@@ -84,36 +84,56 @@ def row_request(rows: Rows, row: int) -> RowRequest:
     """Row ``row`` in whole numbers."""
     one = rows.take([row])
     p, v = int(one.p[0]), int(one.v[0])
-    held = in_flight(one.columns)[0].astype(np.float64)
-    prices, scale = one.prices, _NS * one.prices.straggler[0]
-    share, phi = one.m[0] - one.phi[0], one.phi[0]
-    choice = 0.0 if one.is_uniform else 1.0  # which layers replay matters only if they differ
-    partial = int(one.some_layers[0])
-    replay = choice * (partial > 0) * prices.replay_s[0, :-2]
-    spared = choice * (partial > 0) * (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2]
-    beside = 2.0 * prices.transfer_s[0] + (1.0 - choice) * partial * prices.replay_s[0, 0]
-    layers = one.layer_s[0] @ one.layout.cumulative[-1].astype(np.float64)
-    total = layers + one.embedding_s[0] + one.head_s[0] + p * v * beside
-    rank = np.full(p, share * v * beside + prices.rank_tail_s[0])
-    rank[0] += share * one.embedding_s[0] + prices.tail_s[0, -2]
-    rank[-1] += share * one.head_s[0] + prices.tail_s[0, -1]
-    kept = np.where(one.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])[:-2]
-    room = room_bytes(one, held.reshape(1, v, p))[0]
-    room -= partial * spared.max() * held.reshape(v, p).sum(axis=0)
-    even = not one.uneven_stages or (v > 1 and not one.is_uniform)
+    chosen = not one.is_uniform  # which layers replay matters only where layers differ
+    replay = chosen * (one.some_layers[0] > 0) * one.prices.replay_s[0, :-2]
+    sum_const, rank_const = _constants_s(one, chosen)
+    memory_layer, memory_replay, room = _memory_bytes(one, chosen)
+    scale, share = _NS * one.prices.straggler[0], one.m[0] - one.phi[0]
+    single = not one.uneven_stages or (v > 1 and not one.is_uniform)
     return RowRequest(
         values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
         smallest_chunk=int(one.smallest_chunk[0]),
-        replayed_layers=partial,
-        only_split=(even_chunks(one, p * v) or ()) if even else None,
-        sum_const=round(scale * phi * total + _NS * prices.fixed_s[0]),
-        sum_replay=_whole(scale * phi * replay),
-        rank_const=_whole(scale * rank),
-        layer=_whole(scale * (share * one.layer_s[0] + prices.tail_s[0, :-2])),
+        replayed_layers=int(one.some_layers[0]),
+        only_split=(even_chunks(one, p * v) or ()) if single else None,
+        sum_const=round(_NS * sum_const),
+        sum_replay=_whole(scale * one.phi[0] * replay),
+        rank_const=_whole(_NS * rank_const),
+        layer=_whole(scale * (share * one.layer_s[0] + one.prices.tail_s[0, :-2])),
         replay=_whole(scale * share * replay),
-        memory_layer=[_whole(one.state_bytes[0, :-2] + count * kept) for count in held],
-        memory_replay=[_whole(-count * spared) for count in held],
-        room=_whole(np.floor(np.clip(room, -LARGEST, LARGEST))),
+        memory_layer=memory_layer,
+        memory_replay=memory_replay,
+        room=room,
+    )
+
+
+def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
+    """What every split costs: of the whole, and of each rank."""
+    prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
+    share, phi = one.m[0] - one.phi[0], one.phi[0]
+    chunk = 2.0 * prices.transfer_s[0]
+    if not chosen:
+        chunk += one.some_layers[0] * prices.replay_s[0, 0]
+    layers = one.layer_s[0] @ one.layout.cumulative[-1].astype(np.float64)
+    total = layers + one.embedding_s[0] + one.head_s[0] + p * v * chunk
+    rank = np.full(p, share * v * chunk + prices.rank_tail_s[0])
+    rank[0] += share * one.embedding_s[0] + prices.tail_s[0, -2]
+    rank[-1] += share * one.head_s[0] + prices.tail_s[0, -1]
+    return float(prices.straggler[0] * phi * total + prices.fixed_s[0]), prices.straggler[0] * rank
+
+
+def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """Bytes of a layer and of a recomputed one by chunk and kind, and what each rank has room for."""
+    prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
+    held = in_flight(one.columns)[0].astype(np.float64)
+    kept = np.where(one.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])[:-2]
+    partial = int(one.some_layers[0])
+    spared = chosen * (partial > 0) * (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2]
+    room = room_bytes(one, held.reshape(1, v, p))[0]
+    room = room - partial * spared.max() * held.reshape(v, p).sum(axis=0)  # counted layer by layer instead
+    return (
+        [_whole(one.state_bytes[0, :-2] + count * kept) for count in held],
+        [_whole(-count * spared) for count in held],
+        _whole(np.floor(np.clip(room, -LARGEST, LARGEST))),
     )
 
 
