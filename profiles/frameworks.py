@@ -56,6 +56,7 @@ class FrameworkFacts:
     overlap_gradients: bool  # reduction runs under the backward pass
     overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)
     overlap_transfer: bool  # interleaved schedules hide point-to-point transfers
+    low_precision_gathers: bool  # ZeRO-3 gathers weights in the GEMMs' 8 bits
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,22 +145,27 @@ def framework_of(launcher_or_framework: str) -> str:
     return name
 
 
-def slowest_group(cluster: ClusterSpec) -> NodeGroup:
-    """The node group whose GPUs have the lowest dense bf16 peak: it sets the pace of a mixed cluster."""
-    return min(cluster.groups, key=lambda group: group.gpu.peak_bf16_flops)
+def deciding_group(cluster: ClusterSpec) -> NodeGroup:
+    """The node group that sets the pace: the lowest dense bf16 peak, behind the slowest network."""
+    slowest = min(cluster.groups, key=lambda group: group.gpu.peak_bf16_flops)
+    networks = [group.inter_node for group in cluster.groups]
+    if cluster.between_groups is not None and not cluster.is_homogeneous:
+        networks.append(cluster.between_groups)
+    return replace(slowest, inter_node=min(networks, key=lambda link: link.bytes_per_s))
 
 
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
     """The uncalibrated profile of a cluster under a launcher or framework.
 
-    In a mixed cluster the slowest GPU decides the pace, the smallest memory the limit.
+    In a mixed cluster the slowest GPU and the slowest network decide the pace, the smallest memory
+    the limit.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.
     """
     facts = framework_facts(framework_of(launcher_or_framework))
     constants = stack_constants(facts.stack)
-    group = slowest_group(cluster)
+    group = deciding_group(cluster)
     operators = operators_of(group.gpu)
     warnings = []
     if not operators.measured:

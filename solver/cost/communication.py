@@ -15,7 +15,7 @@ from profiles.model import LayerKind
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
-from solver.cost.parameters import layer_weights
+from solver.cost.parameters import Weights, layer_weights
 
 _ACTIVATION_BYTES = 2.0
 
@@ -76,6 +76,13 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     return PassSeconds(forward=seconds, backward=seconds)
 
 
+def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArray:
+    """An all-gather (or reduce-scatter) of one layer's weights over its shard sets."""
+    dense = all_gather_s(weights.dense * element_bytes, ctx.shard_group, ctx.fabric)
+    routed = all_gather_s(weights.routed * element_bytes, ctx.expert_data_group, ctx.fabric)
+    return dense + np.where(weights.routed > 0, routed, 0.0)
+
+
 def weight_gathers(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
     """ZeRO-3: gather a layer's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
 
@@ -83,12 +90,10 @@ def weight_gathers(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSe
     """
     stage = ctx.columns.zero_stage
     weights = layer_weights(ctx, kind)
-    dense = weights.dense * _ACTIVATION_BYTES
-    routed = weights.routed * _ACTIVATION_BYTES
-    gather = all_gather_s(dense, ctx.shard_group, ctx.fabric)
-    gather = gather + np.where(routed > 0, all_gather_s(routed, ctx.expert_data_group, ctx.fabric), 0.0)
+    gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
+    gather = _sharded_s(ctx, weights, gathered_bytes)
+    reduce = _sharded_s(ctx, weights, ctx.facts.gradient_bytes)
     forward = np.where(stage == SHARD_WEIGHTS, gather, 0.0)
-    reduce = gather * ctx.facts.gradient_bytes / _ACTIVATION_BYTES
     backward = np.where(stage == SHARD_WEIGHTS, gather, 0.0) + np.where(
         stage >= SHARD_GRADIENTS, reduce, 0.0
     )

@@ -5,7 +5,7 @@ import pytest
 from profiles.cluster import ClusterSpec
 from profiles.errors import UnknownNameError
 from profiles.profile import default_profile, framework_of, stack_constants
-from tests.builders import a_cluster, a_gpu
+from tests.builders import INFINIBAND, a_cluster, a_gpu
 
 
 def test_a_launcher_stands_for_its_framework() -> None:
@@ -30,7 +30,15 @@ def test_the_slowest_gpu_decides_in_a_mixed_cluster() -> None:
     groups = (a_cluster(num_nodes=2).groups[0], a_cluster(num_nodes=2, gpu=slow).groups[0])
     profile = default_profile(ClusterSpec(name="mixed", groups=groups), "megatron-lm")
     assert profile.group.gpu.slug == "a100-sxm-80gb"
+    assert profile.group.inter_node.bytes_per_s == 50e9
     assert any("mixed" in warning for warning in profile.warnings)
+
+
+def test_the_link_between_groups_limits_the_network_of_a_mixed_cluster() -> None:
+    groups = (a_cluster(num_nodes=2).groups[0], a_cluster(num_nodes=1).groups[0])
+    thin = replace(INFINIBAND, bytes_per_s=1e9)
+    cluster = ClusterSpec(name="two halls", groups=groups, between_groups=thin)
+    assert default_profile(cluster, "megatron-lm").group.inter_node == thin
 
 
 @pytest.mark.parametrize(
