@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
-from solver.search.bounds import SAFETY, least_tail_s, split_s
+from solver.search.bounds import SAFETY, end_tail_s, least_tail_s, split_s
 from solver.search.caps import groups_of_shape, room_bytes
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
@@ -58,9 +58,24 @@ class _Filling:
         return np.asarray(price @ self.rows.layout.cumulative.T.astype(np.float64))
 
     def reaches(self, step_s: FloatArray) -> BoolArray:
-        """Whether filling within ``step_s`` places every layer, shape (n,)."""
+        """Whether filling within ``step_s`` places every layer, shape (n,).
+
+        Rank 0's tail grows with its layers: rows that are not refuted with the least tail are tried
+        again in pieces, with at least so many layers on rank 0 and their tail, and at most so many.
+        """
+        alive = self._places_all(step_s, 1, self.rows.layout.num_layers)
+        index = np.flatnonzero(alive)
+        if len(index) and self.p > 1:
+            again, steps = _Filling(self.rows.take(index), self.p), step_s[index]
+            pieces = _pieces(self.rows.layout.num_layers, self.p)
+            alive[index] = np.any([again._places_all(steps, low, high) for low, high in pieces], axis=0)
+        return alive
+
+    def _places_all(self, step_s: FloatArray, low: int, high: int) -> BoolArray:
+        """The same with ``low`` to ``high`` layers on rank 0."""
         rows, prices = self.rows, self.rows.prices
-        limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler - least_tail_s(rows)
+        tail = np.maximum(least_tail_s(rows), end_tail_s(rows) + self._sums(prices.tail_s[:, :-2])[:, low])
+        limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler - tail
         time, forward = self._sums(rows.layer_s), self._sums(prices.forward_s[:, :-2])
         replayed = rows.every_layer[:, None] > 0
         kept = np.where(replayed, prices.checkpoint_bytes, prices.activation_bytes)[:, :-2]
@@ -76,9 +91,11 @@ class _Filling:
             early = np.minimum(rows.m, self.p - rank) - 1.0
             slope = (rows.m - 1.0)[:, None] * time - early[:, None] * forward
             end = np.minimum(end, _furthest(slope, used, back))
-            behind = (self.p - 1 - rank) * rows.smallest_chunk
-            end = np.minimum(end, rows.layout.num_layers - behind)
-            alive &= end - used >= rows.smallest_chunk
+            end = np.minimum(end, rows.layout.num_layers - (self.p - 1 - rank) * rows.smallest_chunk)
+            end = np.minimum(end, high) if rank == 0 else end
+            alive &= end - used >= (
+                np.maximum(low, rows.smallest_chunk) if rank == 0 else rows.smallest_chunk
+            )
             used = np.maximum(end, used)
         return alive & (used >= rows.layout.num_layers)
 
@@ -96,6 +113,15 @@ class _Filling:
         early = np.minimum(rows.m, self.p - rank) - 1.0
         back = limit - rows.total_s - (rows.m - 1.0) * own + early * forward
         return (limit - before) / rows.m - own, back
+
+
+def _pieces(num_layers: int, p: int) -> list[tuple[int, int]]:
+    """Ranges that cover 1 … L - p + 1 layers on rank 0, fine around an even share."""
+    even, most = num_layers / p, num_layers - p + 1
+    edges = sorted(
+        {min(max(round(even * share), 1), most) for share in (0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)}
+    )
+    return [(low, high - 1) for low, high in zip(edges, [*edges[1:], most + 1], strict=True)]
 
 
 def _at(sums: FloatArray, index: IntArray) -> FloatArray:
