@@ -27,8 +27,9 @@ def slowest_rank_decides(decision: Decision) -> None:
 def _counted(decision: Decision, row: int) -> list[Terms]:
     """Time of each rank's layers of one kind, over variables that count them.
 
-    Two facts follow from the other constraints, but only written down do they show at once which times
-    are out of reach: the counts add up to all layers, and a rank's memory holds so many and no more.
+    Three facts follow from the other constraints, but only written down do they show at once which times
+    are out of reach: the counts add up to all layers, a rank's memory holds so many and no more, and
+    chunk j of a rank's v holds floor((count + v - 1 - j) / v) of them.
     """
     request, model, literal = decision.request, decision.model, decision.chosen[row]
     each, counts = request.rows[row].layer[0], list[Linear]()
@@ -36,6 +37,10 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
         own = own_chunks(decision, row, rank)
         count = model.new_int_var(0, _most_layers(request, row, rank, own), "")
         model.add(count == sum(decision.layers[chunk][0] for chunk in own)).only_enforce_if(literal)
+        for j, chunk in enumerate(own):
+            size = decision.layers[chunk][0]
+            model.add(len(own) * size <= count + (len(own) - 1 - j)).only_enforce_if(literal)
+            model.add(len(own) * size >= count - j).only_enforce_if(literal)
         counts.append(count)
     model.add(sum(counts) == request.num_layers).only_enforce_if(literal)
     return [[(count, each)] for count in counts]
