@@ -15,6 +15,7 @@ Rules that every statement here keeps:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,10 +28,10 @@ from sqlalchemy import (
     case,
     func,
     insert,
+    literal,
     or_,
     select,
     text,
-    true,
     update,
 )
 
@@ -185,11 +186,19 @@ class JobEngine:
     def cancel(self, tenant: str, job_id: str) -> bool:
         """Cancel a queued job now, ask a running one to stop, leave a finished one; False: no such job."""
         own = and_(jobs.c.id == job_id, jobs.c.tenant == tenant)
-        ended = {"state": "cancelled", "finished_at_s": now_s()}
-        queued = update(jobs).where(own, jobs.c.state == "queued").values(ended)
-        running = update(jobs).where(own, jobs.c.state == "running").values(cancel_requested=True)
+        queued = jobs.c.state == "queued"
+        # One statement: in two, a job that moves between them would miss both.
+        asked = (
+            update(jobs)
+            .where(own, jobs.c.state.in_(["queued", "running"]))
+            .values(
+                cancel_requested=True,
+                state=case((queued, "cancelled"), else_=jobs.c.state),
+                finished_at_s=case((queued, now_s())),
+            )
+        )
         with self._database.write() as connection:
-            if connection.execute(queued).rowcount or connection.execute(running).rowcount:
+            if connection.execute(asked).rowcount:
                 return True
             return connection.execute(select(jobs.c.id).where(own)).first() is not None
 
@@ -201,10 +210,11 @@ class JobEngine:
         with self._database.write() as connection:
             if not _leads(connection):
                 return Sweep()
+            ended = _end_leases(connection)
             return Sweep(
-                cancelled=_end_leases(connection, jobs.c.cancel_requested, "cancelled"),
-                poisoned=_end_leases(connection, jobs.c.attempts >= MAX_ATTEMPTS, "failed"),
-                requeued=_end_leases(connection, true(), "queued"),  # after the two above took theirs
+                cancelled=ended["cancelled"],
+                poisoned=ended["failed"],
+                requeued=ended["queued"],
                 expired=_expire(connection),
                 waiting=_unhinted(connection, hint_after_s),
             )
@@ -246,16 +256,27 @@ def _leads(connection: Connection) -> bool:
     return bool(connection.execute(lock, {"lock": SWEEP_LOCK}).scalar_one())
 
 
-def _end_leases(connection: Connection, whose: Any, state: str) -> int:  # noqa: ANN401 - a SQL condition
-    """Move the running jobs whose lease ran out, and to which ``whose`` applies, to ``state``."""
-    values: dict[str, Any] = {"state": state, "worker": None, "lease_expires_at_s": None}
-    if state != "queued":
-        values["finished_at_s"] = now_s()
-    if state == "failed":
-        detail = f"its worker died or froze {MAX_ATTEMPTS} times; the job is not tried again"
-        values["problem"] = {"code": "poison", "detail": detail}
-    lapsed = and_(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())
-    return connection.execute(update(jobs).where(lapsed, whose).values(values)).rowcount
+def _end_leases(connection: Connection) -> Counter[str]:
+    """Take the running jobs whose lease ran out from their workers; how many went to which state.
+
+    One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
+    """
+    poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, ~jobs.c.cancel_requested)
+    detail = f"its worker died or froze {MAX_ATTEMPTS} times; the job is not tried again"
+    state = case((jobs.c.cancel_requested, "cancelled"), (poison, "failed"), else_="queued")
+    lapsed = (
+        update(jobs)
+        .where(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())
+        .values(
+            state=state,
+            worker=None,
+            lease_expires_at_s=None,
+            finished_at_s=case((or_(jobs.c.cancel_requested, poison), now_s())),
+            problem=case((poison, literal({"code": "poison", "detail": detail}, jobs.c.problem.type))),
+        )
+        .returning(jobs.c.state)
+    )
+    return Counter(connection.execute(lapsed).scalars())
 
 
 def _expire(connection: Connection) -> int:
