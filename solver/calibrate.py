@@ -78,7 +78,7 @@ def calibrated(profile: Profile, log_ratios: Sequence[float]) -> Profile:
     The level moves to the median of the ratios, shrunk by ``tau^2 / (tau^2 + e^2)``: tau is the prior
     spread of a cluster's level, e the standard error of the median (1.25 s / sqrt(n), with s the
     scatter of the runs, at least the noise of a single one). The new spread is the mean square about
-    the level, the prior counting as a few runs.
+    the level, the prior counting as a few runs, plus what the level itself leaves uncertain.
     """
     n = len(log_ratios)
     if n == 0:
@@ -87,9 +87,10 @@ def calibrated(profile: Profile, log_ratios: Sequence[float]) -> Profile:
     sigma = profile.log_time_sigma
     scatter = np.sqrt((n * float(ratios.std()) ** 2 + PRIOR_RUNS * RUN_NOISE**2) / (n + PRIOR_RUNS))
     error = MEDIAN_ERROR * float(scatter) / np.sqrt(n)
-    level = float(np.median(ratios)) * sigma**2 / (sigma**2 + error**2)
+    trust = sigma**2 / (sigma**2 + error**2)
+    level = float(np.median(ratios)) * trust
     squares = float(((ratios - level) ** 2).sum()) + PRIOR_RUNS * min(sigma, RUN_NOISE) ** 2
-    spread = max(float(np.sqrt(squares / (n + PRIOR_RUNS))), LEAST_SIGMA)
+    spread = max(float(np.sqrt(squares / (n + PRIOR_RUNS) + trust * error**2)), LEAST_SIGMA)
     return replace(
         profile,
         time_factor=profile.time_factor * exp(level),
