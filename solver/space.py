@@ -17,7 +17,7 @@ chunk is left out where an even split has only k: there it is the row that recom
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +28,9 @@ from solver.rules import Rule, rules_of, violation_masks
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
 MAX_MICRO_BATCH_SIZE = 32
-_MAX_FALLBACKS = 48
+_MAX_FALLBACKS = 64
+_MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
+_NEARLY = 0.9  # of the largest of them
 _FULL = RECOMPUTE.index("full")
 
 
@@ -39,7 +41,7 @@ class Space:
     columns: Columns
     masks: IntArray  # (n,) bit b: breaks rules[b]
     rules: tuple[Rule, ...]
-    num_gpus: int  # GPUs used; fewer than the cluster has where those do not factor
+    num_gpus: int  # most GPUs that a row uses; fewer than the cluster has where those do not factor
     warnings: tuple[str, ...]
 
     @property
@@ -65,14 +67,21 @@ def _powers_of_two(limit: int) -> list[int]:
     return [1 << bit for bit in range(max(1, limit).bit_length())]
 
 
+def _inner_axes(problem: Problem) -> tuple[list[int], list[int]]:
+    """Candidates of tensor_parallel_size and context_parallel_size."""
+    island = min(group.island_gpus for group in problem.cluster.groups)
+    heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
+    slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
+    return (
+        _with_pin(problem, "tensor_parallel_size", heads),
+        _with_pin(problem, "context_parallel_size", slices),
+    )
+
+
 def _meshes(problem: Problem, num_gpus: int) -> IntArray:
     """(tp, cp, pp, dp, ep) rows whose product is the number of GPUs."""
     model = problem.model
-    island = min(group.island_gpus for group in problem.cluster.groups)
-    heads = {d for d in _divisors(model.num_attention_heads) if d <= island and island % d == 0}
-    tensor = _with_pin(problem, "tensor_parallel_size", sorted(heads))
-    slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
-    context = _with_pin(problem, "context_parallel_size", slices)
+    tensor, context = _inner_axes(problem)
     experts = _divisors(model.moe.num_experts) if model.moe else [1]
     experts = _with_pin(problem, "expert_parallel_size", experts)
     rows = [
@@ -159,23 +168,22 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Spac
     return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 
 
-def _fewer_gpus(problem: Problem) -> Iterator[int]:
-    """Smaller GPU counts, largest first: whole nodes one by one, then by halves, then parts of a node."""
+def _fewer_gpus(problem: Problem) -> list[int]:
+    """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
-    nodes = (problem.cluster.num_gpus - 1) // per_node
-    for _ in range(_MAX_FALLBACKS):
-        if nodes < 1:
-            break
-        yield nodes * per_node
-        nodes -= 1
-    while nodes >= 1:
-        yield nodes * per_node
-        nodes //= 2
-    yield from range(per_node - 1, 0, -1)
+    tensor, context = _inner_axes(problem)
+    data = np.array(_divisors(problem.workload.global_batch_size))
+    counts = np.multiply.outer(
+        np.multiply.outer(tensor, context), np.arange(1, problem.model.num_layers + 1)
+    )
+    products = np.unique(np.multiply.outer(counts, data))
+    products = products[products < problem.cluster.num_gpus][::-1]
+    whole = products % per_node == 0
+    return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
 
 def enumerate_space(problem: Problem) -> Space:
-    """All rows on all GPUs, or on the most GPUs that some legal row can use.
+    """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
 
@@ -183,16 +191,30 @@ def enumerate_space(problem: Problem) -> Space:
         UnknownNameError: the launcher's limits are not known.
     """
     rules = rules_of(problem)
-    total = problem.cluster.num_gpus
-    space = _enumerate(problem, total, rules)
-    if space.legal.any():
-        return space
+    whole = _enumerate(problem, problem.cluster.num_gpus, rules)
+    if whole.legal.any():
+        return whole
+    found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
+        if len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus):
+            break
         fewer = _enumerate(problem, num_gpus, rules)
         if fewer.legal.any():
-            warning = (
-                f"{num_gpus} of {total} GPUs are used: no legal configuration uses all of them "
-                f"with a global batch of {problem.workload.global_batch_size}"
-            )
-            return replace(fewer, warnings=(warning,))
-    return space
+            found.append(fewer)
+    return _joined(problem, found) if found else whole
+
+
+def _joined(problem: Problem, spaces: list[Space]) -> Space:
+    """Spaces of several GPU counts as one, largest count first, with the warning that says so."""
+    most = spaces[0].num_gpus
+    warning = (
+        f"at most {most} of {problem.cluster.num_gpus} GPUs are used: no legal configuration uses all of "
+        f"them with a global batch of {problem.workload.global_batch_size}"
+    )
+    return Space(
+        columns=Columns.concatenate([space.columns for space in spaces]),
+        masks=np.concatenate([space.masks for space in spaces]),
+        rules=spaces[0].rules,
+        num_gpus=most,
+        warnings=(warning,),
+    )

@@ -232,7 +232,7 @@ def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         seed=found.problem.options.seed,
         versions=_versions(found.profile),
         warnings=(*warnings, *found.certificate.warnings),
-        num_gpus_used=space.num_gpus,
+        num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
     )
 

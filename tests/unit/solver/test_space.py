@@ -122,7 +122,7 @@ def test_gpus_that_do_not_factor_fall_back_to_whole_nodes() -> None:
     )
     space = enumerate_space(problem)
     assert space.num_gpus == 32
-    assert space.warnings[0].startswith("32 of 56 GPUs are used")
+    assert space.warnings[0].startswith("at most 32 of 56 GPUs are used")
 
 
 def test_a_batch_that_nothing_divides_keeps_the_rows_that_say_why() -> None:
