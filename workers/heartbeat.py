@@ -1,7 +1,8 @@
 """Keeps a claim alive while its search runs, reports progress, and learns when to stop.
 
 A thread looks at the job several times a second and renews the lease every quarter of it. When the
-database cannot be reached for a whole lease, the claim counts as lost: somebody else may run the job.
+database cannot be reached for a whole lease, the claim counts as lost, for good: somebody else may run
+the job, and the search was told to stop too early to count as an answer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from types import TracebackType
 from typing import Self
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """A context: while inside, the claim is renewed; ``verdict`` says what the worker is to do."""
 
-    def __init__(self, engine: JobEngine, claim: Claim, *, on_stop: Callable[[], None]) -> None:
+    def __init__(self, engine: JobEngine, claim: Claim) -> None:
         self._engine = engine
         self._claim = claim
-        self._on_stop = on_stop
         self._verdict: Beat = "ok"
+        self._lost = False  # once True it stays True, on whichever thread it was noticed
         self._latest: Progress | None = None
         self._written: Progress | None = None
         self._renewed_at = time.monotonic()  # of this process: only measures its own silence
@@ -47,10 +47,10 @@ class Heartbeat:
 
     @property
     def verdict(self) -> Beat:
-        """``ok``, ``cancel`` or ``lost``; lost also when the last renewal is a whole lease ago."""
+        """``ok``, ``cancel`` or ``lost``; lost also when the last renewal was a whole lease ago."""
         if time.monotonic() - self._renewed_at > self._engine.lease_s:
-            return "lost"
-        return self._verdict
+            self._lost = True
+        return "lost" if self._lost else self._verdict
 
     def report(self, progress: Progress) -> None:
         """Remember the newest progress; it is written with the next beat."""
@@ -61,15 +61,11 @@ class Heartbeat:
         return None if self._latest is None else asdict(self._latest)
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(LOOK_S) and self.verdict != "lost":
             try:
                 self._beat()
             except DATABASE_AWAY as fault:
                 _log.warning("job %s: heartbeat failed (%s)", self._claim.job_id, type(fault).__name__)
-            if self.verdict != "ok":
-                self._on_stop()
-                if self.verdict == "lost":
-                    return
 
     def _beat(self) -> None:
         """Write when there is progress or the lease is due, else only look."""

@@ -87,7 +87,7 @@ class Runner:
     def _run(self, claim: Claim) -> None:
         """Search, then settle the job in the one way that fits how the search ended."""
         running = _Search(stop=threading.Event(), done=threading.Event())
-        with Heartbeat(self._engine, claim, on_stop=running.stop.set) as heartbeat:
+        with Heartbeat(self._engine, claim) as heartbeat:
             self._start(claim, running, heartbeat)
             self._wait(claim, running, heartbeat)
             settle = self._settlement(claim, running, heartbeat)
@@ -133,6 +133,8 @@ class Runner:
         cancelled = heartbeat.verdict == "cancel"
         answer = running.answer
         proved = answer is not None and answer.status in {"optimal", "infeasible"}
+        if heartbeat.verdict == "lost" and not proved:
+            return lambda: False  # what a stopped search found is no answer; the sweeper takes the job
         if self._leaving.is_set() and not cancelled and not proved:
             return lambda: engine.release(claim)
         if answer is None:

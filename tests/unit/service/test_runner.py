@@ -160,6 +160,20 @@ def test_a_lost_lease_stops_the_search_and_drops_its_result(database: Database, 
     assert (job_in(database).state, num_plans(database)) == ("queued", 0)
 
 
+def test_what_a_search_found_that_was_stopped_for_a_lost_lease_is_no_answer(database: Database) -> None:
+    engine = JobEngine(database, lease_s=0.5)
+    add_job(database)
+    started = threading.Event()
+
+    def hold_the_write_lock() -> None:
+        with database.write():
+            time.sleep(1.0)  # no heartbeat gets through for a whole lease, then they do again
+
+    runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))
+    run_while(runner, started, hold_the_write_lock)
+    assert (job_in(database).state, num_plans(database)) == ("running", 0)
+
+
 def test_progress_is_stored_while_the_search_runs(database: Database, engine: JobEngine) -> None:
     add_job(database)
     started, leaving = threading.Event(), threading.Event()
