@@ -18,10 +18,11 @@ Constraints
                                                                   ``stages.even_chunks``
 Answer
   Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). Rows are ranked by
-  S(x, n*(x)), best first under valid bounds (``bounds``, ``frontier``).
+  S(x, n*(x)), best first under valid bounds (``bounds``, ``frontier``). Rows that differ in nothing but
+  recomputation are one layout; its best row stands for it.
 
 What is claimed, and what is not
-  status ``optimal``: the ranking is proved. No row outside the K plans has a smaller S(x, n*(x)).
+  status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller S(x, n*(x)).
   ``objective_gap`` = (J_1 - min J) / J_1 over *all* rows and splits, J_1 of the first plan. It is 0
   when the first plan also minimises the closed form; CP-SAT judges that minimum independently.
   ``bound_step_time_s``: no row under *any* split simulates faster (``reach.least_bound_s``), so ``gap``

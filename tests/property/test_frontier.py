@@ -26,7 +26,7 @@ def layout_of(rows: Rows, row: int) -> tuple[int, int, int]:
 
 
 @given(priced_rows(max_rows=12), st.integers(1, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int) -> None:
     scores = {row: simulated_s(rows, row, split) for row, split in enumerate(best_splits(rows)) if split}
     layouts: dict[tuple[int, int, int], float] = {}
@@ -39,7 +39,7 @@ def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int
 
 
 @given(priced_rows(max_rows=12), st.integers(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) -> None:
     assert ranked(rows, top_k) == ranked(rows, top_k + 1)[:top_k]
 

@@ -22,21 +22,21 @@ def best_objective_s(rows: Rows) -> float:
 
 
 @given(priced_rows())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_inner_program_equals_brute_force_over_all_splits(rows: Rows) -> None:
     brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
     assert best_objective_s(rows) == pytest.approx(brute, rel=RELATIVE)
 
 
 @given(priced_rows())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_chosen_split_is_one_that_the_space_offers_and_memory_holds(rows: Rows) -> None:
     split = best_splits(rows)[0]
     assert split is None or split in exhaust(rows, 0).splits
 
 
 @given(priced_rows())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_more_memory_never_makes_the_best_split_worse(rows: Rows) -> None:
     more = Rows(
         columns=rows.columns, prices=rows.prices, layout=rows.layout,
