@@ -33,7 +33,8 @@ from solver.runs import CATALOG_RUNS, Run, read_runs
 
 # Prior widths in log space; what is not named stays as it is.
 WIDTHS = {
-    "gemm": 0.12, "attention": 0.25, "grouped_gemm": 0.25, "score_gemm": 0.4, "score_bytes": 0.4,
+    "gemm": 0.12, "attention": 0.25, "grouped_gemm": 0.1,
+    "permute_bytes": 0.6, "score_gemm": 0.4, "score_bytes": 0.4,
     "hbm": 0.15, "elementwise": 0.5, "loss_bytes": 0.5, "floor_s": 0.5, "floor_moe": 0.3,
     "collective_latency_s": 0.5, "fast_link": 0.15, "network": 0.35, "tensor_exposed": 0.4,
     "expert_exposed": 0.3, "gather_exposed": 0.4, "gradient_exposed": 0.4, "transfer_exposed": 0.4,

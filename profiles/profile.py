@@ -50,6 +50,7 @@ class Constants:
     score_bytes: float  # bytes moved for one attention score of unfused attention, forward
     hbm: float  # share of memory bandwidth that memory-bound operators reach
     elementwise: float  # bytes moved by norms, residuals and activations over their least
+    permute_bytes: float  # bytes moved to route one token's hidden element to one expert and back, forward
     loss_bytes: float  # bytes moved for one logit, forward and backward
     floor_s: float  # CPU floor of one dense layer's forward pass
     floor_backward: float  # the backward pass's floor over the forward's

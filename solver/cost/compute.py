@@ -155,7 +155,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         width = tokens * (moe.shared_ffn_hidden_size + moe.top_k * moe.ffn_hidden_size) / ctx.t
-        permute = 8.0 * ctx.moe_tokens * moe.top_k * h  # gather and scatter of routed tokens
+        permute = ctx.constants.permute_bytes * ctx.moe_tokens * ctx.et * moe.top_k * h
     else:
         width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
