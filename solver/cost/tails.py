@@ -39,8 +39,11 @@ def _exchange_s(ctx: Context, weights: FloatArray, group: Group) -> FloatArray:
     parameters = _ring_s(weights * _WEIGHT_BYTES, group, ctx.fabric)
     stage = ctx.columns.zero_stage
     plain = np.where(stage == 0, 2.0 * gradients, gradients + parameters)
-    # stage 2 reduces in every backward pass, so parameters are left; stage 3 leaves nothing
-    return np.where(stage == SHARD_GRADIENTS, parameters, np.where(stage == SHARD_WEIGHTS, 0.0, plain))
+    # stage 2 reduces in every backward pass, so parameters are left; stage 3 leaves only what the
+    # replicas of a hybrid shard set (fewer ranks than the group) still have to all-reduce
+    replicas = Group.of(group.size / shards(ctx, group), ctx.t * ctx.shard_group.size, ctx.fabric)
+    hybrid = 2.0 * _ring_s(weights * ctx.facts.gradient_bytes / shards(ctx, group), replicas, ctx.fabric)
+    return np.where(stage == SHARD_GRADIENTS, parameters, np.where(stage == SHARD_WEIGHTS, hybrid, plain))
 
 
 def shards(ctx: Context, group: Group) -> FloatArray:

@@ -151,6 +151,15 @@ def test_multi_token_prediction_weighs_on_the_head() -> None:
     assert after.weights_bytes[0, -1] > before.weights_bytes[0, -1] + before.weights_bytes[0, 0]
 
 
+def test_hybrid_sharding_still_reduces_between_its_replicas() -> None:
+    # ZeRO-3 over all 32 ranks leaves no exchange after the last micro-batch; sets of 8 leave one
+    problem = a_problem()
+    rows = [a_layout(data_parallel_size=32, zero_stage=3, zero_shard_size=size) for size in (32, 8)]
+    exchange = price(problem, Columns.of(rows), a_profile(problem)).tail_breakdown_s["data_parallel"]
+    assert exchange[0].max() == 0.0
+    assert exchange[1, 0] > 0.0
+
+
 def test_stragglers_grow_with_the_logarithm_of_nodes() -> None:
     # 32 GPUs = 4 nodes: 1 + 2 sigma; 8 GPUs = one node: 1
     problem = a_problem()
