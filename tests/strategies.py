@@ -113,9 +113,17 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
 
 @st.composite
 def priced_rows(
-    draw: st.DrawFn, *, max_layers: int = 9, max_rows: int = 1, mixed: bool | None = None
+    draw: st.DrawFn,
+    *,
+    max_layers: int = 9,
+    max_rows: int = 1,
+    mixed: bool | None = None,
+    one_layout: bool = False,
 ) -> Rows:
-    """Rows of one problem, uniform or with two kinds of layers, under a tight or a loose memory."""
+    """Rows of one problem, uniform or with two kinds of layers, under a tight or a loose memory.
+
+    ``one_layout``: they are one row with prices that differ by up to 4 %.
+    """
     num_layers = draw(st.integers(2, max_layers))
     kinds = draw(st.lists(st.booleans(), min_size=num_layers, max_size=num_layers))
     if mixed is False or (mixed is None and draw(st.booleans())):
@@ -133,7 +141,20 @@ def priced_rows(
         budget_bytes=np.inf,
         uneven_stages=draw(st.sampled_from([True, True, True, False])),
     )
+    priced = _jittered(priced, max_rows, rng) if one_layout else priced
     return replace(priced, budget_bytes=budget * _even_peak_bytes(priced))
+
+
+def _jittered(rows: Rows, count: int, rng: np.random.Generator) -> Rows:
+    """The first row ``count`` times, forward and backward times up to 4 % apart."""
+    many = rows.take([0] * count)
+    shape = many.prices.forward_s.shape
+    prices = replace(
+        many.prices,
+        forward_s=many.prices.forward_s * rng.uniform(0.98, 1.02, shape),
+        backward_s=many.prices.backward_s * rng.uniform(0.98, 1.02, shape),
+    )
+    return replace(many, prices=prices)
 
 
 def _even_peak_bytes(rows: Rows) -> float:

@@ -38,6 +38,15 @@ def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int
     assert np.allclose([scores[row] for row in found], sorted(layouts.values())[:top_k], rtol=1e-9)
 
 
+@given(priced_rows(max_rows=40, one_layout=True, max_layers=6))
+@settings(max_examples=60, deadline=None)
+def test_the_best_row_of_a_layout_stands_for_it_whichever_is_found_first(rows: Rows) -> None:
+    splits = best_splits(rows)
+    scores = [simulated_s(rows, row, split) for row, split in enumerate(splits) if split]
+    found = [simulated_s(rows, row, splits[row] or ()) for row in ranked(rows, 3)]
+    assert np.allclose(found, sorted(scores)[:1], rtol=1e-9)
+
+
 @given(priced_rows(max_rows=12), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) -> None:
