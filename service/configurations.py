@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import pointer
+from service.json_input import MAX_ERRORS, pointer
 from solver.columns import RECOMPUTE, SCHEDULES, Columns
 from solver.plan import Configuration, configuration_from_json
 from solver.problem import Problem
@@ -59,6 +59,8 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
         elif not _fits(value, type(_TEMPLATE[name])):
             kind = _KINDS[type(_TEMPLATE[name])]
             faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=f"up to {MAX_SIZE}"))
+        if len(faults) == MAX_ERRORS:
+            break
     _raise_any(faults)
     return configuration_from_json({**_TEMPLATE, **raw})
 

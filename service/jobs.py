@@ -88,7 +88,7 @@ class Jobs:
         Raises:
             NotFoundError: this tenant has no such job.
         """
-        if not self._engine.cancel(tenant, job_id):
+        if not records.is_identifier(job_id) or not self._engine.cancel(tenant, job_id):
             raise NotFoundError("there is no such job")
         return self.read(tenant, job_id)
 

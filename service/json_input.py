@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,11 @@ from profiles.errors import InvalidProblemError
 
 MAX_INPUT_BYTES = 8 * 2**20  # the limit of a request body
 MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
+MAX_ERRORS = 20  # faults that one answer names
 MAX_SHOWN = 64  # characters of foreign text that an error repeats
 MAX_BITS = 63  # of an integer, its sign not counted
 MAX_DIGITS = 400  # of one integer; a longer one is refused before it is converted
+_UNCLEAN = re.compile("[\0\ud800-\udfff]")
 
 
 def shown(text: str) -> str:
@@ -112,7 +115,7 @@ def _text(where: tuple[object, ...], value: object) -> str:
     """``value``, when it is text without NUL and without lone surrogates."""
     if not isinstance(value, str):
         raise InvalidProblemError.of(pointer(*where), "keys must be text")
-    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+    if _UNCLEAN.search(value):
         raise InvalidProblemError.of(pointer(*where), "text must not hold NUL or lone surrogates")
     return value
 

@@ -8,10 +8,12 @@ import json
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from service.db.records import is_identifier
 from service.errors import BadPageTokenError
 
 Item = TypeVar("Item")
 MAX_TOKEN_CHARS = 256
+MAX_POSITION = 2**53  # times in seconds and ranks are far below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +42,13 @@ def decode_token(token: str, *types: type) -> tuple[Any, ...]:
         raise BadPageTokenError("the page token is not one of ours") from None
     if not isinstance(position, list) or [type(value) for value in position] != list(types):
         raise BadPageTokenError("the page token is not one of ours")
+    if not all(_is_storable(value) for value in position):
+        raise BadPageTokenError("the page token is not one of ours")
     return tuple(position)
+
+
+def _is_storable(value: object) -> bool:
+    """Whether a database can compare its columns with this value of a forged token."""
+    if isinstance(value, str):
+        return is_identifier(value)
+    return isinstance(value, int | float) and abs(value) < MAX_POSITION

@@ -6,10 +6,11 @@ Each check is one small function that yields the faults it finds; ``check_limits
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import pointer
+from service.json_input import MAX_ERRORS, pointer
 from service.request_sizes import batch_size, gpu_count, model_sizes
 from solver.columns import RECOMPUTE, SCHEDULES
 from solver.options import INTEGER_VARIABLES, VARIABLES, SearchOptions
@@ -97,7 +98,7 @@ def check_limits(problem: Problem) -> None:
         gpu_count,
         batch_size,
     ):
-        faults = list(check(problem))
+        faults = list(islice(check(problem), MAX_ERRORS))
         if faults:
             raise InvalidProblemError(faults)
 

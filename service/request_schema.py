@@ -15,13 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from profiles.errors import FieldError
-from service.json_input import pointer, shown
+from service.json_input import MAX_ERRORS, pointer, shown
 from solver.options import Certify
 
 MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
 MAX_BATCH = 2**31 - 1
 MAX_TOP_K = 10_000
 MAX_TIME_LIMIT_S = 86_400.0
+MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fewer variables
+MAX_VALUES = 1024  # forbidden values of one variable
 
 Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Scalar = bool | int | float | str
@@ -41,7 +43,9 @@ class WorkloadRequest(_Part):
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     optimizer: Literal["adamw"] = "adamw"
     framework_options: dict[str, Scalar] = Field(
-        default_factory=dict, description="overrides of the framework's facts, e.g. gradient_dtype"
+        default_factory=dict,
+        max_length=MAX_NAMES,
+        description="overrides of the framework's facts, e.g. gradient_dtype",
     )
 
 
@@ -54,12 +58,16 @@ class SearchRequest(_Part):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     objective: Literal["step_time"] = "step_time"
     max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
-    pin: dict[str, int | str] = Field(default_factory=dict, description="variable: its only value")
-    forbid: dict[str, list[int | str]] = Field(
-        default_factory=dict, description="variable: values to avoid"
+    pin: dict[str, int | str] = Field(
+        default_factory=dict, max_length=MAX_NAMES, description="variable: its only value"
+    )
+    forbid: dict[str, Annotated[list[int | str], Field(max_length=MAX_VALUES)]] = Field(
+        default_factory=dict, max_length=MAX_NAMES, description="variable: values to avoid"
     )
     bounds: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
-        default_factory=dict, description="variable: [lowest, highest], both included"
+        default_factory=dict,
+        max_length=MAX_NAMES,
+        description="variable: [lowest, highest], both included",
     )
 
 
@@ -76,8 +84,6 @@ class ProblemRequest(_Part):
     launcher: str = Field(default="megatron-lm", max_length=64)
     search: SearchRequest = Field(default_factory=SearchRequest)
 
-
-MAX_ERRORS = 20  # faults that one answer names
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -100,7 +106,9 @@ def field_errors(fault: ValidationError) -> list[FieldError]:
     for detail in fault.errors(include_url=False):
         error = _field_error(detail)
         found.setdefault(error.pointer, error)
-    return list(found.values())[:MAX_ERRORS]
+        if len(found) == MAX_ERRORS:
+            break
+    return list(found.values())
 
 
 def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
@@ -127,6 +135,10 @@ def _field_error(detail: ErrorDetails) -> FieldError:
         message = f"{shown(str(value))} is out of range"
         return FieldError(pointer=at, message=message, allowed=_range_of(where), nearest=nearest)
     if kind in {"too_short", "too_long"}:
+        if context.get("max_length", 2) > 2:  # noqa: PLR2004 - not the two numbers of a bound
+            return FieldError(
+                pointer=at, message="holds too much", allowed=f"up to {context['max_length']} entries"
+            )
         return FieldError(pointer=at, message="must hold exactly two numbers", allowed="[lowest, highest]")
     return FieldError(pointer=at, message=_message(detail, where), allowed=_range_of(where))
 

@@ -40,6 +40,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         responses=declared(421, 422, 500, 503),
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # an address is right or wrong
     )
     app.state.service = Service(
         settings=settings, database=database, queue=queue, jobs=use_cases, is_stopping=is_stopping

@@ -67,7 +67,7 @@ def _bounded(receive: Receive, headers: Headers) -> Receive:
 
     async def bounded() -> MutableMapping[str, Any]:
         nonlocal read_bytes
-        if announced.isdigit() and int(announced[:20]) > MAX_INPUT_BYTES:
+        if announced.isdecimal() and int(announced[:20]) > MAX_INPUT_BYTES:
             raise BodyTooLargeError(f"the body may be {MAX_INPUT_BYTES} bytes long at most")
         message = await receive()
         read_bytes += len(message.get("body", b""))

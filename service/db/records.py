@@ -5,6 +5,7 @@ The tenant stands in every WHERE: a foreign id is simply not there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,13 @@ class JobRecord:
     problem: Mapping[str, Any] | None
 
 
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RECORD = tuple(jobs.c[name] for name in JobRecord.__slots__)
+
+
+def is_identifier(text: str) -> bool:
+    """Whether ``text`` could be the id of a job or plan; PostgreSQL cannot even look for a NUL."""
+    return _IDENTIFIER.fullmatch(text) is not None
 
 
 def insert_job(
@@ -63,6 +70,8 @@ def insert_job(
 
 def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | None:
     """One job of this tenant."""
+    if not is_identifier(job_id):
+        return None
     query = select(*_RECORD).where(jobs.c.tenant == tenant, jobs.c.id == job_id)
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else JobRecord(**row)
@@ -107,6 +116,8 @@ def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, li
 
 def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any]] | None:
     """The newest plan of that id and the job it belongs to."""
+    if not is_identifier(plan_id):
+        return None
     query = (
         select(plans.c.job_id, plans.c.body)
         .join(jobs, jobs.c.id == plans.c.job_id)

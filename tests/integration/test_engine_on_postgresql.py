@@ -11,6 +11,7 @@ from sqlalchemy import delete, event
 from sqlalchemy.exc import OperationalError
 
 from service.db.database import Database
+from service.db.records import find_job, find_plan
 from service.db.tables import jobs
 from service.engine import JobEngine
 from tests.job_records import TENANT, add_job, claimed, job_in, let_lease_run_out
@@ -47,6 +48,12 @@ def other(database: Database) -> Iterator[Database]:
     made = Database(database.url.update_query_dict(patience).render_as_string(hide_password=False))
     yield made
     made.close()
+
+
+def test_an_id_that_no_text_column_can_hold_is_simply_not_there(database: Database) -> None:
+    with database.read() as connection:
+        assert find_job(connection, TENANT, "\0") is None
+        assert find_plan(connection, TENANT, "\0") is None
 
 
 def test_a_cancel_is_not_lost_when_the_job_is_given_back_meanwhile(

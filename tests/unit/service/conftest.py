@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+from service.api.app import create_app
 from service.db import migrations
 from service.db.database import Database
 from service.engine import JobEngine
 from service.jobs import Jobs
 from service.queue import InMemoryQueue
+from service.settings import Settings
 
 
 @pytest.fixture
@@ -33,3 +36,11 @@ def queue() -> InMemoryQueue:
 @pytest.fixture
 def jobs(database: Database, engine: JobEngine, queue: InMemoryQueue) -> Jobs:
     return Jobs(database, engine, queue, queue_timeout_s=3600.0)
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[TestClient]:
+    settings = Settings(database_url=str(database.url))
+    app = create_app(settings)
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield client

@@ -3,9 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -15,37 +13,8 @@ from service.db import migrations
 from service.db.database import Database
 from service.engine import JobEngine
 from service.settings import Settings
-from tests.builders import a_plan, an_answer
+from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.job_records import claimed
-from workers.outcome import outcome_of
-
-BODY: dict[str, Any] = {
-    "model": {"name": "llama-3.1-8b"},
-    "cluster": {"name": "dgx-h100", "num_nodes": 4},
-    "workload": {"global_batch_size": 256, "seq_length": 8192},
-}
-PROBLEM_TYPE = "application/problem+json"
-
-
-@pytest.fixture
-def client(database: Database) -> Iterator[TestClient]:
-    settings = Settings(database_url=str(database.url))
-    app = create_app(settings)
-    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
-        yield client
-
-
-def submit(client: TestClient, **changes: object) -> str:
-    answer = client.post("/v1/jobs", json={**BODY, **changes})
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["id"])
-
-
-def answer_next(engine: JobEngine) -> None:
-    """As a worker would, with two plans."""
-    claim = claimed(engine)
-    answer = an_answer(a_plan(plan_id="aaa"), a_plan(plan_id="bbb", rank=2))
-    assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))
 
 
 def test_a_submission_is_accepted_with_its_address_and_a_time_to_ask_again(client: TestClient) -> None:
@@ -136,61 +105,6 @@ def test_wrong_fields_are_named_by_json_pointers(client: TestClient) -> None:
     assert problem["instance"] == "/v1/jobs"
 
 
-def with_seq_length(text: str) -> bytes:
-    return json.dumps(BODY).replace("8192", text).encode()
-
-
-HOSTILE = {
-    "nan": with_seq_length("NaN"),
-    "infinity": with_seq_length("-Infinity"),
-    "overflow": with_seq_length("1e999"),
-    "2^70": with_seq_length(str(2**70)),
-    "a million digits": with_seq_length("9" * 1_000_000),
-    "bool as int": with_seq_length("true"),
-    "text as int": with_seq_length('"8192"'),
-    "lone surrogate": b'{"model": {"name": "\\ud800"}}',
-    "nul": b'{"model": {"name": "\\u0000"}}',
-    "duplicate keys": b'{"model": 1, "model": 2}',
-    "100k deep": b"[" * 100_000 + b"]" * 100_000,
-    "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
-    "not utf-8": b"\xff\xfe\x00",
-    "empty": b"",
-    "not an object": b"[]",
-    "cut off": b'{"model":',
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/predictions"])
-def test_hostile_json_is_a_422_problem(client: TestClient, name: str, path: str) -> None:
-    answer = client.post(path, content=HOSTILE[name], headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
-    assert len(answer.content) < 4096  # nothing is echoed at length
-    assert client.get("/v1/jobs").json()["jobs"] == []
-
-
-def test_a_body_over_8_mib_is_a_413_whether_or_not_it_says_so(client: TestClient) -> None:
-    headers = {"content-type": "application/json"}
-    block = b" " * 2**20
-    said = client.post("/v1/jobs", content=block * 9, headers=headers)
-    chunked = client.post("/v1/jobs", content=(block for _ in range(9)), headers=headers)
-    assert [said.status_code, chunked.status_code] == [413, 413]
-    assert {said.headers["content-type"], chunked.headers["content-type"]} == {PROBLEM_TYPE}
-
-
-def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:
-    answer = client.post("/v1/jobs", content=json.dumps(BODY), headers={"content-type": "text/plain"})
-    assert (answer.status_code, answer.json()["title"]) == (415, "Unsupported Media Type")
-
-
-def test_a_foreign_host_name_is_refused(client: TestClient) -> None:
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", ""):
-        answer = client.get("/v1/jobs", headers={"Host": host})
-        assert (answer.status_code, answer.headers["content-type"]) == (421, PROBLEM_TYPE)
-    for host in ("127.0.0.1:8420", "LOCALHOST", "[::1]:8420"):
-        assert client.get("/v1/jobs", headers={"Host": host}).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -206,6 +120,8 @@ def test_a_foreign_host_name_is_refused(client: TestClient) -> None:
         ("GET", "/v1/jobs?page_token=nonsense", 422),
         ("GET", "/v1/jobs/none?wait=nan", 422),
         ("GET", "/v1/jobs/%00", 404),
+        ("GET", "/v1/jobs/", 404),
+        ("POST", "/v1/jobs/", 404),
     ],
 )
 def test_every_refusal_is_a_problem_document(
