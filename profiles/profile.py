@@ -38,6 +38,9 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "fsdp-composer": "fsdp",
 }
 
+# FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
+_WITHOUT_FLASH = ("volta", "turing")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
@@ -169,6 +172,9 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
     group = deciding_group(cluster)
     operators = operators_of(group.gpu)
     warnings = []
+    if facts.flash and group.gpu.architecture in _WITHOUT_FLASH:
+        facts = replace(facts, attention_kernel="megatron-fused")
+        warnings.append(f"{group.gpu.slug} has no flash attention: scores are kept in memory")
     if not operators.measured:
         warnings.append(
             f"no operator measurements for {group.gpu.slug}: shares of the {group.gpu.architecture} "

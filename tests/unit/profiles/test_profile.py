@@ -41,6 +41,13 @@ def test_the_link_between_groups_limits_the_network_of_a_mixed_cluster() -> None
     assert default_profile(cluster, "megatron-lm").group.inter_node == thin
 
 
+def test_a_gpu_without_flash_attention_keeps_its_scores() -> None:
+    volta = a_gpu(slug="v100-sxm-32gb", architecture="volta", peak_flops={"fp16": 125e12})
+    profile = default_profile(a_cluster(gpu=volta), "megatron-lm")
+    assert not profile.framework.flash
+    assert any("flash" in warning for warning in profile.warnings)
+
+
 @pytest.mark.parametrize(
     "stack", ["megatron-classic", "megatron-deepspeed", "nanotron", "megatron-core", "fsdp", "zero"]
 )
