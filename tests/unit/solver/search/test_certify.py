@@ -66,7 +66,7 @@ def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontie
         start = time.monotonic()
         watch = Watch(time_limit_s=30.0, should_stop=lambda: time.monotonic() - start > 0.2)
         assert judged(frontier, judge, watch).rows == frozenset()
-        assert time.monotonic() - start < 1.2
+        assert time.monotonic() - start < 2.0
         assert child.returncode == -signal.SIGKILL
 
 
@@ -76,7 +76,7 @@ def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Fronti
         os.kill(judge._child.pid, signal.SIGSTOP)
         start = time.monotonic()
         judged(frontier, judge, Watch(time_limit_s=0.2))
-        assert time.monotonic() - start < 1.7
+        assert time.monotonic() - start < 2.5
 
 
 def test_another_minimum_is_an_error(frontier: Frontier) -> None:
