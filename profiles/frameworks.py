@@ -18,7 +18,8 @@ from profiles.errors import FieldError, InvalidProblemError, ProfileError, Unkno
 
 _CATALOG = Path(__file__).parent / "catalog" / "frameworks"
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
-_WORDS: Mapping[str, tuple[str, ...]] = {
+# Options that take a word, and the words they take.
+OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "attention_kernel": ("flash1", "flash2", "flash3", "cudnn", "triton", "megatron-fused", "torch"),
     "gradient_dtype": tuple(_BYTES),
     "precision_recipe": (
@@ -100,9 +101,11 @@ def framework_facts(name: str) -> FrameworkFacts:
 def _checked(name: str, value: object, current: object) -> object:
     """One option's value, of the type of the fact it overrides."""
     pointer = f"/workload/framework_options/{name}"
-    if name in _WORDS:
-        if value not in _WORDS[name]:
-            raise InvalidProblemError.of(pointer, "is not a known value", allowed=", ".join(_WORDS[name]))
+    if name in OPTION_WORDS:
+        if value not in OPTION_WORDS[name]:
+            raise InvalidProblemError.of(
+                pointer, "is not a known value", allowed=", ".join(OPTION_WORDS[name])
+            )
         return value
     if isinstance(current, bool) and value in (0, 1, True, False):
         return bool(value)

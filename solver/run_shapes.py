@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.errors import InvalidProblemError
+from profiles.frameworks import OPTION_WORDS
 from profiles.library import find_gpu
 from profiles.model import MlaSpec, ModelSpec, MoeSpec
 from profiles.units import GBIT
@@ -157,9 +158,9 @@ def cluster_of(cells: Cells) -> ClusterSpec:
 
 
 def _software_options(cells: Cells) -> dict[str, str | int | float | bool]:
-    """The facts of the software that the row states."""
+    """The facts of the software that the row states; words that no fact knows count as unknown."""
     stated: dict[str, str | bool | None] = {
-        name: cells.text(name) for name in ("attention_kernel", "gradient_dtype", "precision_recipe")
+        name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
     }
     stated |= {name: cells.flag(name) for name in ("norm_fused", "loss_fused")}
     if stated["attention_kernel"] is None:

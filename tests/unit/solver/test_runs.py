@@ -124,6 +124,12 @@ def test_an_unlisted_family_falls_back_with_a_warning(tmp_path: Path) -> None:
     assert "colossal" in (run.shape.warning or "")
 
 
+def test_a_kernel_that_no_fact_knows_counts_as_unknown(tmp_path: Path) -> None:
+    run = only(tmp_path, attention_kernel="ring-of-fire", flash_attention="1")
+    assert run.shape is not None
+    assert run.shape.problem.workload.framework_options == {"flash_attention": True}
+
+
 def test_less_than_3_percent_of_the_open_runs_are_refused() -> None:
     runs = read_runs(CATALOG_RUNS)
     assert len(runs) > 2400
