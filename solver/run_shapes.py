@@ -133,7 +133,9 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     Raises:
         RefusedRunError: the GPU is unknown or the cluster is mixed.
     """
-    slug = cells.text("gpu") or ""
+    slug = cells.text("gpu")
+    if slug is None:
+        raise RefusedRunError("gpu is not known")
     if "+" in slug:
         raise RefusedRunError("a mixed cluster: which rank runs on which GPU is not in the table")
     try:
