@@ -10,10 +10,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from profiles.errors import InvalidProblemError
+from profiles.errors import FieldError, InvalidProblemError
 
 MAX_INPUT_BYTES = 8 * 2**20  # the limit of a request body
 MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
@@ -63,18 +64,44 @@ def read_problem_file(path: Path) -> Mapping[str, object]:
     """The mapping in a ``.json``, ``.yaml`` or ``.yml`` file.
 
     Raises:
-        InvalidProblemError: the file cannot be read, or is not one mapping of plain values.
+        InvalidProblemError: the file cannot be read, or is not one mapping of plain values; names the file.
     """
+    text = _text_of(path)
     try:
-        if path.stat().st_size > MAX_INPUT_BYTES:
-            raise InvalidProblemError.of("", "the file is too big", allowed=f"{MAX_INPUT_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() not in {".yaml", ".yml"}:
+            return read_json(text)
+        from service.yaml_input import read_yaml  # noqa: PLC0415 - only problem files in YAML need it
+
+        return require_plain(read_yaml(text))
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(_of_file(path, error) for error in fault.errors) from None
+
+
+def shown_path(path: Path) -> str:
+    """A path as an error may repeat it: printable, its end kept."""
+    text = str(path)
+    return shown(text) if len(text) <= MAX_SHOWN else f"...{shown(text[3 - MAX_SHOWN :])}"
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file; at most what may be read of it, also where it has no end (a device)."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_INPUT_BYTES + 1)
+        if len(content) > MAX_INPUT_BYTES:
+            message = f"{shown_path(path)}: the file is too big"
+            raise InvalidProblemError.of("", message, allowed=f"{MAX_INPUT_BYTES} bytes")
+        return content.decode("utf-8-sig")
     except OSError as fault:
         reason = fault.strerror or "cannot be read"
-        raise InvalidProblemError.of("", f"{shown(str(path))}: {reason}") from None
+        raise InvalidProblemError.of("", f"{shown_path(path)}: {reason}") from None
     except UnicodeDecodeError:
-        raise InvalidProblemError.of("", f"{shown(str(path))}: the text is not UTF-8") from None
-    return _read_yaml(text) if path.suffix in {".yaml", ".yml"} else read_json(text)
+        raise InvalidProblemError.of("", f"{shown_path(path)}: the text is not UTF-8") from None
+
+
+def _of_file(path: Path, error: FieldError) -> FieldError:
+    """A fault of a whole file names the file; a fault of a field has its pointer."""
+    return error if error.pointer else replace(error, message=f"{shown_path(path)}: {error.message}")
 
 
 def require_plain(raw: object) -> Mapping[str, object]:
@@ -84,7 +111,7 @@ def require_plain(raw: object) -> Mapping[str, object]:
         InvalidProblemError: something in it is not; the first such value is named.
     """
     if not isinstance(raw, dict):
-        raise InvalidProblemError.of("", "the request must be an object")
+        raise InvalidProblemError.of("", "must be an object")
     stack: list[tuple[tuple[object, ...], object]] = [((), raw)]
     while stack:
         where, value = stack.pop()
@@ -106,7 +133,9 @@ def _require_plain_value(where: tuple[object, ...], value: object) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise InvalidProblemError.of(pointer(*where), "must be a finite number")
     elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise InvalidProblemError.of(pointer(*where), "the number is too large")
+        raise InvalidProblemError.of(
+            pointer(*where), "the number is too large", allowed=f"{MAX_BITS} bits and a sign"
+        )
     elif not isinstance(value, int | float | None):
         raise InvalidProblemError.of(pointer(*where), "must be a JSON value")
 
@@ -139,18 +168,3 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise InvalidProblemError.of("", f'the key "{shown(repeated)}" is repeated')
     return values
-
-
-def _read_yaml(text: str) -> Mapping[str, object]:
-    """The mapping in YAML ``text``; aliases are refused, they can blow up."""
-    import yaml  # noqa: PLC0415 - only problem files in YAML need it
-
-    try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise InvalidProblemError.of("", "YAML aliases are not accepted")
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as fault:
-        mark = getattr(fault, "problem_mark", None)
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise InvalidProblemError.of("", f"not YAML{where}") from None
-    return require_plain(raw)

@@ -9,7 +9,9 @@ from service.json_input import shown
 from service.report.figures import SHORT_NAMES
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
+_SWITCHES = {"true": True, "false": False}
 Value = int | str
+Setting = Value | bool | list[Value]
 MAX_DIGITS = 18  # what fits 64 bits
 
 
@@ -17,16 +19,31 @@ def values_of(option: str, texts: Iterable[str]) -> dict[str, Value]:
     """``tp=8`` as ``{"tensor_parallel_size": 8}``.
 
     Raises:
-        InvalidProblemError: a text is not NAME=VALUE.
+        InvalidProblemError: a text is not NAME=VALUE, or a name is given twice.
     """
     return {name: _value(value) for name, value in _pairs(option, texts, "NAME=VALUE")}
+
+
+def settings_of(option: str, texts: Iterable[str]) -> dict[str, Setting]:
+    """Parts of a configuration: as ``values_of``, and also ``stage_layers=20,12``, ``…=true``.
+
+    Raises:
+        InvalidProblemError: as ``values_of``.
+    """
+    settings: dict[str, Setting] = {}
+    for name, value in _pairs(option, texts, "NAME=VALUE"):
+        if name == "stage_layers":
+            settings[name] = [_value(part) for part in value.split(",")]
+        else:
+            settings[name] = _SWITCHES.get(value.lower(), _value(value))
+    return settings
 
 
 def prohibitions_of(option: str, texts: Iterable[str]) -> dict[str, list[Value]]:
     """``mbs=3,5`` as ``{"micro_batch_size": [3, 5]}``.
 
     Raises:
-        InvalidProblemError: a text is not NAME=VALUE[,VALUE].
+        InvalidProblemError: a text is not NAME=VALUE[,VALUE], or a name is given twice.
     """
     pairs = _pairs(option, texts, "NAME=VALUE[,VALUE]")
     return {name: [_value(part) for part in values.split(",")] for name, values in pairs}
@@ -36,7 +53,7 @@ def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
     """``mbs=1:4`` as ``{"micro_batch_size": [1, 4]}``.
 
     Raises:
-        InvalidProblemError: a text is not NAME=LOW:HIGH with integers.
+        InvalidProblemError: a text is not NAME=LOW:HIGH with integers, or a name is given twice.
     """
     bounds = {}
     for name, limits in _pairs(option, texts, "NAME=LOW:HIGH"):
@@ -51,12 +68,17 @@ def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
 
 
 def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
-    """Names, in full, and what stands behind the equals sign."""
+    """Names, in full and once each, and what stands behind the equals sign."""
+    seen = set()
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if not (name and equals and value):
+        if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
-        yield _LONG_NAMES.get(name, name.replace("-", "_")), value
+        long_name = _LONG_NAMES.get(name, name.replace("-", "_"))
+        if long_name in seen:
+            raise InvalidProblemError.of(option, f"{shown(long_name)} is given more than once")
+        seen.add(long_name)
+        yield long_name, value
 
 
 def _value(text: str) -> Value:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from typer.exceptions import TyperException
+
 from profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
 from solver.plan import Answer
 
@@ -42,4 +44,19 @@ def report(fault: PlannerError) -> int:
             say_error(error.sentence())
     else:
         say_error(str(fault))
+    return BAD_INPUT
+
+
+def report_usage(fault: TyperException) -> int:
+    """Tell what is wrong with the words of a command in one line, and give the exit code.
+
+    A group of commands without its command says its help instead, which has several lines.
+    """
+    message = fault.format_message()
+    if "\n" in message:
+        sys.stderr.write(f"{message}\n")
+        return BAD_INPUT
+    command = getattr(getattr(fault, "ctx", None), "command_path", "meshwright")
+    sentence = message.removeprefix("Invalid value: ").rstrip(".")
+    say_error(f"{sentence}{'' if sentence.endswith('?') else '.'} See: {command} --help")
     return BAD_INPUT

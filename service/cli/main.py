@@ -6,10 +6,11 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from profiles.errors import InternalError, PlannerError
 from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes, validate
-from service.cli.exits import report
+from service.cli.exits import report, report_usage
 
 app = typer.Typer(
     name="meshwright",
@@ -59,11 +60,13 @@ app.add_typer(database.app, name="db")
 def main() -> None:
     """The console script; errors the user can mend become one line and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except InternalError:
         raise  # a bug: the traceback is wanted, the exit code is 1
     except PlannerError as fault:
         sys.exit(report(fault))
+    except TyperException as fault:
+        sys.exit(report_usage(fault))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from profiles.profile import default_profile
-from service.cli.assignments import values_of
+from service.cli.assignments import settings_of
 from service.cli.exits import FOUND
 from service.cli.problem_options import Request
 from service.cli.screen import screen
@@ -27,7 +27,7 @@ def run_predict(request: Request, *, config: Path | None, assign: Sequence[str],
         InvalidProblemError: the problem or the configuration is wrong.
     """
     problem = parse_problem(request)
-    raw = {**(read_problem_file(config) if config else {}), **values_of("--set", assign)}
+    raw = {**(read_problem_file(config) if config else {}), **settings_of("--set", assign)}
     configuration = completed(raw, problem)
     profile = default_profile(problem.cluster, problem.launcher)
     prediction = predict(problem, profile, configuration)

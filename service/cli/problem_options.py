@@ -16,7 +16,7 @@ import typer
 
 from profiles.errors import InvalidProblemError
 from service.cli.assignments import bounds_of, prohibitions_of, values_of
-from service.json_input import read_problem_file
+from service.json_input import read_problem_file, shown, shown_path
 
 Request = dict[str, object]
 _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
@@ -88,12 +88,15 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
 def model_part(name_or_path: str) -> dict[str, object]:
     """A catalog name, or the content of a Hugging Face ``config.json`` (or of the folder that holds it)."""
     path = Path(name_or_path)
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         path = path / "config.json"
-    if path.suffix == ".json" or path.is_file():
-        config = dict(read_problem_file(path))
-        return config if "_name_or_path" in config else {"name": path.resolve().parent.name, **config}
-    return {"name": name_or_path}
+    if path.suffix != ".json" and "/" not in name_or_path and not path.is_file():
+        return {"name": name_or_path}
+    config = dict(read_problem_file(path))
+    if not config:
+        raise InvalidProblemError.of("--model", f"{shown_path(path)} holds no model")
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return config if config.get("_name_or_path") else {"name": name, **config}
 
 
 def _cluster_part(cluster: str | None, gpu: str | None) -> dict[str, object]:
@@ -110,6 +113,9 @@ def _override(request: Request, section: str, values: Mapping[str, object]) -> N
         return
     part = _object(request, section)
     groups = part.get("groups")
+    if "gpus_per_node" in given and "groups" not in part and "name" in part:
+        message = f'belongs to --gpu; the nodes of "{shown(str(part["name"]))}" are as the catalog has them'
+        raise InvalidProblemError.of("--gpus-per-node", message)
     if section == "cluster" and isinstance(groups, list):
         if len(groups) != 1 or not isinstance(groups[0], dict):
             raise InvalidProblemError.of("/cluster/groups", "several groups: give their sizes in the file")

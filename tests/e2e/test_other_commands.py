@@ -45,6 +45,29 @@ def test_help_and_version_exit_0() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--top"], "error: No such option: --top"),
+        (
+            ["plan", "--num-nodes", "x"],
+            "error: Invalid value for '--num-nodes': Input should be a valid int",
+        ),
+        (["plan", "--top-k"], "error: Option '--top-k' requires an argument. See: "),
+        (["plan", "a.json", "b.json"], "error: Got unexpected extra argument(s) (b.json). See: "),
+        (["plan", "--json", "--csv"], "error: --json or --csv, not both. See: "),
+        (["plna"], "error: No such command 'plna'. Did you mean 'plan'? See: "),
+        (["jobs", "show"], "error: Missing argument 'job_id'. See: "),
+        (["export"], "error: give a plan id, or --from with an answer's file. See: "),
+    ],
+)
+def test_words_no_command_takes_end_in_one_line(arguments: list[str], message: str) -> None:
+    run = meshwright(*arguments)
+    assert (run.returncode, run.stdout, len(run.stderr.splitlines())) == (2, "", 1)
+    assert run.stderr.startswith(message)
+    assert run.stderr.endswith("--help\n")
+
+
+@pytest.mark.parametrize(
     ("catalog", "name"), [("models", "llama-3.1-70b"), ("clusters", "dgx-h100"), ("gpus", "h100-sxm-80gb")]
 )
 def test_catalogs_are_listed_for_people_and_for_programs(catalog: str, name: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import InvalidProblemError
-from service.cli.assignments import bounds_of, prohibitions_of, values_of
+from service.cli.assignments import bounds_of, prohibitions_of, settings_of, values_of
 from service.cli.problem_options import model_part, read_request
 from service.request import parse_problem
 
@@ -29,6 +29,22 @@ def test_prohibitions_and_bounds_are_lists() -> None:
 def test_what_is_no_assignment_is_refused(text: str) -> None:
     with pytest.raises(InvalidProblemError, match="NAME=VALUE"):
         values_of("--pin", [text])
+
+
+def test_a_name_given_twice_is_refused_not_overridden() -> None:
+    for texts in (["tp=8", "tp=4"], ["tp=8", "tensor_parallel_size=8"]):
+        with pytest.raises(InvalidProblemError, match="tensor_parallel_size is given more than once"):
+            values_of("--pin", texts)
+
+
+def test_a_hole_in_a_list_of_values_is_refused() -> None:
+    with pytest.raises(InvalidProblemError, match="NAME=VALUE"):
+        prohibitions_of("--forbid", ["mbs=1,"])
+
+
+def test_a_configuration_can_set_splits_and_switches() -> None:
+    settings = settings_of("--set", ["stage_layers=20,12", "sequence_parallel=False", "tp=2"])
+    assert settings == {"stage_layers": [20, 12], "sequence_parallel": False, "tensor_parallel_size": 2}
 
 
 @pytest.mark.parametrize("text", ["mbs=4", "mbs=1:x", "mbs=:4"])
@@ -109,3 +125,28 @@ def test_a_hugging_face_config_is_taken_from_its_file_or_its_folder(tmp_path: Pa
 def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match="No such file"):
         model_part(str(tmp_path / "config.json"))
+
+
+def test_a_model_is_named_after_its_file_or_the_folder_of_its_config(tmp_path: Path) -> None:
+    named = tmp_path / "my-model.json"
+    named.write_text(json.dumps({**LLAMA_CONFIG, "_name_or_path": ""}))
+    assert model_part(str(named))["name"] == "my-model"
+    assert model_part(str(named.rename(tmp_path / "config.json")))["name"] == tmp_path.name
+
+
+def test_a_file_without_a_model_is_no_unknown_name(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text("{}")
+    with pytest.raises(InvalidProblemError, match=r"empty\.json holds no model"):
+        model_part(str(tmp_path / "empty.json"))
+
+
+def test_a_path_that_leads_nowhere_is_said_to_be_a_file() -> None:
+    with pytest.raises(InvalidProblemError, match="org/model: No such file"):
+        model_part("org/model")
+
+
+def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
+    with pytest.raises(
+        InvalidProblemError, match='--gpus-per-node: belongs to --gpu; the nodes of "dgx-h100"'
+    ):
+        read_request(cluster="dgx-h100", num_nodes=1, gpus_per_node=4)
