@@ -14,8 +14,11 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import uvicorn
+from alembic.util.exc import CommandError
+from sqlalchemy.exc import DBAPIError
 
 from service.api.app import create_app
 from service.db import migrations
@@ -32,7 +35,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
 
     Raises:
         DatabaseBusyError: another server owns this SQLite file; names its process id.
-        ServerStartError: the address cannot be bound, or the schema is not there.
+        ServerStartError: the address cannot be bound, or the database cannot be used as it is.
     """
     with _owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
         _prepare_schema(settings)
@@ -74,8 +77,7 @@ def _owned(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{path}.lock").open("a+", encoding="ascii") as lock:
+    with _lock_file(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -86,6 +88,15 @@ def _owned(path: Path | None) -> Iterator[None]:
         lock.write(str(os.getpid()))
         lock.flush()
         yield
+
+
+def _lock_file(path: Path) -> TextIO:
+    """The open file beside ``path``; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(f"{path}.lock").open("a+", encoding="ascii")
+    except OSError as fault:
+        raise ServerStartError(f"no records can be kept at {path}: {fault.strerror}") from None
 
 
 @contextmanager
@@ -111,6 +122,11 @@ def _prepare_schema(settings: Settings) -> None:
             migrations.upgrade(database)
         elif migrations.current(database) != migrations.head():
             raise ServerStartError("the database schema is not current; run: meshwright db upgrade")
+    except CommandError:
+        raise ServerStartError("the database schema is of a newer Meshwright; update this one") from None
+    except DBAPIError as fault:
+        reason = str(fault.orig).partition("\n")[0]
+        raise ServerStartError(f"the database cannot be used: {reason}") from None
     finally:
         database.close()
 

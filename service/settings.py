@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+DATABASES = frozenset({"sqlite", "postgresql", "postgresql+psycopg"})
+MIN_LEASE_S = 1.0  # a worker looks at its job four times a second
+
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]  # a year; no infinity
 
 
 def state_dir() -> Path:
@@ -29,20 +35,40 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MESHWRIGHT_", extra="ignore", frozen=True)
 
     database_url: str = Field(default_factory=default_database_url, description="SQLite or PostgreSQL")
-    redis_url: str | None = Field(default=None, description="None: workers poll the table")
+    redis_url: str | None = Field(
+        default=None, pattern="^rediss?://", description="None: workers poll the table"
+    )
     host: str = "127.0.0.1"
     port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
     insecure: bool = Field(default=False, description="bind beyond loopback although there are no keys")
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
 
-    lease_s: float = Field(default=15.0, gt=0, description="a silent worker loses its job after this")
-    sweep_s: float = Field(default=5.0, gt=0, description="between two sweeps of a worker")
-    poll_s: float = Field(default=0.2, gt=0, description="between two looks of an idle embedded worker")
-    slow_poll_s: float = Field(default=5.0, gt=0, description="the same beside a queue")
-    grace_s: float = Field(default=5.0, gt=0, description="to finish requests, or give jobs back")
-    queue_timeout_s: float = Field(default=86_400.0, gt=0, description="unclaimed this long: expired")
-    max_wait_s: float = Field(default=30.0, gt=0, description="longest long-poll")
+    lease_s: Seconds = Field(
+        default=15.0, ge=MIN_LEASE_S, description="a silent worker loses its job after this"
+    )
+    sweep_s: Seconds = Field(default=5.0, description="between two sweeps of a worker")
+    poll_s: Seconds = Field(default=0.2, description="between two looks of an idle embedded worker")
+    slow_poll_s: Seconds = Field(default=5.0, description="the same beside a queue")
+    grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
+    queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
+    max_wait_s: Seconds = Field(default=30.0, description="longest long-poll")
+
+    @field_validator("database_url")
+    @classmethod
+    def _require_database(cls, url: str) -> str:
+        """A database that several processes can share; the URL may hold a password and is not repeated."""
+        try:
+            parsed = make_url(url)
+        except ArgumentError:
+            raise ValueError(
+                "not a URL such as sqlite:////folder/jobs.db or postgresql://host/name"
+            ) from None
+        if parsed.drivername not in DATABASES:
+            raise ValueError(f"only {', '.join(sorted(DATABASES))} databases are supported")
+        if parsed.drivername == "sqlite" and parsed.database in {None, "", ":memory:"}:
+            raise ValueError("SQLite needs a file, which the server shares with its workers")
+        return url
 
     @model_validator(mode="after")
     def _require_loopback(self) -> Self:
