@@ -126,7 +126,8 @@ class Answer:
     status: Status
     plans: tuple[Plan, ...]
     certified_by: tuple[str, ...]
-    objective_gap: float | None  # 0 when the closed-form objective is proved minimal
+    objective_gap: float | None  # 0: the least closed-form objective of all rows is found and proved
+    objective_excess: float | None  # (objective of the first plan - least objective) / the former
     bound_step_time_s: float | None  # no configuration's simulated step is shorter
     gap: float | None  # (best step - bound) / best step
     space_size: int  # rows enumerated

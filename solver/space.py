@@ -1,13 +1,13 @@
 """The outer space: every configuration without its split, as columns, with a mask of broken rules.
 
-Variables and their candidates (a pinned value is always a candidate, so that the rule it breaks shows):
+Variables and their candidates; what the request pins or bounds is always one, so that the rule it breaks shows:
   tensor_parallel_size     1, 2, 4, … and the other divisors of the heads, within an island
   context_parallel_size    1, 2, 4, … while a rank keeps MIN_TOKENS_PER_CONTEXT_RANK tokens
   pipeline_parallel_size   divisors of the remaining GPUs, up to the number of layers
   data_parallel_size       the GPUs that remain: tp * cp * pp * dp = GPUs used
   expert_parallel_size     divisors of the experts; expert_tensor_parallel_size = 1
   virtual_pipeline_size    1 … layers / pp
-  micro_batch_size         1, 2, 4, … MAX_MICRO_BATCH_SIZE
+  micro_batch_size         divisors of the batch up to MAX_MICRO_BATCH_SIZE
   zero_stage               those of the launcher; zero_shard_size = dp * cp from stage 1 on
   recompute                none, selective, full in every layer, full in the first k of each chunk
 Derived: sequence_parallel = tp > 1, num_microbatches, pipeline_schedule. Recomputing k layers of every
@@ -28,6 +28,7 @@ from solver.rules import Rule, rules_of, violation_masks
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
 MAX_MICRO_BATCH_SIZE = 32
+_MAX_NAMED = 64  # values that bounds add to the candidates
 _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _NEARLY = 0.9  # of the largest of them
@@ -56,10 +57,14 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // i for i in small)})
 
 
-def _with_pin(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
-    """The candidates and the pinned value."""
-    pinned = problem.options.pin.get(variable)
-    return sorted({*candidates, int(pinned)}) if pinned is not None else candidates
+def _with_request(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
+    """The candidates, the pinned value, and what the request's bounds name beside them."""
+    pinned, bounds = problem.options.pin.get(variable), problem.options.bounds.get(variable)
+    named = [] if pinned is None else [int(pinned)]
+    if bounds is not None:
+        low = max(bounds[0], 0 if variable == "zero_stage" else 1)
+        named += range(low, min(bounds[1], low + _MAX_NAMED) + 1)
+    return sorted({*candidates, *named})
 
 
 def _powers_of_two(limit: int) -> list[int]:
@@ -73,8 +78,8 @@ def _inner_axes(problem: Problem) -> tuple[list[int], list[int]]:
     heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
     return (
-        _with_pin(problem, "tensor_parallel_size", heads),
-        _with_pin(problem, "context_parallel_size", slices),
+        _with_request(problem, "tensor_parallel_size", heads),
+        _with_request(problem, "context_parallel_size", slices),
     )
 
 
@@ -83,7 +88,7 @@ def _meshes(problem: Problem, num_gpus: int) -> IntArray:
     model = problem.model
     tensor, context = _inner_axes(problem)
     experts = _divisors(model.moe.num_experts) if model.moe else [1]
-    experts = _with_pin(problem, "expert_parallel_size", experts)
+    experts = _with_request(problem, "expert_parallel_size", experts)
     rows = [
         (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
         for tp in tensor
@@ -103,7 +108,7 @@ def _chunkings(problem: Problem, pp: int) -> IntArray:
     limited = any("recompute_layers" in limits for limits in (options.pin, options.forbid, options.bounds))
     rows: list[tuple[int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
-    for vpp in _with_pin(problem, "virtual_pipeline_size", virtual):
+    for vpp in _with_request(problem, "virtual_pipeline_size", virtual):
         rows += [(vpp, recompute, 0) for recompute in range(_FULL)]
         rows.append((vpp, _FULL, ALL_LAYERS))
         even = layers // (pp * vpp)
@@ -116,9 +121,10 @@ def _steps(problem: Problem, pp: int) -> IntArray:
     """(micro_batch_size, zero_stage) rows."""
     able = launcher_capabilities(problem.launcher)
     batch = problem.workload.global_batch_size
-    sizes = _with_pin(problem, "micro_batch_size", _powers_of_two(min(MAX_MICRO_BATCH_SIZE, batch)))
+    whole = [size for size in _divisors(batch) if size <= MAX_MICRO_BATCH_SIZE]
+    sizes = _with_request(problem, "micro_batch_size", whole)
     allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
-    stages = _with_pin(problem, "zero_stage", allowed)
+    stages = _with_request(problem, "zero_stage", allowed)
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
 
 

@@ -148,6 +148,7 @@ def an_answer(*plans: Plan, **changes: object) -> Answer:
         plans=plans or (a_plan(),),
         certified_by=("exact-dp", "cp-sat"),
         objective_gap=0.0,
+        objective_excess=0.0,
         bound_step_time_s=32.5,
         gap=0.009,
         space_size=184320,
@@ -180,5 +181,6 @@ def an_infeasible_answer(*, memory_gib: Mapping[str, float] | None = None) -> An
         nearest=shortfall,
         changes=("32 nodes",),
     )
-    nothing = {"plans": (), "bound_step_time_s": None, "gap": None, "objective_gap": None, "fit": 0}
+    nothing = {"plans": (), "bound_step_time_s": None, "gap": None, "fit": 0}
+    nothing |= {"objective_gap": None, "objective_excess": None}
     return an_answer(status="infeasible", infeasible=reasons, **nothing)

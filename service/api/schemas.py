@@ -75,6 +75,7 @@ class AnswerView(BaseModel):
     status: Status
     certified_by: list[str]
     objective_gap: float | None
+    objective_excess: float | None
     bound_step_time_s: float | None
     gap: float | None
     space_size: int

@@ -103,9 +103,11 @@ def _claim(answer: Answer) -> tuple[str, str]:
 
 def _remainder(answer: Answer) -> str:
     """What the closed-form objective leaves open: the ranking is by simulated time."""
-    if not answer.objective_gap:
+    if not answer.objective_excess:
         return ""
-    return f" (by simulated time; {answer.objective_gap * 100:.1f} % above the least closed-form objective)"
+    return (
+        f" (by simulated time; {answer.objective_excess * 100:.1f} % above the least closed-form objective)"
+    )
 
 
 def _details(

@@ -23,8 +23,9 @@ Answer
 
 What is claimed, and what is not
   status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller S(x, n*(x)).
-  ``objective_gap`` = (J_1 - min J) / J_1 over *all* rows and splits, J_1 of the first plan. It is 0
-  when the first plan also minimises the closed form; CP-SAT judges that minimum independently.
+  ``objective_gap`` is 0: the least J over *all* rows and splits was found and proved; CP-SAT judges it
+  independently. ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S
+  instead of J costs in J; 0 when the first plan minimises both.
   ``bound_step_time_s``: no row under *any* split simulates faster (``reach.least_bound_s``), so ``gap``
   is what another split of some row could still gain at most; it may exceed 0 although the ranking is
   proved, because n* minimises J and not S.
@@ -127,7 +128,7 @@ class _Proof:
     """What holds for all rows and splits."""
 
     bound_s: float | None = None
-    objective_gap: float | None = None
+    objective_excess: float | None = None
     survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
 
 
@@ -145,7 +146,7 @@ def _prove(frontier: Frontier, watch: Watch) -> _Proof:
     least = min([objective, *(rival.objective_s for rival in rivals)])
     survivors = (first, *(rival.row for rival in rivals if rival.row != first))
     gap = None if watch.stopped else relative_gap(objective, least)
-    return _Proof(bound_s=bound, objective_gap=gap, survivors=survivors)
+    return _Proof(bound_s=bound, objective_excess=gap, survivors=survivors)
 
 
 def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
@@ -215,7 +216,8 @@ def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         status=outcomes[0 if plans else 1],
         plans=plans,
         certified_by=("exact-dp", *cp_sat) if proved else (),
-        objective_gap=proof.objective_gap if plans else None,
+        objective_gap=None if proof.objective_excess is None else 0.0,
+        objective_excess=proof.objective_excess,
         bound_step_time_s=bound,
         gap=relative_gap(best, bound),
         space_size=len(space.columns),

@@ -66,13 +66,13 @@ def test_the_first_plan_is_the_best_of_all_closed_form_minima(
     assert answer.plans[0].prediction.step_time_s <= min(scores) * (1 + 1e-9)
 
 
-def test_the_objective_gap_is_measured_against_the_least_objective_of_all(
+def test_the_objective_excess_is_measured_against_the_least_objective_of_all(
     tried: tuple[Answer, Rows, list[Exhaustive]],
 ) -> None:
     answer, _, every = tried
     least = min(float(row.objective_s.min(initial=np.inf)) for row in every)
     first = answer.plans[0].objective_s
-    assert answer.objective_gap == pytest.approx((first - least) / first, abs=1e-7)
+    assert answer.objective_excess == pytest.approx((first - least) / first, abs=1e-7)
 
 
 def test_rows_that_fit_are_those_with_a_split_that_fits(

@@ -129,3 +129,11 @@ def test_a_batch_that_nothing_divides_keeps_the_rows_that_say_why() -> None:
     space = enumerate_space(a_problem(pin={"data_parallel_size": 3, "tensor_parallel_size": 5}))
     assert not space.legal.any()
     assert len(space.columns) > 0
+
+
+def test_micro_batches_are_the_divisors_of_the_batch_and_what_bounds_name() -> None:
+    # divisors of 24 up to 32: 1 2 3 4 6 8 12 24; bounds add 5, which no data-parallel size makes fit
+    space = enumerate_space(a_problem(batch=24, bounds={"micro_batch_size": (5, 6)}))
+    sizes = set(space.columns.micro_batch_size.tolist())
+    assert {1, 2, 3, 4, 5, 6, 8, 12, 24} == sizes
+    assert set(space.columns.take(space.legal).micro_batch_size.tolist()) == {6}

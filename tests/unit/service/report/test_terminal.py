@@ -53,9 +53,9 @@ def test_an_optimal_answer_names_its_proofs_and_keeps_the_two_claims_apart() -> 
 
 
 def test_a_best_plan_that_the_closed_form_does_not_favour_is_said_to_be_so() -> None:
-    text = " ".join(text_of(an_answer(objective_gap=0.003)).split())
+    text = " ".join(text_of(an_answer(objective_excess=0.003)).split())
     assert "(by simulated time; 0.3 % above the least closed-form objective)" in text
-    assert "closed-form" not in text_of(an_answer(objective_gap=0.0))
+    assert "closed-form" not in text_of(an_answer(objective_excess=0.0))
 
 
 def test_a_profile_is_named_by_its_title_only_where_it_is_the_one_at_hand() -> None:
