@@ -1,6 +1,6 @@
 """The outer space: every configuration without its split, as columns, with a mask of broken rules.
 
-Variables and their candidates; what the request pins or bounds is always one, so that the rule it breaks shows:
+Variables and their candidates; what the request pins or bounds is always one, so that a broken rule shows:
   tensor_parallel_size     1, 2, 4, … and the other divisors of the heads, within an island
   context_parallel_size    1, 2, 4, … while a rank keeps MIN_TOKENS_PER_CONTEXT_RANK tokens
   pipeline_parallel_size   divisors of the remaining GPUs, up to the number of layers
