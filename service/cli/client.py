@@ -27,8 +27,18 @@ class ServiceClient:
     """One service; use as a context manager."""
 
     def __init__(self, url: str) -> None:
+        """Connect to nothing yet.
+
+        Raises:
+            InvalidProblemError: ``url`` is no address of a service.
+        """
         self._url = url
-        self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        try:
+            self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        except httpx.InvalidURL:
+            raise _no_address(url) from None
+        if self._http.base_url.scheme not in {"http", "https"} or not self._http.base_url.host:
+            raise _no_address(url)
 
     def __enter__(self) -> Self:
         """The client itself."""
@@ -109,6 +119,12 @@ class ServiceClient:
         if reply.status_code >= _CLIENT_ERRORS:
             raise InvalidProblemError(_faults(reply))
         return reply
+
+
+def _no_address(url: str) -> InvalidProblemError:
+    """The fault of what is no URL."""
+    message = f'"{shown(url)}" is no address of a service'
+    return InvalidProblemError.of("--url", message, allowed="http://HOST:PORT or https://HOST:PORT")
 
 
 def _faults(reply: httpx.Response) -> list[FieldError]:

@@ -19,13 +19,6 @@ def upgrade(
     database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
 ) -> None:
     """Bring the schema to its newest revision."""
-    from service.db import migrations  # noqa: PLC0415 - the database is loaded when it is needed
-    from service.db.database import Database  # noqa: PLC0415 - the same
-    from service.settings import Settings  # noqa: PLC0415 - the same
+    from service.cli.schema import upgrade_schema  # noqa: PLC0415 - the database is loaded when it is needed
 
-    database = Database(database_url or Settings().database_url)
-    try:
-        migrations.upgrade(database)
-        typer.echo(f"the schema is at revision {migrations.current(database)}")
-    finally:
-        database.close()
+    typer.echo(f"the schema is at revision {upgrade_schema(database_url)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profiles.errors import InvalidProblemError
 from service.cli.exits import say_warnings
-from service.cli.files import ANSWER_FILE, save_folder
+from service.cli.files import ANSWER_FILE, check_folder, save_folder
 from service.cli.kept import KeptPlan, find_plan, plan_of_file
 from service.launchers.registry import export, launcher_names
 from service.request import problem_to_mapping
@@ -38,6 +38,8 @@ def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | Non
         raise InvalidProblemError.of(
             "--launcher", "the problem names no launcher; name one", allowed=allowed
         )
+    if save_dir is not None:
+        check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
     bundle = export(chosen.plan, chosen.problem, name)
     say_warnings(bundle.warnings)
     if save_dir is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from profiles.errors import InvalidProblemError
-from service.json_input import shown
+from service.json_input import shown_path
 
 ANSWER_FILE = "answer.json"
 
@@ -32,9 +32,7 @@ def save_folder(folder: Path, files: Mapping[str, str], *, plan_id: str, force: 
     Raises:
         InvalidProblemError: the folder holds another plan or something else, or cannot be written.
     """
-    if not (force or _may_hold(folder, plan_id)):
-        message = f"{shown(str(folder))} holds something else; choose another folder, or --force"
-        raise InvalidProblemError.of("--save-dir", message)
+    check_folder(folder, force=force, plan_id=plan_id)
     try:
         if folder.exists():
             for name, text in files.items():
@@ -43,8 +41,23 @@ def save_folder(folder: Path, files: Mapping[str, str], *, plan_id: str, force: 
         folder.parent.mkdir(parents=True, exist_ok=True)
         _create(folder, files)
     except OSError as fault:
-        reason = fault.strerror or "cannot be written"
-        raise InvalidProblemError.of("--save-dir", f"{shown(str(folder))}: {reason}") from None
+        raise _unwritable(folder, fault) from None
+
+
+def check_folder(folder: Path, *, force: bool, plan_id: str | None = None) -> None:
+    """Refuse a folder of something else, before or after it is known which plan it shall hold.
+
+    Raises:
+        InvalidProblemError: the folder holds no plan, or another one than ``plan_id``, or cannot be read.
+    """
+    try:
+        fits = force or _may_hold(folder, plan_id)
+    except OSError as fault:
+        raise _unwritable(folder, fault) from None
+    if not fits:
+        what = "something else" if plan_id is None else "something else than this plan"
+        message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
+        raise InvalidProblemError.of("--save-dir", message)
 
 
 def _create(folder: Path, files: Mapping[str, str]) -> None:
@@ -59,16 +72,19 @@ def _create(folder: Path, files: Mapping[str, str]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _may_hold(folder: Path, plan_id: str) -> bool:
-    """Whether the folder is new, empty, or already that plan's."""
-    if not folder.exists():
+def _may_hold(folder: Path, plan_id: str | None) -> bool:
+    """Whether the folder is new, empty, or already that plan's (a plan's, where none is named)."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return True
-    if not folder.is_dir():
-        return False
     try:
-        if not any(folder.iterdir()):
-            return True
-        answer = json.loads((folder / ANSWER_FILE).read_text(encoding="utf-8"))
-        return bool(answer["plans"][0]["plan_id"] == plan_id)
+        plans = json.loads((folder / ANSWER_FILE).read_text(encoding="utf-8"))["plans"]
+        first = plans[0]["plan_id"] if plans else ""  # an infeasible answer holds none
     except (OSError, ValueError, LookupError, TypeError):
         return False
+    return plan_id is None or bool(first == plan_id)
+
+
+def _unwritable(folder: Path, fault: OSError) -> InvalidProblemError:
+    """Why a folder cannot be used."""
+    reason = fault.strerror or "cannot be written"
+    return InvalidProblemError.of("--save-dir", f"{shown_path(folder)}: {reason}")

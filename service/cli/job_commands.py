@@ -13,6 +13,7 @@ from rich.text import Text
 from service.cli import exits
 from service.cli.answers import answer_from_json
 from service.cli.client import TERMINAL_STATES, ServiceClient
+from service.cli.kept import answer_document, keep
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine
 from service.cli.screen import screen
@@ -117,9 +118,12 @@ def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool)
 
 
 def print_answer(answer: Mapping[str, Any], request: Mapping[str, object]) -> None:
-    """The ranking for people, as ``meshwright plan`` prints it."""
+    """The ranking for people, as ``meshwright plan`` prints and keeps it."""
+    problem, read = parse_problem(request), answer_from_json(answer)
+    if read.plans:
+        exits.say_warnings(keep(answer_document(read, problem), problem))
     console = screen()
-    console.print(render_answer(answer_from_json(answer), parse_problem(request), width=console.width))
+    console.print(render_answer(read, problem, width=console.width))
 
 
 def print_json(document: object) -> None:

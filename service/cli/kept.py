@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -33,21 +34,31 @@ def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
 
 
 def state_folder() -> Path:
-    """Where answers are kept (XDG base directory specification, ``XDG_STATE_HOME``)."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "meshwright" / "answers"
+    """Where answers are kept (XDG base directory specification, ``XDG_STATE_HOME``; it must be absolute).
+
+    Raises:
+        OSError: the user has no home.
+    """
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise OSError(errno.ENOENT, "no home folder; set XDG_STATE_HOME") from None
+    return base / "meshwright" / "answers"
 
 
-def keep(document: Mapping[str, Any], problem: Problem) -> None:
-    """Keep one answer; a state folder that cannot be written never spoils a search."""
-    folder = state_folder()
+def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
+    """Keep one answer; a state folder that cannot be written spoils no search, but is a warning."""
     try:
+        folder = state_folder()
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"{digest_of(problem)[:16]}.json", json.dumps(document, allow_nan=False))
         for old in _newest_first(folder)[MAX_KEPT:]:
             old.unlink(missing_ok=True)
-    except OSError:
-        return
+    except OSError as fault:
+        return [f"the answer is not kept ({fault.strerror}): export it with --save-dir, or keep --json"]
+    return []
 
 
 def find_plan(plan_id: str) -> KeptPlan:
@@ -95,17 +106,22 @@ def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
 
 def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Kept plans whose id starts so, oldest answer first; files that cannot be read are passed over."""
-    for path in reversed(_newest_first(state_folder())):
+    try:
+        paths = _newest_first(state_folder())
+    except OSError:
+        return
+    for path in reversed(paths):
         try:
             text = path.read_text(encoding="utf-8")
-            document = json.loads(text) if f'"plan_id": "{plan_id}' in text else {}
-        except (OSError, ValueError):
+            document = json.loads(text) if f'"plan_id": "{plan_id}' in text else {"plans": ()}
+            plans = [plan for plan in document["plans"] if plan["plan_id"].startswith(plan_id)]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
-        for plan in document.get("plans", ()):
-            if plan["plan_id"].startswith(plan_id):
-                yield document, plan
+        for plan in plans:
+            yield document, plan
 
 
 def _newest_first(folder: Path) -> list[Path]:
     """The kept answers by age."""
-    return sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    ages = [(path.stat().st_mtime, path) for path in folder.glob("*.json")]
+    return [path for _, path in sorted(ages, reverse=True)]

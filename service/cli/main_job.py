@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from profiles.errors import PlannerError
+from profiles.errors import InvalidProblemError, PlannerError
 from service.cli.client import ServiceClient
 from service.cli.exits import FOUND, NO_PLAN, say_error
 from service.cli.files import ANSWER_FILE, write_text
 from service.cli.job_commands import followed, print_answer
-from service.json_input import read_problem_file
+from service.json_input import read_problem_file, shown_path
+from service.request import parse_problem
 
 START_S = 20.0  # the service must accept requests by then
 STOP_S = 10.0  # after SIGTERM, before it is killed
@@ -39,7 +40,11 @@ def run_main_job(problem_file: Path, out: Path) -> int:
         ServiceDidNotStartError: the service did not come up.
     """
     request = read_problem_file(problem_file)
-    out.mkdir(parents=True, exist_ok=True)
+    parse_problem(request)  # wrong input is said before anything starts
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise InvalidProblemError.of("--out", f"{shown_path(out)}: {fault.strerror}") from None
     began_s = time.monotonic()
     with running_service(out) as (url, log), ServiceClient(url) as service:
         _say(f"service    {url}   (SQLite, one spawned worker; log: {log})")

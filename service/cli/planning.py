@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from profiles.profile import default_profile
 from service.cli.exits import code_of, say_warnings
-from service.cli.files import ANSWER_FILE, save_folder
+from service.cli.files import ANSWER_FILE, check_folder, save_folder
 from service.cli.kept import answer_document, keep
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
@@ -33,13 +34,15 @@ def run_plan(request: Request, *, form: Form, save_dir: Path | None, force: bool
         RefusedExportError: the launcher cannot express the best plan.
     """
     problem = parse_problem(request)
+    if save_dir:
+        check_folder(save_dir, force=force)
     answer, cancelled = _search(problem)
     document = answer_document(answer, problem)
     if answer.plans:
-        keep(document, problem)
+        say_warnings(keep(document, problem))
+    _print(form, answer, problem, document)  # before files, which may be refused
     if save_dir:
         _save(save_dir, answer, problem, document, force=force)
-    _print(form, answer, problem, document)
     return code_of(answer, cancelled=cancelled)
 
 
@@ -55,13 +58,16 @@ def _search(problem: Problem) -> tuple[Answer, bool]:
 
 def _save(folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, force: bool) -> None:
     """answer.json, problem.json and the launch files of the best plan."""
+    sys.stdout.flush()
     files = {ANSWER_FILE: _text(document), "problem.json": _text(document["problem"])}
+    warnings: Sequence[str] = ()
     if answer.plans and problem.launcher != "none":
         bundle = export(answer.plans[0], problem, problem.launcher)
         files |= bundle.files
-        say_warnings(bundle.warnings)
+        warnings = bundle.warnings
     plan_id = answer.plans[0].plan_id if answer.plans else ""
     save_folder(folder, files, plan_id=plan_id, force=force)
+    say_warnings(warnings)
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
 
 

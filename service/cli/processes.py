@@ -32,7 +32,7 @@ def serve(
         "workers": workers,
         "insecure": insecure,
     }
-    raise typer.Exit(run_server({name: value for name, value in given.items() if value is not None}))
+    raise typer.Exit(run_server(given))
 
 
 def worker(

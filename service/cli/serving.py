@@ -6,25 +6,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
+from service.cli.configured import settings_with
 from service.cli.exits import BAD_INPUT, FOUND, say_error
 from service.errors import ServerStartError
 from service.serve import serve
-from service.settings import Settings
 
 
 def run_server(given: Mapping[str, Any]) -> int:
-    """Serve until SIGTERM or Ctrl-C; options override the environment."""
+    """Serve until SIGTERM or Ctrl-C; options override the environment.
+
+    Raises:
+        InvalidProblemError: a setting is wrong.
+    """
     try:
-        settings = Settings(**given)
-    except ValidationError as fault:
-        for detail in fault.errors(include_url=False, include_input=False):
-            where = ".".join(str(part) for part in detail["loc"]) or "settings"
-            say_error(f"{where}: {detail['msg'].removeprefix('Value error, ')}")
-        return BAD_INPUT
-    try:
-        serve(settings, on_ready=_announce)
+        serve(settings_with(given), on_ready=_announce)
     except ServerStartError as fault:
         say_error(str(fault))
         return BAD_INPUT

@@ -24,6 +24,12 @@ def meshwright(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder of its own for every test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 def loaded_by(code: str) -> str:
     code += f"\nimport sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -156,6 +162,22 @@ def test_jobs_without_a_service_say_where_they_looked() -> None:
     ]
 
 
+@pytest.mark.parametrize("url", ["foo", "http://", "ftp://host", "http://[::1", "http://host:x"])
+def test_what_is_no_address_of_a_service_is_said_to_be_none(url: str) -> None:
+    run = meshwright("jobs", "list", "--url", url)
+    assert run.returncode == 2
+    assert run.stderr.splitlines() == [
+        f'error: --url: "{url}" is no address of a service. Allowed: http://HOST:PORT or https://HOST:PORT'
+    ]
+
+
+def test_the_main_job_starts_nothing_for_wrong_input(tmp_path: Path) -> None:
+    (tmp_path / "problem.json").write_text('{"search": "fast"}')
+    run = meshwright("demo", str(tmp_path / "problem.json"), "--out", str(tmp_path / "out"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_server_refuses_an_address_beyond_loopback_without_keys(tmp_path: Path) -> None:
     run = meshwright("serve", "--host", "0.0.0.0", XDG_STATE_HOME=str(tmp_path))  # noqa: S104 - refused
     assert run.returncode == 2
@@ -169,6 +191,20 @@ def test_the_schema_is_brought_to_its_newest_revision(tmp_path: Path) -> None:
         run = meshwright("db", "upgrade", "--database-url", url)
         assert run.returncode == 0, run.stderr
         assert "the schema is at revision" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("foo", "error: database_url: not a URL such as sqlite:"),
+        ("mysql://host/name", "error: database_url: only "),
+        ("postgresql://127.0.0.1:9/none", "error: the database cannot be brought up to date (Oper"),
+    ],
+)
+def test_a_schema_that_cannot_be_reached_is_one_clear_line(url: str, message: str) -> None:
+    run = meshwright("db", "upgrade", "--database-url", url)
+    assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
+    assert run.stderr.startswith(message)
 
 
 @pytest.fixture
@@ -191,6 +227,8 @@ def test_a_job_is_submitted_followed_listed_and_shown(service: str) -> None:
     waited = meshwright("jobs", "wait", job_id, "--url", service)
     assert waited.returncode == 0, waited.stderr
     assert "#1 proved optimal" in waited.stdout
+    printed = waited.stdout[waited.stdout.index("meshwright export") :].split()[2]
+    assert meshwright("export", printed).returncode == 0, "the plan is found by the id that was printed"
     assert f"{job_id}" in meshwright("jobs", "list", "--url", service).stdout
     shown = json.loads(meshwright("jobs", "show", job_id, "--json", "--url", service).stdout)
     assert shown["state"] == "succeeded"

@@ -174,6 +174,17 @@ def test_a_missing_part_is_named(home: dict[str, str]) -> None:
     assert run.stderr.splitlines() == ["error: cluster: is required", "error: workload: is required"]
 
 
+def test_an_answer_is_shown_even_where_its_folder_turns_out_to_hold_another(
+    home: dict[str, str], tmp_path: Path
+) -> None:
+    folder = ["--save-dir", str(tmp_path / "run")]
+    assert meshwright("plan", *SMALL, *BATCH, *folder, env=home).returncode == 0
+    run = meshwright("plan", *SMALL, *BATCH, "--pin", "tp=8", *folder, env=home)
+    assert run.returncode == 2
+    assert "#1 proved optimal" in run.stdout
+    assert run.stderr.splitlines()[-1].endswith("choose another folder, or --force")
+
+
 def test_a_folder_of_something_else_is_refused_and_left_alone(home: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(tmp_path), env=home)

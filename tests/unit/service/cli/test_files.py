@@ -7,7 +7,7 @@ import pytest
 
 from profiles.errors import InvalidProblemError
 from service.cli import kept
-from service.cli.files import ANSWER_FILE, save_folder, write_text
+from service.cli.files import ANSWER_FILE, check_folder, save_folder, write_text
 from service.request import parse_problem
 from tests.builders import a_plan, an_answer
 
@@ -48,6 +48,27 @@ def test_the_folder_of_another_plan_or_of_anything_else_is_refused_unless_forced
     assert "thesis.tex" in names(other)
 
 
+def test_the_folder_of_an_infeasible_answer_is_written_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        save_folder(tmp_path / "run", {ANSWER_FILE: '{"plans": []}'}, plan_id="", force=False)
+
+
+def test_before_a_plan_is_known_only_folders_of_plans_pass(tmp_path: Path) -> None:
+    save_folder(tmp_path / "run", FILES, plan_id="7f3a", force=False)
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "new", tmp_path / "run"):
+        check_folder(folder, force=False)
+    for folder in (tmp_path, tmp_path / "file"):
+        with pytest.raises(InvalidProblemError, match="holds something else;"):
+            check_folder(folder, force=False)
+
+
+def test_a_folder_whose_name_no_file_system_takes_is_refused(tmp_path: Path) -> None:
+    for force in (False, True):
+        with pytest.raises(InvalidProblemError, match="File name too long"):
+            save_folder(tmp_path / ("x" * 300), FILES, plan_id="7f3a", force=force)
+
+
 def test_writing_a_file_leaves_no_temporary_one(tmp_path: Path) -> None:
     write_text(tmp_path / "a.json", "{}")
     assert names(tmp_path) == ["a.json"]
@@ -59,7 +80,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "meshwright" / "answers"
 
 
-def keep_plans(*plan_ids: str) -> None:
+def keep_plans(*plan_ids: str) -> list[str]:
     request = {
         "model": {"name": "llama-3.1-70b"},
         "cluster": {"name": "dgx-h100", "num_nodes": 16},
@@ -68,13 +89,28 @@ def keep_plans(*plan_ids: str) -> None:
     }
     problem = parse_problem(request)
     plans = [a_plan(rank=rank, plan_id=plan_id) for rank, plan_id in enumerate(plan_ids, start=1)]
-    kept.keep(kept.answer_document(an_answer(*plans), problem), problem)
+    return kept.keep(kept.answer_document(an_answer(*plans), problem), problem)
 
 
 def test_a_kept_plan_is_found_by_a_prefix_of_its_id_with_its_problem() -> None:
     keep_plans("7f3a90c1d2e4", "b00c00000000")
     found = kept.find_plan("b00c")
     assert (found.plan, found.problem.cluster.num_gpus) == (a_plan(rank=2, plan_id="b00c00000000"), 128)
+
+
+def test_an_answer_that_cannot_be_kept_is_a_warning(state: Path) -> None:
+    state.parent.parent.mkdir()
+    state.parent.write_text("a file where the folder should be")
+    (warning,) = keep_plans("7f3a90c1d2e4")
+    assert "the answer is not kept (Not a directory): export it with --save-dir" in warning
+    with pytest.raises(InvalidProblemError, match="is kept here"):
+        kept.find_plan("7f3a")
+
+
+def test_a_state_folder_that_is_not_absolute_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    # XDG base directory specification: "If an implementation encounters a relative path … ignore it."
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert kept.state_folder() == Path.home() / ".local" / "state" / "meshwright" / "answers"
 
 
 def test_a_prefix_of_several_plans_names_them() -> None:
@@ -92,7 +128,10 @@ def test_an_id_that_is_not_kept_is_refused(plan_id: str) -> None:
 
 def test_a_damaged_kept_answer_is_passed_over(state: Path) -> None:
     keep_plans("7f3a90c1d2e4")
-    (state / "damaged.json").write_text('{"plan_id": "7f3a')
+    for number, text in enumerate(
+        ['{"plan_id": "7f3a', '[{"plan_id": "7f3a"}]', '{"plans": [{}], "plan_id": "7f3a"}']
+    ):
+        (state / f"damaged{number}.json").write_text(text)
     assert kept.find_plan("7f3a").plan.plan_id == "7f3a90c1d2e4"
 
 

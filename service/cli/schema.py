@@ -1,0 +1,35 @@
+"""Brings the schema of the records to its newest revision."""
+
+from __future__ import annotations
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from profiles.errors import PlannerError
+from service.cli.configured import settings_with
+from service.db import migrations
+from service.db.database import Database
+
+
+class DatabaseUnreachableError(PlannerError):
+    """The database cannot be reached or changed."""
+
+    code = "database_unreachable"
+
+
+def upgrade_schema(database_url: str | None) -> str | None:
+    """The revision that the schema has now.
+
+    Raises:
+        InvalidProblemError: the URL is no database's.
+        DatabaseUnreachableError: the database cannot be reached or changed.
+    """
+    database = Database(settings_with({"database_url": database_url}).database_url)
+    try:
+        migrations.upgrade(database)
+        return migrations.current(database)
+    except SQLAlchemyError as fault:
+        raise DatabaseUnreachableError(
+            f"the database cannot be brought up to date ({type(fault).__name__})"
+        ) from None
+    finally:
+        database.close()
