@@ -1,0 +1,184 @@
+"""Reads the topology that NCCL writes to ``NCCL_TOPO_DUMP_FILE``, and files for ``NCCL_TOPO_FILE``.
+
+Format: github.com/NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``: system > cpu > pci > … > gpu with
+nvlink (targets are bus ids of GPUs or of NVSwitches), and nic > net with its speed in Mbit/s.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.importers.foreign_file import ForeignFile
+from profiles.importers.islands import connected
+from profiles.importers.nvidia_smi_topo import PATHS
+from profiles.measurements import GpuPlace, Nic, NodeTopology
+
+MAX_DEPTH = 64
+MAX_XML_BYTES = 4 * 2**20
+MAX_MBIT_PER_S = 10**7
+ENCODED_LANE_GT = 8.0  # from 8 GT/s on, PCIe sends 128 bits in 130 (PCI-SIG base specification 3.0)
+
+_LINK_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) GT/s(?: PCIe)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One gpu or net element with the elements above it, outermost first."""
+
+    element: ET.Element
+    above: tuple[ET.Element, ...]
+
+    def attribute_above(self, tag: str, name: str) -> str | None:
+        """An attribute of the closest element of one kind above."""
+        return next((parent.get(name) for parent in reversed(self.above) if parent.tag == tag), None)
+
+
+def _parse(file: ForeignFile) -> ET.Element:
+    """The root of the document."""
+    if len(file.text) > MAX_XML_BYTES:
+        raise file.fault("", f"larger than {MAX_XML_BYTES // 2**20} MiB, too large for one node")
+    if "<!DOCTYPE" in file.text or "<!ENTITY" in file.text:
+        raise file.fault("", "declares a document type, which NCCL never writes")
+    try:
+        root = ET.fromstring(file.text)  # noqa: S314 (documents with entities were refused above)
+    except ET.ParseError as error:
+        raise file.fault(f"line {error.position[0]}", "is not well-formed XML; was it cut off?")
+    except ValueError:
+        raise file.fault("", "declares an encoding other than UTF-8")
+    if root.tag != "system":
+        raise file.fault("line 1", "expected the root element <system>")
+    return root
+
+
+def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Found]]:
+    """All GPUs and all network devices, in the order of the file."""
+    gpus: list[_Found] = []
+    nets: list[_Found] = []
+    stack: list[tuple[ET.Element, tuple[ET.Element, ...]]] = [(root, ())]
+    while stack:
+        element, above = stack.pop()
+        if len(above) > MAX_DEPTH:
+            raise file.fault("", f"nested deeper than {MAX_DEPTH} elements")
+        if element.tag in ("gpu", "net"):
+            (gpus if element.tag == "gpu" else nets).append(_Found(element, above))
+        stack += [(child, (*above, element)) for child in reversed(element)]
+    return gpus, nets
+
+
+def _path(gpu: _Found, net: _Found) -> str:
+    """nvidia-smi's word for the way between them, from their closest common element."""
+    common = 0
+    for one, other in zip(gpu.above, net.above, strict=False):
+        if one is not other:
+            break
+        common += 1
+    meeting = gpu.above[common - 1].tag
+    if meeting != "pci":
+        return "NODE" if meeting == "cpu" else "SYS"
+    below = [
+        sum(parent.tag == "pci" for parent in found.above[common:]) for found in (gpu, net)
+    ]  # bridges between the common switch and the device, the device's own function included
+    return "PIX" if max(below) <= 1 else "PXB"
+
+
+def _near(gpu: _Found, nets: Mapping[str, _Found]) -> tuple[str | None, tuple[str, ...]]:
+    """The nearest path to any network device, and the devices it leads to."""
+    paths = {name: _path(gpu, net) for name, net in nets.items()}
+    nearest = min(paths.values(), key=PATHS.index, default=None)
+    return nearest, tuple(name for name, path in paths.items() if path == nearest)
+
+
+def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
+    """Rate of the GPU's slot: transfers a second × lanes × encoding / 8 bits."""
+    speed = _LINK_SPEED.fullmatch(gpu.attribute_above("pci", "link_speed") or "")
+    width = gpu.attribute_above("pci", "link_width")
+    if speed is None or width in (None, "0", ""):
+        return None
+    lanes = file.whole(width, "pci link_width", high=64)
+    transfers = file.positive(speed[1], "pci link_speed", high=1000.0)
+    encoding = 128 / 130 if transfers >= ENCODED_LANE_GT else 8 / 10
+    return transfers * 1e9 * lanes * encoding / 8
+
+
+def _bus_id(gpu: _Found) -> str:
+    """The GPU's own bus id, in lower case."""
+    return (gpu.attribute_above("pci", "busid") or "").lower()
+
+
+def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
+    """Number of a GPU's NVLinks, and where they end."""
+    links = list(gpu.element.iter("nvlink"))
+    counts = [file.whole(link.get("count"), "nvlink count", low=0, high=1000) for link in links]
+    targets = [(link.get("target") or "").lower() for link in links]
+    if not all(targets):
+        raise file.fault("nvlink", "expected the attribute target")
+    return sum(counts), targets
+
+
+def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    """GPUs that reach each other directly or through NVSwitches (which form one fabric)."""
+    bus_ids = {_bus_id(gpu): index for index, gpu in enumerate(gpus)}
+    switched = [i for i, ends in enumerate(targets) if any(end not in bus_ids for end in ends)]
+    direct = [(i, bus_ids[end]) for i, ends in enumerate(targets) for end in ends if end in bus_ids]
+    return connected(len(gpus), direct + [(switched[0], other) for other in switched])
+
+
+def _nics(file: ForeignFile, nets: Sequence[_Found]) -> tuple[Nic, ...]:
+    """Network devices with their line rates."""
+    nics = []
+    for net in nets:
+        name, speed = net.element.get("name") or "", net.element.get("speed")
+        if not name.isprintable() or not 1 <= len(name) <= MAX_DEPTH:
+            raise file.fault("net", "expected a short name")
+        rate = None if speed is None else file.whole(speed, "net speed", low=0, high=MAX_MBIT_PER_S)
+        nics.append(Nic(name=name, bytes_per_s=rate * 1e6 / 8 if rate else None))
+    return tuple(nics)
+
+
+def _numa(file: ForeignFile, gpu: _Found) -> int | None:
+    """NUMA node above a GPU; None where it is unknown (−1)."""
+    text = gpu.attribute_above("cpu", "numaid")
+    return None if text in (None, "-1") else file.whole(text, "cpu numaid", low=0, high=10_000)
+
+
+def looks_like(file: ForeignFile) -> bool:
+    """Whether the text is such a document."""
+    start = file.text.lstrip()[:2000]
+    return "<system" in start and ("<cpu" in start or "<pci" in start)
+
+
+def read_nccl_topology(path: Path | str) -> NodeTopology:
+    """GPUs, NVLink islands, network cards and their distances.
+
+    Raises:
+        ProfileError: no XML, no <system>, no GPU, or an attribute out of range.
+    """
+    file = ForeignFile.open(path)
+    root = _parse(file)
+    gpus, nets = _find(file, root)
+    if not gpus:
+        raise file.fault("", "expected at least one <gpu> (a file for NCCL_TOPO_FILE may leave them out)")
+    nics = _nics(file, nets)
+    named = {nic.name: net for nic, net in zip(nics, nets, strict=True)}
+    places, targets = [], []
+    for index, gpu in enumerate(gpus):
+        count, ends = _nvlinks(file, gpu)
+        near_path, near_nics = _near(gpu, named)
+        targets.append(ends)
+        place = GpuPlace(
+            index=index,
+            nvlinks=count,
+            near_nics=near_nics,
+            near_path=near_path,
+            numa_node=_numa(file, gpu),
+            pcie_bytes_per_s=_pcie_bytes_per_s(file, gpu),
+        )
+        places.append(place)
+    hosts = {cpu.get("host_hash") for cpu in root.iter("cpu")}
+    return NodeTopology(
+        gpus=tuple(places), islands=_islands(gpus, targets), nics=nics, num_hosts=len(hosts)
+    )

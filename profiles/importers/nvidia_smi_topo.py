@@ -1,0 +1,151 @@
+"""Reads the matrix that ``nvidia-smi topo -m`` prints.
+
+Legend of the tool: X self, NV# a bonded set of # NVLinks, PIX at most one PCIe bridge, PXB several
+bridges, PHB a PCIe host bridge, NODE within a NUMA node, SYS across NUMA nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from profiles.importers.foreign_file import ForeignFile
+from profiles.importers.islands import connected
+from profiles.measurements import GpuPlace, Nic, NodeTopology
+from profiles.reading import shown
+
+PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
+MAX_DEVICES = 512
+MAX_DIRECT_NVLINKS = 18  # of one GPU: 6 V100, 12 A100, 18 H100 and later (NVIDIA data sheets)
+
+_CELL = re.compile(rf"X|NV[0-9]{{1,3}}|{'|'.join(PATHS)}")
+_GPU = re.compile(r"GPU[0-9]{1,3}")
+_NIC_NAME = re.compile(r"^\s*(NIC[0-9]{1,3}):\s*(\S{1,64})\s*$")
+
+Matrix = Mapping[str, tuple[str, ...]]  # row → its cells, in the order of the header
+
+
+def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
+    """Line number and devices of the header."""
+    for number, line in file.lines():
+        words = line.split()
+        if words and _GPU.fullmatch(words[0]) and not any(_CELL.fullmatch(word) for word in words):
+            end = words.index("CPU") if "CPU" in words else len(words)
+            devices = tuple(words[:end])
+            if len(set(devices)) != len(devices) or len(devices) > MAX_DEVICES:
+                raise file.fault(f"line {number}", f"expected up to {MAX_DEVICES} different devices")
+            return number, devices
+    raise file.fault("", "expected a header with GPU0, GPU1, …")
+
+
+def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix, Mapping[str, list[str]]]:
+    """Cells of every device, and what stands right of them (affinities)."""
+    matrix: dict[str, tuple[str, ...]] = {}
+    rest: dict[str, list[str]] = {}
+    for number, line in file.lines():
+        words = line.split()
+        if number <= start or not words or words[0] not in devices:
+            continue
+        name, cells = words[0], tuple(words[1 : len(devices) + 1])
+        where = f"line {number}, row {name}"
+        wrong = [cell for cell in cells if not _CELL.fullmatch(cell)]
+        if wrong or len(cells) < len(devices):
+            what = f"{shown(wrong[0])} is no link" if wrong else f"found {len(cells)} cells"
+            raise file.fault(where, f"{what}, expected {len(devices)} of X, NV#, {', '.join(PATHS)}")
+        if name in matrix:
+            raise file.fault(where, "the device has two rows")
+        if cells[devices.index(name)] != "X" or cells.count("X") != 1:
+            raise file.fault(where, "expected X for the device itself, and only there")
+        matrix[name], rest[name] = cells, words[len(devices) + 1 :]
+    missing = [name for name in devices if name not in matrix]
+    if missing:
+        raise file.fault("", f"the row of {shown(missing[0])} is missing; was the output cut off?")
+    return matrix, rest
+
+
+def _links(cell: str) -> int:
+    """NVLinks of one cell; 0 for PCIe."""
+    return int(cell[2:]) if cell.startswith("NV") else 0
+
+
+def _nvlinks(counts: Sequence[int]) -> int:
+    """NVLinks that leave a GPU, from its cells to every other GPU.
+
+    Where links go straight to peers the counts add up; behind NVSwitch every cell names all of
+    them. More than a GPU can have means a switch.
+    """
+    total = sum(counts)
+    return total if total <= MAX_DIRECT_NVLINKS else max(counts)
+
+
+def _near(cells: Sequence[str], nics: Mapping[int, str]) -> tuple[str | None, tuple[str, ...]]:
+    """The nearest path to any network card, and the cards it leads to."""
+    for path in PATHS:
+        found = tuple(name for column, name in nics.items() if cells[column] == path)
+        if found:
+            return path, found
+    return None, ()
+
+
+def _numa(words: Sequence[str]) -> int | None:
+    """NUMA affinity: the word after the CPU affinity."""
+    return int(words[1]) if len(words) > 1 and re.fullmatch(r"[0-9]{1,4}", words[1]) else None
+
+
+def _names(file: ForeignFile) -> Mapping[str, str]:
+    """What the NIC legend says: NIC0 is mlx5_0."""
+    found = (_NIC_NAME.match(line) for _, line in file.lines())
+    return {match[1]: match[2] for match in found if match}
+
+
+def _check_symmetric(file: ForeignFile, matrix: Matrix, devices: Sequence[str]) -> None:
+    """A link is the same from both ends."""
+    for i, first in enumerate(devices):
+        for j, second in enumerate(devices[:i]):
+            if matrix[first][j] != matrix[second][i]:
+                raise file.fault(f"row {first}", f"the link to {second} differs from {second}'s to {first}")
+
+
+def looks_like(file: ForeignFile) -> bool:
+    """Whether the text holds such a matrix."""
+    lines = [line.split() for _, line in file.lines()]
+    return any(words[:2] == ["GPU0", "X"] for words in lines)
+
+
+def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:
+    """GPUs, NVLink islands and the nearest network cards of each GPU.
+
+    Raises:
+        ProfileError: no header, a missing or broken row, or a matrix that is not symmetric.
+    """
+    file = ForeignFile.open(path)
+    start, devices = _header(file)
+    matrix, rest = _rows(file, start, devices)
+    _check_symmetric(file, matrix, devices)
+    names = _names(file)
+    columns = [column for column, name in enumerate(devices) if _GPU.fullmatch(name)]
+    nics = {column: names.get(name, name) for column, name in enumerate(devices) if column not in columns}
+    places = []
+    for index, column in enumerate(columns):
+        cells = matrix[devices[column]]
+        near_path, near_nics = _near(cells, nics)
+        place = GpuPlace(
+            index=index,
+            nvlinks=_nvlinks([_links(cells[other]) for other in columns]),
+            near_nics=near_nics,
+            near_path=near_path,
+            numa_node=_numa(rest[devices[column]]),
+        )
+        places.append(place)
+    pairs = [
+        (i, j)
+        for i, first in enumerate(columns)
+        for j, second in enumerate(columns)
+        if _links(matrix[devices[first]][second])
+    ]
+    return NodeTopology(
+        gpus=tuple(places),
+        islands=connected(len(columns), pairs),
+        nics=tuple(Nic(name=name) for name in nics.values()),
+    )
