@@ -1,0 +1,19 @@
+"""``python -m service.api``: prints the OpenAPI document that a service of this version serves."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from service.api.app import create_app
+from service.settings import Settings
+
+
+def main() -> None:
+    """Write the document to stdout, as it stands in docs/openapi.json."""
+    document = create_app(Settings(database_url="sqlite:///unused.db")).openapi()
+    sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
