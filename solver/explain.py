@@ -20,7 +20,7 @@ from solver.columns import BoolArray, IntArray
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.plan import Infeasibility, Shortfall
 from solver.problem import Problem
-from solver.search.fitting import any_fits, fitting, nearest
+from solver.search.fitting import any_fits, fitting, lightest, nearest
 from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.space import Space, enumerate_space
@@ -100,12 +100,16 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
     askable = (space.masks & ~request) == 0
     if not askable.any():
         return space.masks
-    fits = fitting(priced_rows(problem, profile, space.columns.take(askable)))
-    return np.asarray(space.masks[askable] | np.where(fits, 0, 1 << len(space.rules)))
+    fits = np.zeros(len(space.columns), dtype=bool)  # the search refuted every legal row
+    asked = np.flatnonzero(askable & ~space.legal)
+    if len(asked):
+        fits[asked] = fitting(priced_rows(problem, profile, space.columns.take(asked)))
+    return np.asarray((space.masks | np.where(fits, 0, 1 << len(space.rules)))[askable])
 
 
 def _shortfall(rows: Rows) -> Shortfall | None:
     """The legal configuration that lacks least memory."""
+    rows = rows.take(np.flatnonzero(lightest(rows.columns)))
     found = nearest(rows) if len(rows) else None
     if found is None:
         return None
@@ -186,7 +190,8 @@ def _more_nodes(problem: Problem, profile: Profile) -> Iterator[str]:
         group = replace(profile.group, num_nodes=profile.group.num_nodes * factor)
         wider = replace(profile, group=group)
         space = enumerate_space(larger)
-        if any_fits(priced_rows(larger, wider, space.columns.take(space.legal))):
+        legal = space.columns.take(space.legal)
+        if any_fits(priced_rows(larger, wider, legal.take(lightest(legal)))):
             yield f"{larger.cluster.num_nodes} nodes"
             return
         factor *= 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.columns import BoolArray
+from solver.columns import BoolArray, Columns
 from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit
 from solver.search.reach import can_beat
@@ -26,6 +26,14 @@ def fitting(rows: Rows) -> BoolArray:
     index = np.flatnonzero(able)
     able[index] = can_beat(rows.take(index), np.full(len(index), _LONGEST_S))
     return able
+
+
+def lightest(columns: Columns) -> BoolArray:
+    """Rows with the smallest micro-batch that recompute most: no other row of theirs needs less memory."""
+    light = np.ones(len(columns), dtype=bool)
+    for values in (-columns.micro_batch_size, columns.recompute, columns.recompute_layers):
+        light &= values == values[light].max(initial=np.iinfo(np.int64).min)
+    return light
 
 
 def any_fits(rows: Rows) -> bool:
