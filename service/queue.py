@@ -42,21 +42,6 @@ class PollingQueue:
         return "polling"
 
 
-class InMemoryQueue:
-    """Remembers what was published; for tests and for looking on."""
-
-    def __init__(self) -> None:
-        self.woken: list[str] = []
-
-    def wake(self, job_id: str) -> None:
-        """Remember the hint."""
-        self.woken.append(job_id)
-
-    def health(self) -> QueueHealth:
-        """Always ``ok``."""
-        return "ok"
-
-
 class CeleryQueue:
     """Publishes a Celery message that carries the job's id and nothing else."""
 

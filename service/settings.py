@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
@@ -83,3 +83,10 @@ class Settings(BaseSettings):
     def migrates(self) -> bool:
         """Whether a starting server brings the schema to its newest revision."""
         return self.database_url.startswith("sqlite") if self.auto_migrate is None else self.auto_migrate
+
+
+def fault_of(fault: ValidationError) -> str:
+    """The first thing that is wrong with the settings, by name and without its value."""
+    first = fault.errors(include_url=False, include_input=False)[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    return f"{name}: {first['msg'].removeprefix('Value error, ')}"

@@ -7,12 +7,26 @@ from service.db.database import Database
 from service.db.records import JobRecord, find_job, insert_job
 from service.db.tables import jobs, plans
 from service.engine import Claim, JobEngine, Outcome
+from service.queue import QueueHealth
 from service.request import problem_to_mapping
 from tests.builders import a_problem
 
 TENANT = "default"
 PLANS = [{"plan_id": "aaa", "rank": 1}, {"plan_id": "bbb", "rank": 2}]
 SUCCESS = Outcome(state="succeeded", answer={"status": "optimal"}, plans=PLANS, cache_key="k")
+
+
+class RememberingQueue:
+    """Remembers whom it was to wake."""
+
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+
+    def wake(self, job_id: str) -> None:
+        self.woken.append(job_id)
+
+    def health(self) -> QueueHealth:
+        return "ok"
 
 
 def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0) -> str:

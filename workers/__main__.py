@@ -16,7 +16,7 @@ from service.db import migrations
 from service.db.database import DATABASE_AWAY, Database
 from service.engine import JobEngine
 from service.queue import queue_for
-from service.settings import Settings
+from service.settings import Settings, fault_of
 from workers.poller import poll, sweep
 from workers.runner import Runner, SearchCall
 from workers.search import run_search
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> i
     try:
         settings = Settings(**{name: value for name, value in given.items() if value})
     except ValidationError as fault:
-        raise SystemExit(f"error: {fault.errors()[0]['msg']}") from None
+        raise SystemExit(f"error: {fault_of(fault)}") from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s worker[%(process)d] %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     if arguments.celery and not settings.redis_url:

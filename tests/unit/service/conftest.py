@@ -11,8 +11,8 @@ from service.db import migrations
 from service.db.database import Database
 from service.engine import JobEngine
 from service.jobs import Jobs
-from service.queue import InMemoryQueue
 from service.settings import Settings
+from tests.job_records import RememberingQueue
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def engine(database: Database) -> JobEngine:
 
 
 @pytest.fixture
-def queue() -> InMemoryQueue:
-    return InMemoryQueue()
+def queue() -> RememberingQueue:
+    return RememberingQueue()
 
 
 @pytest.fixture
-def jobs(database: Database, engine: JobEngine, queue: InMemoryQueue) -> Jobs:
+def jobs(database: Database, engine: JobEngine, queue: RememberingQueue) -> Jobs:
     return Jobs(database, engine, queue, queue_timeout_s=3600.0)
 
 

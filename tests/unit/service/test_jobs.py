@@ -10,10 +10,9 @@ from service.db.database import Database
 from service.engine import JobEngine, Outcome
 from service.errors import BadPageTokenError, IdempotencyConflictError, NotFoundError, NotReadyError
 from service.jobs import Jobs, Submission
-from service.queue import InMemoryQueue
 from service.versions import cache_key_of, versions_of
 from tests.builders import a_problem
-from tests.job_records import SUCCESS, TENANT, claimed
+from tests.job_records import SUCCESS, TENANT, RememberingQueue, claimed
 
 PROBLEM = a_problem()
 SUBMISSION = Submission(problem=PROBLEM, body={"any": "body"})
@@ -26,14 +25,14 @@ def answer_next(engine: JobEngine, *, versions: dict[str, str] | None = None) ->
     assert engine.complete(claim, replace(SUCCESS, cache_key=key))
 
 
-def test_a_submitted_job_is_stored_before_a_worker_is_woken(jobs: Jobs, queue: InMemoryQueue) -> None:
+def test_a_submitted_job_is_stored_before_a_worker_is_woken(jobs: Jobs, queue: RememberingQueue) -> None:
     job = jobs.submit(TENANT, SUBMISSION)
     assert jobs.read(TENANT, job.id).state == "queued"
     assert queue.woken == [job.id]
 
 
 def test_the_same_key_and_body_give_the_same_job_and_wake_nobody_twice(
-    jobs: Jobs, queue: InMemoryQueue
+    jobs: Jobs, queue: RememberingQueue
 ) -> None:
     submission = replace(SUBMISSION, idempotency_key="key", fresh=True)
     assert jobs.submit(TENANT, submission).id == jobs.submit(TENANT, submission).id

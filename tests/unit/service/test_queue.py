@@ -27,14 +27,14 @@ def test_without_an_address_workers_poll() -> None:
     assert PollingQueue().health() == "polling"
 
 
-def test_a_broker_that_is_away_costs_less_than_a_second_and_then_nothing() -> None:
+def test_a_broker_that_is_away_costs_less_than_a_second() -> None:
     queue = CeleryQueue("redis://127.0.0.1:1/0")
     assert wake_s(queue) < 1.0
-    assert wake_s(queue) < 0.01  # left alone for a while
     assert queue.health() == "degraded"
 
 
-def test_a_broker_that_is_mute_costs_little_more_than_a_second(mute_broker: str) -> None:
+def test_a_broker_that_is_mute_costs_little_more_than_a_second_and_then_nothing(mute_broker: str) -> None:
     queue = CeleryQueue(mute_broker)
     assert wake_s(queue) < 1.5
+    assert wake_s(queue) < 0.1  # left alone for a while
     assert queue.health() == "degraded"
