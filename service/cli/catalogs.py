@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+NAMES = ("name", "gpu")  # columns of names that problems use
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
 
 
-def models(json_output: AsJson = False) -> None:
+def models(json_output: NAMES = ("name", "gpu")  # columns of names that problems use
+AsJson = False) -> None:
     """List the models of the catalog."""
     from service.cli import catalog_rows  # noqa: PLC0415 - the catalog is loaded when it is needed
 
     _show(catalog_rows.model_rows(), json_output=json_output)
 
 
-def clusters(json_output: AsJson = False) -> None:
+def clusters(json_output: NAMES = ("name", "gpu")  # columns of names that problems use
+AsJson = False) -> None:
     """List the clusters of the catalog."""
     from service.cli import catalog_rows  # noqa: PLC0415 - the same
 
     _show(catalog_rows.cluster_rows(), json_output=json_output)
 
 
-def gpus(json_output: AsJson = False) -> None:
+def gpus(json_output: NAMES = ("name", "gpu")  # columns of names that problems use
+AsJson = False) -> None:
     """List the GPU types of the catalog."""
     from service.cli import catalog_rows  # noqa: PLC0415 - the same
 
@@ -42,7 +46,9 @@ def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> Non
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, value in rows[0].items():
-        table.add_column(name.replace("_", " "), justify="left" if isinstance(value, str) else "right")
+        longest = max(len(str(row[name])) for row in rows) if name in NAMES else None  # never cut: they are typed
+        justify: Literal["left", "right"] = "left" if isinstance(value, str) else "right"
+        table.add_column(name.replace("_", " "), justify=justify, min_width=longest)
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:g}" for value in row.values()))
     screen().print(table)

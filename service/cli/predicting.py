@@ -42,8 +42,14 @@ def run_predict(request: Request, *, config: Path | None, assign: Sequence[str],
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     else:
         console = screen()
-        console.print(render_prediction(configuration, prediction, problem, width=console.width))
-        for rule in broken:
-            console.print(f"  warning: breaks the rule that {rule}")
-        console.print(f"  Profile: {profile.title}.")
+        console.print(
+            render_prediction(
+                configuration,
+                prediction,
+                problem,
+                width=console.width,
+                profile=profile.title,
+                broken=broken,
+            )
+        )
     return FOUND

@@ -11,9 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from service.report import figures
+from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Plan
 
 GUTTER = 1  # blanks before every column
+_MFU = "MFU*"
+_BAND = "± is the 80 % interval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ def columns_of(*, moe: bool) -> list[Column]:
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
         Column(title="step", cell=lambda plan: figures.step_time(plan.prediction), left=True),
         Column(title="tokens/s/GPU", cell=lambda p: f"{p.prediction.tokens_per_s_per_gpu:.0f}", leaves=2),
-        Column(title="MFU*", cell=lambda plan: figures.percent(plan.prediction.mfu), leaves=3),
+        Column(title=_MFU, cell=lambda plan: figures.percent(plan.prediction.mfu), leaves=3),
         Column(
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),
@@ -68,18 +71,25 @@ def _risk(plan: Plan) -> str:
     return figures.risk(plan.prediction.out_of_memory_probability)
 
 
-def ranking(plans: Sequence[Plan], *, moe: bool, width: int) -> RenderableType:
-    """The table of ``plans``; a list of lines where even the narrowest table has no room."""
+def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> RenderableType:
+    """The table of ``plans``; a list of lines where even the narrowest table has no room.
+
+    ``peak`` is the denominator of MFU; it and what else needs saying stands below.
+    """
     columns = columns_of(moe=moe)
     left_out: list[str] = []
     while _width(columns, plans) > width:
         last = max(columns, key=lambda column: column.leaves)
         if not last.leaves:
-            return Group(*(Text(_line(plan)) for plan in plans))
+            lines = [wrapped(_line(plan), width, hang=3) for plan in plans]
+            return Group(*lines, wrapped(_BAND, width, indent=2))
         columns.remove(last)
         left_out += [last.title.rstrip("*")] * bool(last.title)
-    note = [Text(f"  (no room for {', '.join(left_out)}; --json has all)")] if left_out else []
-    return Group(_table(columns, plans), *note)
+    has_mfu = any(column.title == _MFU for column in columns)
+    notes = [f"* of {peak}, causal attention counted · {_BAND}" if has_mfu else _BAND]
+    if left_out:
+        notes.append(f"(no room for {', '.join(left_out)}; --json has all)")
+    return Group(_table(columns, plans), *(wrapped(note, width, indent=2) for note in notes))
 
 
 def _width(columns: Sequence[Column], plans: Sequence[Plan]) -> int:
@@ -101,6 +111,7 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
 
 def _line(plan: Plan) -> str:
     """One plan in words."""
-    words = figures.configuration_words(plan.config)
-    memory = figures.peak_memory(plan.prediction)
-    return f"{plan.rank}. {words}: {figures.step_time(plan.prediction)}, {memory}"
+    words = pieces(figures.configuration_words(plan.config), "·")
+    cells = (figures.step_time(plan.prediction), figures.peak_memory(plan.prediction))
+    number = f"{plan.rank}. " if plan.rank else ""
+    return f"{number}{words}: {', '.join(map(tied, cells))}"

@@ -6,15 +6,15 @@ text reads the same in a pipe.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from profiles.profile import default_profile
 from service.report import figures
 from service.report.ranking import ranking
+from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
 from solver.problem import Problem
 
@@ -25,33 +25,46 @@ _STATIC_TERMS = ("weights", "gradients", "optimizer")
 def render_answer(answer: Answer, problem: Problem, *, width: int) -> RenderableType:
     """The whole answer, laid out for ``width`` columns."""
     if answer.status == "infeasible":
-        return Group(*_infeasible(answer, problem))
-    parts: list[RenderableType] = [header(problem), _search_line(answer)]
+        return Group(*_infeasible(answer, problem, width))
+    parts: list[RenderableType] = [header(problem, width), *_search_lines(answer, width)]
     if answer.plans:
-        parts += [Text(), ranking(answer.plans, moe=problem.model.moe is not None, width=width)]
-        parts += _details(answer.plans[0].config, answer.plans[0].prediction, problem, whose=" (best)")
-    parts += [Text(), *(_indented(line) for line in _provenance(answer, problem))]
-    if answer.plans:
-        parts.append(_indented(_next(answer.plans, problem)))
-    return Group(*parts)
+        best = answer.plans[0]
+        parts += [Text(), _table(answer.plans, problem, width)]
+        parts += [Text(), *_causes(best.config, best.prediction, width, whose=" (best)")]
+    parts += [Text(), *_provenance(answer, problem, width)]
+    return Group(*parts, wrapped(_next(answer, problem), width, indent=2))
 
 
 def render_prediction(
-    configuration: Configuration, prediction: Prediction, problem: Problem, *, width: int
+    configuration: Configuration,
+    prediction: Prediction,
+    problem: Problem,
+    *,
+    width: int,
+    profile: str,
+    broken: Sequence[str] = (),
 ) -> RenderableType:
-    """The price of one configuration that nobody searched for, laid out for ``width`` columns."""
+    """The price of one configuration that nobody searched for, laid out for ``width`` columns.
+
+    ``broken`` names the rules of the search space that it breaks.
+    """
     plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0)
-    table = ranking([plan], moe=problem.model.moe is not None, width=width)
-    return Group(header(problem), Text(), table, *_details(configuration, prediction, problem))
+    parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
+    parts += [Text(), *_causes(configuration, prediction, width), Text()]
+    parts.append(wrapped(f"Profile: {_clean(profile)}.", width, indent=2))
+    parts += _outside(prediction, width)
+    risk, limit = prediction.out_of_memory_probability, problem.options.max_out_of_memory_probability
+    warnings = list(problem.cluster.warnings)
+    warnings += [f"breaks the rule that {rule}" for rule in broken]
+    if risk > limit:
+        warnings.append(
+            f"may run out of memory: the risk is {figures.risk(risk)}, {figures.risk(limit)} is accepted"
+        )
+    return Group(*parts, *_warnings(warnings, width))
 
 
-def _indented(text: str | Text) -> Padding:
-    """A line two blanks to the right."""
-    return Padding(text if isinstance(text, Text) else Text(text), (0, 0, 0, 2), expand=False)
-
-
-def header(problem: Problem) -> Text:
-    """The question in one line."""
+def header(problem: Problem, width: int) -> Text:
+    """The question."""
     model, workload = problem.model, problem.workload
     asked = [
         f"{_clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
@@ -60,7 +73,7 @@ def header(problem: Problem) -> Text:
         workload.precision,
         "no launcher's limits" if problem.launcher == "none" else f"for {problem.launcher}",
     ]
-    return Text(" · ".join(asked), style="bold")
+    return wrapped(" · ".join(map(tied, asked)), width, style="bold")
 
 
 def _parameters(number: int) -> str:
@@ -74,68 +87,66 @@ def _clean(text: str) -> str:
     return "".join(char for char in text if char.isprintable())
 
 
-def _search_line(answer: Answer) -> Text:
+def _search_lines(answer: Answer, width: int) -> list[Text]:
     """What was searched, and what is certain about the first plan."""
-    text = Text()
     size, explored = figures.count(answer.space_size), figures.count(answer.explored)
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
-    text.append(f"searched {seen} configurations: {figures.count(answer.legal)} legal, ")
-    text.append(f"up to {figures.count(answer.fit)} fit; ")
-    text.append(*_claim(answer))
-    text.append(f" in {answer.elapsed_s:.1f} s")
+    fit = f", up to {figures.count(answer.fit)} fit" if answer.plans else ""
+    searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
+    claim, style = _claim(answer)
     if answer.plans and answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
-        text.append(f" (simulated {figures.seconds(step)}; ")
-        text.append(f"under this model no plan can be under {figures.seconds(bound)})")
-    return text
+        claim += f" (simulated {tied(figures.seconds(step))}; "
+        claim += f"under this model no plan can be under {tied(figures.seconds(bound))}"
+        claim += f"{_remainder(answer)})"
+    return [
+        wrapped(f"{searched}{tied(figures.count(answer.legal))} legal{fit}", width),
+        wrapped(claim, width, style=style),
+    ]
+
+
+def _remainder(answer: Answer) -> str:
+    """What the closed-form objective leaves open: the ranking is by simulated time."""
+    if answer.status != "optimal" or not answer.objective_excess:
+        return ""
+    return f"; its closed-form objective is {tied(figures.risk(answer.objective_excess))} above the least"
 
 
 def _claim(answer: Answer) -> tuple[str, str]:
     """How the search ended, with the style that goes with it."""
     if answer.status == "optimal":
         by = ", ".join(answer.certified_by) or "the search"
-        return f"#1 proved optimal under the cost model by {by}{_remainder(answer)}", "green"
+        return f"#1 proved optimal under the cost model by {by}", "green"
     if answer.plans:
         gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
         return f"#1 is the best found before the search stopped, not proved optimal{gap}", "yellow"
     return "no plan found before the search stopped, and nothing is proved", "red"
 
 
-def _remainder(answer: Answer) -> str:
-    """What the closed-form objective leaves open: the ranking is by simulated time."""
-    if not answer.objective_excess:
-        return ""
-    return (
-        f" (by simulated time; {answer.objective_excess * 100:.1f} % above the least closed-form objective)"
-    )
-
-
-def _details(
-    configuration: Configuration, prediction: Prediction, problem: Problem, *, whose: str = ""
-) -> list[RenderableType]:
-    """What stands below the table: footnote, time by cause, memory by term, split."""
-    lines = _causes(configuration, prediction, whose)
-    return [_indented(_mfu_footnote(prediction, problem)), Text(), *map(_indented, lines)]
-
-
-def _mfu_footnote(prediction: Prediction, problem: Problem) -> str:
-    """The denominator of MFU, always said."""
+def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableType:
+    """The ranking with its footnotes: the denominator of MFU is always said."""
     peaks = problem.cluster.groups[0].gpu.peak_flops
     precision = "bf16" if "bf16" in peaks else "fp16"
-    peak = figures.tera(prediction.peak_flops_per_gpu)
-    return f"* of {peak} dense {precision} per GPU, causal attention counted · ± is the 80 % interval"
+    peak = f"{figures.tera(plans[0].prediction.peak_flops_per_gpu)} dense {precision} per GPU"
+    return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
 
 
-def _causes(configuration: Configuration, prediction: Prediction, whose: str) -> list[Text]:
-    """Where the time and the memory go."""
+def _causes(
+    configuration: Configuration, prediction: Prediction, width: int, *, whose: str = ""
+) -> list[Text]:
+    """Where the time and the memory go, and the split."""
     stage = prediction.stages[prediction.heaviest_stage]
     rows = {
         f"time of a step{whose}": figures.times(prediction.time_breakdown_s, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
         "layers of each chunk": _split(configuration.stage_layers),
     }
-    label = max(map(len, rows))
-    return [Text(f"{name:<{label}}   {value}") for name, value in rows.items()]
+    label = max(map(len, rows)) + 3
+    lines = {name: f"{name:<{label}}" for name in rows}
+    return [
+        wrapped(tied(lines[name]) + pieces(value, "│"), width, indent=2, hang=label)
+        for name, value in rows.items()
+    ]
 
 
 def _split(stage_layers: Sequence[int]) -> str:
@@ -147,14 +158,25 @@ def _split(stage_layers: Sequence[int]) -> str:
     return " ".join(f"{layers}×{length}" if length > 1 else f"{layers}" for layers, length in runs)
 
 
-def _provenance(answer: Answer, problem: Problem) -> list[Text]:
+def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     """The costs that the figures rest on, and every warning."""
-    lines = [Text(f"Profile: {_profile(answer, problem)}, not calibrated on your cluster.")]
-    outside = answer.plans[0].prediction.extrapolated if answer.plans else ()
-    if outside:
-        lines.append(Text(f"Outside the measured range: {', '.join(outside)}.", style="yellow"))
-    lines += [Text(f"warning: {_clean(warning)}", style="yellow") for warning in answer.warnings]
-    return lines
+    said = f"Profile: {_profile(answer, problem)}, not calibrated on your cluster."
+    outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
+    return [wrapped(said, width, indent=2), *outside, *_warnings(answer.warnings, width)]
+
+
+def _outside(prediction: Prediction, width: int) -> list[Text]:
+    """What the measurements do not cover."""
+    if not prediction.extrapolated:
+        return []
+    said = f"Outside the measured range: {', '.join(prediction.extrapolated)}."
+    return [wrapped(said, width, indent=2, style="yellow")]
+
+
+def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
+    """One warning each."""
+    said = (f"warning: {_clean(warning)}" for warning in warnings)
+    return [wrapped(line, width, indent=2, style="yellow") for line in said]
 
 
 def _profile(answer: Answer, problem: Problem) -> str:
@@ -166,11 +188,13 @@ def _profile(answer: Answer, problem: Problem) -> str:
     return f"{here.group.gpu.display_name} under {here.framework.name}, from the catalog"
 
 
-def _next(plans: Sequence[Plan], problem: Problem) -> Text:
-    """The command that uses the best plan."""
+def _next(answer: Answer, problem: Problem) -> str:
+    """What to do with the answer."""
+    if not answer.plans:
+        return "Next: give the search more time (--time-limit-s)"
     if problem.launcher == "none":
-        return Text("Next: name a --launcher to get launch files")
-    return Text(f"Next: meshwright export {short_id(plans)} --save-dir run/")
+        return "Next: name a --launcher to get launch files"
+    return f"Next: {tied(f'meshwright export {short_id(answer.plans)} --save-dir run/')}"
 
 
 def short_id(plans: Sequence[Plan]) -> str:
@@ -182,25 +206,26 @@ def short_id(plans: Sequence[Plan]) -> str:
     return first
 
 
-def _infeasible(answer: Answer, problem: Problem) -> list[RenderableType]:
+def _infeasible(answer: Answer, problem: Problem, width: int) -> list[RenderableType]:
     """Nothing fits: what is nearest, why, and what would change it."""
     model, cluster = _clean(problem.model.title), _clean(problem.cluster.title)
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
     part = "" if used == total else f" with {used} of {total} GPUs"
     head = f"infeasible: no configuration of {model} on {cluster}{part} is legal and fits (proved)"
-    lines: list[RenderableType] = [Text(head, style="bold red")]
     found = answer.infeasible or Infeasibility(reasons=())
-    if found.nearest:
-        lines.append(_indented(f"nearest: {_shortfall(found.nearest)}"))
-    lines += [_indented(f"because: {reason}") for reason in found.reasons]
-    lines += [_indented(_conflict(limits)) for limits in found.conflicts]
+    lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
+    lines += [f"because: {reason}" for reason in found.reasons]
+    lines += [_conflict(limits) for limits in found.conflicts]
     if found.changes:
-        lines.append(_indented(f"smallest changes that fit: {' · or '.join(found.changes)}"))
+        lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")
     counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
-    lines.append(_indented(f"searched {counted}, in {answer.elapsed_s:.1f} s"))
-    lines += [_indented(line) for line in _provenance(answer, problem)]
-    return lines
+    lines.append(f"searched {counted}, in {answer.elapsed_s:.1f} s")
+    return [
+        wrapped(head, width, style="bold red"),
+        *(wrapped(line, width, indent=2) for line in lines),
+        *_provenance(answer, problem, width),
+    ]
 
 
 def _conflict(limits: Sequence[str]) -> str:

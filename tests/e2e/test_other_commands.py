@@ -81,6 +81,14 @@ def test_catalogs_are_listed_for_people_and_for_programs(catalog: str, name: str
     assert name in {row["name"] for row in json.loads(meshwright(catalog, "--json").stdout)}
 
 
+@pytest.mark.parametrize(
+    ("catalog", "name"),
+    [("models", "qwen3-235b-a22b"), ("clusters", "a100-sxm-80gb"), ("gpus", "a100-pcie-40gb")],
+)
+def test_names_are_whole_in_a_narrow_terminal(catalog: str, name: str) -> None:
+    assert name in meshwright(catalog, COLUMNS="50").stdout
+
+
 def test_a_configuration_is_priced() -> None:
     run = meshwright("predict", *PROBLEM, *BATCH, "--set", "tp=2", "--set", "zero=1", "--json")
     document = json.loads(run.stdout)

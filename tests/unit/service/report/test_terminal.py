@@ -48,13 +48,17 @@ def test_the_question_stands_in_the_first_line() -> None:
 
 def test_an_optimal_answer_names_its_proofs_and_keeps_the_two_claims_apart() -> None:
     text = text_of(an_answer())
-    assert "#1 proved optimal under the cost model by exact-dp, cp-sat in 0.9 s" in text
-    assert "simulated 32.8 s; under this model no plan can be under 32.5 s" in " ".join(text.split())
+    assert "searched 184 320 configurations in 0.9 s: " in text
+    assert (
+        "#1 proved optimal under the cost model by exact-dp, cp-sat "
+        "(simulated 32.8 s; under this model no plan can be under 32.5 s)"
+    ) in " ".join(text.split())
 
 
 def test_a_best_plan_that_the_closed_form_does_not_favour_is_said_to_be_so() -> None:
     text = " ".join(text_of(an_answer(objective_excess=0.003)).split())
-    assert "(by simulated time; 0.3 % above the least closed-form objective)" in text
+    assert "; its closed-form objective is 0.3 % above the least)" in text
+    assert "objective is <0.1 % above" in " ".join(text_of(an_answer(objective_excess=1e-6)).split())
     assert "closed-form" not in text_of(an_answer(objective_excess=0.0))
 
 
@@ -79,11 +83,12 @@ def test_an_answer_that_was_cut_short_claims_no_proof() -> None:
 def test_an_answer_without_plans_claims_nothing() -> None:
     text = text_of(an_answer(status="unknown", plans=(), bound_step_time_s=None))
     assert "no plan found before the search stopped, and nothing is proved" in text
-    assert "Next:" not in text
+    assert " fit" not in text
+    assert "Next: give the search more time (--time-limit-s)" in text
 
 
 def test_the_table_has_the_glossary_columns_in_mesh_order() -> None:
-    heading = next(line for line in text_of(an_answer()).splitlines() if line.lstrip().startswith("#"))
+    heading = next(line for line in text_of(an_answer()).splitlines() if line.lstrip().startswith("# "))
     assert " ".join(heading.split()) == (
         "# tp pp vpp cp dp zero mbs recompute step tokens/s/GPU MFU* peak memory (stage) OOM risk"
     )
@@ -183,10 +188,56 @@ def test_a_very_narrow_terminal_gets_lines_instead_of_a_table() -> None:
 def test_a_priced_configuration_has_no_rank_and_no_certificate() -> None:
     console = Console(width=160, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_prediction(a_configuration(), a_prediction(), a_problem(), width=160))
+        console.print(
+            render_prediction(
+                a_configuration(), a_prediction(), a_problem(), width=160, profile="A profile"
+            )
+        )
     assert "–   8  4   5" in capture.get()
     assert "best" not in capture.get()
     assert "proved" not in capture.get()
+
+
+def test_a_priced_configuration_says_what_speaks_against_it() -> None:
+    cluster = replace(a_cluster(), warnings=("links are assumed",))
+    prediction = a_prediction(out_of_memory_probability=0.986, extrapolated=("operators",))
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(
+            render_prediction(
+                a_configuration(),
+                prediction,
+                a_problem(cluster=cluster),
+                width=160,
+                profile="A profile",
+                broken=["tp divides an island"],
+            )
+        )
+    lines = [line.strip() for line in capture.get().splitlines()]
+    assert lines[-5:] == [
+        "Profile: A profile.",
+        "Outside the measured range: operators.",
+        "warning: links are assumed",
+        "warning: breaks the rule that tp divides an island",
+        "warning: may run out of memory: the risk is 98.6 %, 1.0 % is accepted",
+    ]
+
+
+def test_long_lines_go_on_further_to_the_right_and_break_between_terms() -> None:
+    lines = text_of(an_answer(), width=100).splitlines()
+    assert lines[1].startswith("  ")  # the header goes on
+    memory = next(number for number, line in enumerate(lines) if "memory of stage" in line)
+    column = lines[memory].index("weights")
+    assert lines[memory].endswith("│")
+    assert lines[memory + 1][:column].isspace()
+    assert lines[memory + 1][column:].startswith("context")
+
+
+def test_a_footnote_of_mfu_stands_only_below_its_column() -> None:
+    for width, has_mfu in ((160, True), (85, False), (40, False)):
+        text = " ".join(text_of(an_answer(), width=width).split())
+        assert ("dense bf16 per GPU" in text) == has_mfu
+        assert "± is the 80 % interval" in text
 
 
 def test_recompute_is_written_by_what_it_replays() -> None:
