@@ -78,7 +78,10 @@ class _Slot:
             self._not_before = now + self._pause_s
             self._process = None
         if self._process is None and now >= self._not_before:
-            self._process = subprocess.Popen(self._command, env=self._environment)  # noqa: S603
+            # A session of its own: Ctrl-C in the terminal reaches the server, which tells its workers.
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                self._command, env=self._environment, start_new_session=True
+            )
             self._started_at = now
 
     def terminate(self) -> None:

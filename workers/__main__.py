@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> i
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
     leaving = threading.Event()
-    _leave_on_signals(leaving, supervised=arguments.parent_pid is not None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leaving.set())
     if arguments.parent_pid is not None:
         _start(lambda: _watch_parent(arguments.parent_pid, leaving), leaving)
     _work(settings, search, leaving, celery=arguments.celery)
@@ -90,12 +91,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--celery", action="store_true", help="take wake-ups from Redis, poll slowly")
     parser.add_argument("--parent-pid", type=int, help="leave when this parent process is gone")
     return parser.parse_args(argv)
-
-
-def _leave_on_signals(leaving: threading.Event, *, supervised: bool) -> None:
-    """SIGTERM leaves; Ctrl-C too, unless a server owns this worker and will tell it itself."""
-    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN if supervised else lambda *_: leaving.set())
 
 
 def _watch_parent(parent_pid: int, leaving: threading.Event) -> None:

@@ -133,6 +133,25 @@ def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs
         assert again.finished_job(job["id"])["state"] == "succeeded"
 
 
+def test_ctrl_c_in_the_terminal_ends_everything_quietly_even_while_it_starts(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE],
+        env=environment({"port": "0", **settings_in(tmp_path)}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as a terminal does: Ctrl-C goes to the whole group
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("http://")  # its worker is still being imported
+        until(lambda: len(workers_of(server)) == 1)
+        time.sleep(0.3)
+        os.killpg(server.pid, signal.SIGINT)
+        _, said = server.communicate(timeout=20)
+    assert server.returncode == 0
+    assert "Traceback" not in said
+
+
 def test_an_open_long_poll_does_not_hold_up_the_servers_end(tmp_path: Path) -> None:
     with serving({**settings_in(tmp_path), "workers": "0"}) as running:
         job = running.post_job(PROBLEM)
