@@ -1,6 +1,7 @@
 """Real servers, started and stopped by the tests: PostgreSQL and Redis."""
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +14,14 @@ from service.db import migrations
 from service.db.database import Database
 from service.engine import JobEngine
 from tests.servers import RedisServer, free_port
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sigterm_ends_what_was_started() -> Iterator[None]:
+    """Whoever stops the tests, by Ctrl-C or a time limit, finds no server left running."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("told to end by SIGTERM"))
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
