@@ -133,9 +133,10 @@ class ForeignFile:
         try:
             value = json.loads(self.text, object_pairs_hook=self._object, parse_constant=self._constant)
         except json.JSONDecodeError as error:
-            raise self.fault(f"line {error.lineno}", f"is not JSON ({error.msg.lower()})")
-        except (ValueError, RecursionError):
-            raise self.fault("", "is not JSON that can be read (nested too deeply, or a number too long)")
+            raise self.fault(f"line {error.lineno}", f"is not JSON ({error.msg.lower()})") from error
+        except (ValueError, RecursionError) as error:
+            message = "is not JSON that can be read (nested too deeply, or a number too long)"
+            raise self.fault("", message) from error
         return self.mapping(value, "the file")
 
     def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:

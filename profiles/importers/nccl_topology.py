@@ -46,9 +46,9 @@ def _parse(file: ForeignFile) -> ET.Element:
     try:
         root = ET.fromstring(file.text)  # noqa: S314 (documents with entities were refused above)
     except ET.ParseError as error:
-        raise file.fault(f"line {error.position[0]}", "is not well-formed XML; was it cut off?")
-    except ValueError:
-        raise file.fault("", "declares an encoding other than UTF-8")
+        raise file.fault(f"line {error.position[0]}", "is not well-formed XML; was it cut off?") from error
+    except (ValueError, LookupError) as error:
+        raise file.fault("", "declares an encoding other than UTF-8") from error
     if root.tag != "system":
         raise file.fault("line 1", "expected the root element <system>")
     return root

@@ -1,0 +1,157 @@
+"""Reads the JSON files of Galvatron's profilers (github.com/PKU-DAIR/Hetu-Galvatron).
+
+Units, from ``galvatron/core/profiler`` and the nccl-tests that it starts: computation in ms, memory in
+MiB, sizes ``1MB`` = 2**20 bytes, ``sp_time`` in ms, bandwidths are average bus bandwidths in GB/s.
+``layertype_N`` times are of one layer and one sequence, ``layernum[L]`` times of the whole pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from profiles.importers.foreign_file import MAX_BYTES_PER_S, MAX_COUNT, MAX_SECONDS, ForeignFile
+from profiles.importers.galvatron_memory import looks_like_memory, read_memory
+from profiles.measurements import (
+    CollectiveTable,
+    CollectiveTables,
+    ForwardPass,
+    GroupBandwidth,
+    LayerProfile,
+    LayerRecord,
+    MemoryProfile,
+)
+from profiles.reading import shown
+from profiles.units import GB, MIB, MILLISECOND_S
+
+_PASS = re.compile(r"layernum\[(\d{1,6})\]_bsz(\d{1,6})_seq(\d{1,9})")
+_LAYER = re.compile(r"layertype_(\d{1,3})_bsz(\d{1,6})_seq(\d{1,9})")
+_OUTSIDE = re.compile(r"layertype_other_bsz(\d{1,6})_seq(\d{1,9})")
+_GROUP = re.compile(r"allreduce_size_(\d{1,6})_consec_([01])")
+_PIPELINE = re.compile(r"pp_size_(\d{1,6})")
+_TIMED = re.compile(r"(allreduce|all2all)_size_(\d{1,6})_(\d{1,6})MB_time")
+_OVERLAP = "overlap_coe"
+_NAMES = {"allreduce": "all_reduce", "all2all": "all_to_all"}
+# bytes that one rank sends over the payload: nccl-tests, doc/PERFORMANCE.md
+_BUS_FACTOR = {"all_reduce": 2.0, "all_to_all": 1.0}
+
+
+def _matches(entries: Mapping[str, object], *patterns: re.Pattern[str]) -> bool:
+    """Whether the first field is of one of these kinds."""
+    return any(pattern.fullmatch(next(iter(entries))) for pattern in patterns)
+
+
+def _computation(file: ForeignFile, entries: Mapping[str, object]) -> LayerProfile:
+    """Forward times: of passes of few layers, and of single layers."""
+    passes: list[ForwardPass] = []
+    layers: list[LayerRecord] = []
+    for key, value in entries.items():
+        seconds = file.positive(value, shown(key), high=MAX_SECONDS / MILLISECOND_S) * MILLISECOND_S
+        whole, layer = _PASS.fullmatch(key), _LAYER.fullmatch(key)
+        if whole:
+            num_layers, batch, seq = (_count(file, whole[i], key) for i in (1, 2, 3))
+            passes.append(
+                ForwardPass(num_layers=num_layers, micro_batch_size=batch, seq_length=seq, seconds=seconds)
+            )
+        elif layer:
+            batch, seq = (_count(file, layer[i], key) for i in (2, 3))
+            record = LayerRecord(
+                layer=int(layer[1]),
+                tensor_parallel_size=1,
+                micro_batch_size=batch,
+                seq_length=seq,
+                forward_s=seconds * batch,
+            )
+            layers.append(record)
+        elif not _OUTSIDE.fullmatch(key):
+            raise file.fault(shown(key), "expected layernum[L]_bszB_seqS or layertype_N_bszB_seqS")
+    return LayerProfile(gpu=None, model=None, layers=tuple(layers), passes=tuple(passes))
+
+
+def _count(file: ForeignFile, text: str, key: str) -> int:
+    """A number inside a field's name."""
+    return file.whole(text, shown(key), high=2**31 - 1)
+
+
+def _averages(file: ForeignFile, entries: Mapping[str, object]) -> CollectiveTables:
+    """Average bandwidths by kind of group."""
+    averages = []
+    for key, value in entries.items():
+        group, pipeline = _GROUP.fullmatch(key), _PIPELINE.fullmatch(key)
+        match = group or pipeline
+        if match is None:
+            raise file.fault(shown(key), "expected allreduce_size_N_consec_0|1 or pp_size_N")
+        average = GroupBandwidth(
+            collective="all_reduce" if group else "point_to_point",
+            num_ranks=file.whole(match[1], shown(key), low=2),
+            consecutive=group[2] == "1" if group else None,
+            bus_bytes_per_s=file.positive(value, shown(key), high=MAX_BYTES_PER_S / GB) * GB,
+        )
+        averages.append(average)
+    return CollectiveTables(averages=tuple(averages))
+
+
+def _timed(file: ForeignFile, entries: Mapping[str, object]) -> CollectiveTables:
+    """Times by collective, ranks and size."""
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for key, value in entries.items():
+        match = _TIMED.fullmatch(key)
+        if match is None:
+            raise file.fault(shown(key), "expected allreduce_size_N_MMB_time or all2all_size_N_MMB_time")
+        num_ranks = file.whole(match[2], shown(key), low=2)
+        payload_bytes = file.whole(match[3], shown(key), high=MAX_COUNT) * MIB
+        seconds = file.positive(value, shown(key), high=MAX_SECONDS / MILLISECOND_S) * MILLISECOND_S
+        found.setdefault((_NAMES[match[1]], num_ranks), {})[payload_bytes] = seconds
+    tables = [_table(name, ranks, samples) for (name, ranks), samples in found.items()]
+    return CollectiveTables(tables=tuple(tables))
+
+
+def _table(collective: str, num_ranks: int, samples: Mapping[int, float]) -> CollectiveTable:
+    """One collective on one number of ranks."""
+    factor = _BUS_FACTOR[collective] * (num_ranks - 1) / num_ranks
+    ordered = sorted(samples.items())
+    return CollectiveTable(
+        collective=collective,
+        num_ranks=num_ranks,
+        num_nodes=None,
+        in_place=False,
+        payload_bytes=tuple(payload for payload, _ in ordered),
+        seconds=tuple(seconds for _, seconds in ordered),
+        bus_bytes_per_s=tuple(factor * payload / seconds for payload, seconds in ordered),
+    )
+
+
+def looks_like(file: ForeignFile) -> bool:
+    """Whether the text is one of Galvatron's files, by the names of its fields."""
+    marks = (
+        '"layernum[',
+        '"layertype_',
+        '"allreduce_size_',
+        '"all2all_size_',
+        '"pp_size_',
+        f'"{_OVERLAP}"',
+    )
+    return file.text.lstrip().startswith("{") and any(mark in file.text for mark in marks)
+
+
+def read_galvatron(path: Path | str) -> LayerProfile | MemoryProfile | CollectiveTables:
+    """A computation or memory profile, bandwidths, times of collectives, or the overlap coefficient.
+
+    Raises:
+        ProfileError: no JSON object, an unknown field, or a number out of range.
+    """
+    file = ForeignFile.open(path)
+    entries = file.json()
+    if looks_like_memory(entries):
+        return read_memory(file, entries)
+    if _matches(entries, _PASS, _LAYER, _OUTSIDE):
+        return _computation(file, entries)
+    if _matches(entries, _GROUP, _PIPELINE):
+        return _averages(file, entries)
+    if _matches(entries, _TIMED):
+        return _timed(file, entries)
+    if set(entries) == {_OVERLAP}:
+        slowdown = file.number(entries[_OVERLAP], _OVERLAP, low=1.0, high=100.0)
+        return CollectiveTables(compute_slowdown=slowdown)
+    raise file.fault(shown(next(iter(entries))), "is not a field of any of Galvatron's profiles")
