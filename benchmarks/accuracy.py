@@ -41,8 +41,8 @@ explains. *Calibrated* means: each cluster's time factor was set from up to 16 o
 half), chosen from their configurations alone; those runs are not scored. *Held out* (by cluster): the
 mean error when the stack's constants are fitted again without that cluster, from
 `profiles/catalog/calibration/held_out.yaml` (`benchmarks/fit_stacks.py --held-out`); the global level
-that holds the fit near physical values has seen all clusters. The two clusters of the gates hold out
-each other's rows only.
+that holds the fit near physical values has seen all clusters. The two gates lie
+on two clusters of one stack, each held out alone; runs left out of the fit are left out here too.
 """
 WEAKNESSES = """## Known weaknesses
 

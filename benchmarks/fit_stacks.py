@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import yaml
@@ -193,9 +194,9 @@ def _mean_error(batches: list[Batch], constants: Constants) -> float:
     return float(np.abs(np.expm1(residuals(batches, constants))).mean())
 
 
-def _header() -> str:
+def _header(path: Path) -> str:
     """The comment that opens the file."""
-    lines = STACKS.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(line for line in lines if line.startswith("#"))
 
 
@@ -225,7 +226,9 @@ def fit_levels(wanted: list[str]) -> None:
         print(f"{stack}: {runs} runs, {_mean_error(mine, general):.1%} -> {_mean_error(mine, fitted):.1%}")
         values = _differing(fitted, general)
         levels["stacks"][stack] = {"fitted_on": f"{runs} open runs", **_shown(values), **own}
-    STACKS.write_text(_header() + yaml.safe_dump(levels, sort_keys=False, width=100), encoding="utf-8")
+    STACKS.write_text(
+        _header(STACKS) + yaml.safe_dump(levels, sort_keys=False, width=100), encoding="utf-8"
+    )
 
 
 def held_out() -> None:
@@ -248,7 +251,7 @@ def held_out() -> None:
                 "spread": round(float(np.percentile(np.abs(np.log1p(errors)), 80)) / 1.2816, 3),
             }
             print(cluster, figures[cluster], flush=True)
-    HELD_OUT.write_text(yaml.safe_dump(figures, sort_keys=True), encoding="utf-8")
+    HELD_OUT.write_text(_header(HELD_OUT) + yaml.safe_dump(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":
