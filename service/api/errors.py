@@ -104,7 +104,8 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _database_error(request: Request, error: Exception) -> Response:
     """The database is away, locked or full: come back later."""
-    _log.error("the database failed", exc_info=error)
+    # One line: thousands of requests may meet the same outage.
+    _log.error("the database failed: %s", str(getattr(error, "orig", error)).partition("\n")[0])
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     detail = "the database does not answer; nothing was lost"
     return problem_response(request, 503, code="database_unavailable", detail=detail, headers=headers)

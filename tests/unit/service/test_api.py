@@ -132,13 +132,16 @@ def test_every_refusal_is_a_problem_document(
     assert answer.json()["request_id"]
 
 
-def test_a_database_that_is_away_is_a_503_that_asks_to_come_back(tmp_path: Path) -> None:
+def test_a_database_that_is_away_is_a_503_that_asks_to_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     missing = Settings(database_url=f"sqlite:///{tmp_path / 'no such folder' / 'x.db'}")
     app = create_app(missing)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         answer = client.get("/v1/jobs")
         assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM_TYPE)
         assert answer.headers["Retry-After"]
+        assert caplog.text.splitlines()[-1].endswith("the database failed: unable to open database file")
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["database"]) == (503, "unavailable")
         assert client.get("/livez").status_code == 200
