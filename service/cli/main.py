@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from profiles.errors import InternalError, PlannerError
-from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes, validate
+from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes, profile, validate
 from service.cli.exits import report, report_usage
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command("plan")(plan.plan)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("validate")(validate.validate)
+app.command("profile")(profile.profile)
 app.command("models")(catalogs.models)
 app.command("clusters")(catalogs.clusters)
 app.command("gpus")(catalogs.gpus)

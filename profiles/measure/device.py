@@ -1,0 +1,128 @@
+"""The device that is measured, and torch, which is imported here and only when something is measured."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from profiles.errors import InvalidProblemError, ProfileError
+from profiles.units import MIB
+
+Tensor: TypeAlias = Any  # a torch.Tensor: torch is optional, so its types are unknown to the checker
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+DEVICES = ("auto", "cpu", "cuda")
+SEED = 0
+FLUSH_BYTES = 256 * MIB  # more than any GPU's second-level cache (B200: 126 MiB), as Triton's do_bench
+MILLISECONDS = 1e3
+
+
+def load_torch() -> ModuleType:
+    """The torch module.
+
+    Raises:
+        ProfileError: it is not installed, or does not load.
+    """
+    try:
+        importlib.import_module("torch.utils.checkpoint")
+        return importlib.import_module("torch")
+    except ImportError as fault:
+        why = "which is not installed" if fault.name == "torch" else "which does not load"
+        raise ProfileError(
+            f'measuring needs PyTorch 2.5 or newer, {why}: pip install "meshwright[profile]", '
+            "or install the build that your cluster trains with"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU, or the CPU, with the precision that is measured on it."""
+
+    torch: ModuleType
+    kind: str  # cuda or cpu
+    index: int  # of the GPU; 0 on a CPU
+    dtype: str  # bf16, fp16 or fp32
+    flush: Tensor | None  # zeroed before each repeat, so that no operand waits in the cache; None on a CPU
+
+    @property
+    def name(self) -> str:
+        """As torch calls it."""
+        return f"cuda:{self.index}" if self.kind == "cuda" else "cpu"
+
+    @property
+    def torch_dtype(self) -> object:
+        """The measured precision as torch has it."""
+        return getattr(self.torch, DTYPES[self.dtype])
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element in the measured precision."""
+        return ELEMENT_BYTES[self.dtype]
+
+    def random(self, *shape: int, scale: float = 1.0, learned: bool = False) -> Tensor:
+        """Normal random numbers: zeros would draw less power and run faster than real data."""
+        values = self.torch.randn(shape, dtype=self.torch_dtype, device=self.name) * scale
+        return values.requires_grad_(learned)
+
+    def synchronize(self) -> None:
+        """Wait for all work issued so far."""
+        if self.kind == "cuda":
+            self.torch.cuda.synchronize(self.index)
+
+    def release(self) -> None:
+        """Give cached memory back, so that one task does not starve the next."""
+        if self.kind == "cuda":
+            self.torch.cuda.empty_cache()
+
+    def seconds_of(self, run: Callable[[], object], *, cold: bool = True) -> tuple[float, float | None]:
+        """Seconds of one run on the device, and of issuing it (None on a CPU, where they are the same).
+
+        ``cold`` flushes the cache first. CUDA events stand on the stream round the work
+        (torch.cuda.Event, whose ``elapsed_time`` is in milliseconds).
+        """
+        if self.kind == "cpu":
+            start_s = time.perf_counter()
+            run()
+            return time.perf_counter() - start_s, None
+        cuda = self.torch.cuda
+        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        if cold and self.flush is not None:
+            self.flush.zero_()
+        begin.record()
+        start_s = time.perf_counter()
+        run()
+        host_s = time.perf_counter() - start_s
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / MILLISECONDS, host_s
+
+
+def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
+    """The device to measure: ``auto`` is the GPU where there is one.
+
+    Raises:
+        ProfileError: torch is missing.
+        InvalidProblemError: no such device here, or it has no such precision.
+    """
+    torch = load_torch()
+    has_cuda = torch.cuda.is_available()
+    if kind == "cuda" and not has_cuda:
+        raise InvalidProblemError.of("--device", "torch sees no CUDA device here", nearest="cpu")
+    if kind == "cpu" or not has_cuda:
+        torch.manual_seed(SEED)
+        return Device(torch=torch, kind="cpu", index=0, dtype=dtype, flush=None)
+    if index >= torch.cuda.device_count():
+        message = f"process {index} of this node finds {torch.cuda.device_count()} GPUs: start one a GPU"
+        raise InvalidProblemError.of("--device", message)
+    torch.cuda.set_device(index)
+    if dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        message = f"{torch.cuda.get_device_name(index)} has no bf16"
+        raise InvalidProblemError.of("--dtype", message, nearest="fp16")
+    torch.manual_seed(SEED)
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=f"cuda:{index}")
+    return Device(torch=torch, kind="cuda", index=index, dtype=dtype, flush=flush)

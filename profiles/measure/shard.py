@@ -1,0 +1,181 @@
+"""The part of one layer that one rank holds: its sizes, its weight matrices, its FLOPs.
+
+Tensor parallelism splits heads and MLP columns (Shoeybi et al. 2019, arXiv:1909.08053, section 3); latent
+attention's down-projections and the router stay whole on every rank. Norms and residuals see the whole
+sequence (no sequence parallelism). Expert loads are balanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from profiles.errors import InvalidProblemError
+from profiles.model import LayerKind, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """``experts`` products of (m, k) by (k, n): one, but for the experts of a layer."""
+
+    operator: str
+    m: int
+    n: int
+    k: int
+    experts: int = 1
+
+    @property
+    def flops(self) -> float:
+        """2 FLOPs for each multiply-add."""
+        return 2.0 * self.experts * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's share of a model's layers, for one micro-batch."""
+
+    model: ModelSpec
+    tensor_parallel_size: int
+    expert_parallel_size: int
+    micro_batch_size: int
+    seq_length: int
+
+    def __post_init__(self) -> None:
+        """Refuse what does not divide.
+
+        Raises:
+            InvalidProblemError: heads, key/value heads, MLP columns or experts cannot be split so.
+        """
+        size, model = self.tensor_parallel_size, self.model
+        _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
+        widths = {"ffn_hidden_size": model.ffn_hidden_size}
+        if model.moe is not None:
+            widths["moe.ffn_hidden_size"] = model.moe.ffn_hidden_size
+            widths["moe.shared_ffn_hidden_size"] = model.moe.shared_ffn_hidden_size
+            _refuse_rest("--ep", self.expert_parallel_size, model.moe.num_experts, "num_experts")
+        elif self.expert_parallel_size > 1:
+            raise InvalidProblemError.of("--ep", "this model has no experts", nearest="1")
+        for name, width in widths.items():
+            _refuse_rest("--tp", size, width, name)
+        if model.num_kv_heads % size and size % model.num_kv_heads:
+            message = f"{size} neither divides num_kv_heads = {model.num_kv_heads} nor is a multiple of it"
+            raise InvalidProblemError.of("--tp", message)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.micro_batch_size * self.seq_length
+
+    @property
+    def heads(self) -> int:
+        """Query heads of this rank."""
+        return self.model.num_attention_heads // self.tensor_parallel_size
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads of this rank; latent attention expands them to the query heads."""
+        if self.model.mla is not None:
+            return self.heads
+        return max(1, self.model.num_kv_heads // self.tensor_parallel_size)
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the output head of this rank, padded up."""
+        return -(-self.model.vocab_size // self.tensor_parallel_size)
+
+    @property
+    def local_experts(self) -> int:
+        """Routed experts of this rank (0 for a dense model)."""
+        return self.model.moe.num_experts // self.expert_parallel_size if self.model.moe else 0
+
+    @property
+    def expert_rows(self) -> int:
+        """Tokens that each local expert gets, rounded up: ep ranks send here, loads are balanced."""
+        if self.model.moe is None:
+            return 0
+        routed = self.tokens * self.model.moe.top_k * self.expert_parallel_size
+        return -(-routed // self.model.moe.num_experts)
+
+    def sizes(self) -> dict[str, int]:
+        """How measurements name this shard."""
+        return {
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "micro_batch_size": self.micro_batch_size,
+        }
+
+    def matrices(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of every weight matrix of a layer, routed experts not included."""
+        return {**self._attention_matrices(), **self._mlp_matrices(kind)}
+
+    def expert_matrices(self) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of the matrices of one routed expert (none for a dense model)."""
+        return _mlp("experts", self.model, self.model.moe.ffn_hidden_size, self) if self.model.moe else {}
+
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The matrix products of a forward pass: of every kind of layer once, and of the output head."""
+        matrices: dict[str, tuple[int, int]] = {}
+        for kind in sorted(set(self.model.layer_kinds())):
+            matrices |= self.matrices(kind)
+        matrices["head"] = (self.vocab, self.model.hidden_size)
+        plain = [Gemm(operator=name, m=self.tokens, n=n, k=k) for name, (n, k) in matrices.items()]
+        return (*plain, *self._expert_gemms())
+
+    def attention_flops(self) -> float:
+        """Forward FLOPs of scores and weighted values under the causal mask."""
+        whole_row = (self.seq_length + 1) / 2  # mean keys of a query
+        return 2.0 * self.heads * (self.model.head_dim + self.model.v_head_dim) * whole_row * self.tokens
+
+    def layer_forward_flops(self, kind: LayerKind) -> float:
+        """Forward FLOPs of this rank's share of one layer."""
+        linear = 2.0 * self.tokens * sum(n * k for n, k in self.matrices(kind).values())
+        experts = sum(gemm.flops for gemm in self._expert_gemms()) if kind == "moe" else 0.0
+        return linear + experts + self.attention_flops()
+
+    def _expert_gemms(self) -> tuple[Gemm, ...]:
+        rows, experts = self.expert_rows, self.local_experts
+        return tuple(
+            Gemm(operator=name, m=rows, n=n, k=k, experts=experts)
+            for name, (n, k) in self.expert_matrices().items()
+        )
+
+    def _attention_matrices(self) -> dict[str, tuple[int, int]]:
+        model, mla, heads = self.model, self.model.mla, self.heads
+        if mla is None:
+            qkv = (heads + 2 * self.kv_heads) * model.head_dim
+            return {
+                "qkv": (qkv, model.hidden_size),
+                "attention_out": (model.hidden_size, heads * model.head_dim),
+            }
+        queries = heads * model.head_dim
+        query = {"q_up": (queries, mla.q_lora_rank or model.hidden_size)}
+        if mla.q_lora_rank:
+            query = {"q_down": (mla.q_lora_rank, model.hidden_size), **query}
+        return {
+            **query,
+            "kv_down": (mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden_size),
+            "kv_up": (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+            "attention_out": (model.hidden_size, heads * mla.v_head_dim),
+        }
+
+    def _mlp_matrices(self, kind: LayerKind) -> Mapping[str, tuple[int, int]]:
+        moe = self.model.moe
+        if kind == "dense" or moe is None:
+            return _mlp("mlp", self.model, self.model.ffn_hidden_size, self)
+        router = {"router": (moe.num_experts, self.model.hidden_size)}
+        if not moe.num_shared_experts:
+            return router
+        return router | _mlp("shared", self.model, moe.shared_ffn_hidden_size, self)
+
+
+def _mlp(name: str, model: ModelSpec, width: int, shard: Shard) -> dict[str, tuple[int, int]]:
+    """An MLP's two matrices: gate and up in one product, as frameworks fuse them, and down."""
+    columns = width // shard.tensor_parallel_size
+    return {
+        f"{name}_up": ((model.mlp_matrices - 1) * columns, model.hidden_size),
+        f"{name}_down": (model.hidden_size, columns),
+    }
+
+
+def _refuse_rest(option: str, divisor: int, whole: int, name: str) -> None:
+    if whole % divisor:
+        raise InvalidProblemError.of(option, f"{divisor} does not divide {name} = {whole}")

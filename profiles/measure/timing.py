@@ -1,0 +1,86 @@
+"""How long an operation takes: warmed up, repeated until it is steady, told with its spread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from profiles.measure.device import Device, Tensor
+from profiles.measured_profile import Timing
+
+T = TypeVar("T")
+FEWEST = 3  # repeats, however slow: fewer have no median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """When to stop repeating."""
+
+    warmups: int
+    min_repeats: int
+    max_repeats: int
+    steady_spread: float  # (p90 - p10) / median below which more repeats tell nothing new
+    budget_s: float  # for one operation, warm-up included
+
+
+FULL = Effort(warmups=3, min_repeats=10, max_repeats=100, steady_spread=0.03, budget_s=3.0)
+QUICK = Effort(warmups=1, min_repeats=3, max_repeats=5, steady_spread=0.10, budget_s=0.3)
+
+
+def timed(run: Callable[[], object], device: Device, effort: Effort) -> Timing:
+    """The timing of ``run``."""
+    return timed_with(lambda: None, lambda _nothing: run(), device, effort)
+
+
+def timed_with(
+    prepare: Callable[[], T], run: Callable[[T], object], device: Device, effort: Effort
+) -> Timing:
+    """The timing of ``run`` on what ``prepare`` makes afresh, untimed, before each repeat."""
+    deadline_s = time.monotonic() + effort.budget_s
+    for _ in range(effort.warmups):
+        run(prepare())
+        device.synchronize()
+        if time.monotonic() > deadline_s:
+            break
+    seconds: list[float] = []
+    host_s: list[float] = []
+    while not _enough(seconds, effort, late=time.monotonic() > deadline_s):
+        prepared = prepare()
+        device.synchronize()
+        device_s, issuing_s = device.seconds_of(lambda given=prepared: run(given))  # type: ignore[misc]
+        seconds.append(device_s)
+        if issuing_s is not None:
+            host_s.append(issuing_s)
+    return timing_of(seconds, host_s)
+
+
+def timed_backward(
+    run: Callable[[], Tensor], inputs: Sequence[Tensor], device: Device, effort: Effort
+) -> Timing:
+    """The gradients of ``inputs`` from a random output gradient; each repeat has a fresh forward pass."""
+    gradient = device.torch.randn_like(run())
+    grad = device.torch.autograd.grad
+    return timed_with(run, lambda output: grad(output, inputs, gradient), device, effort)
+
+
+def timing_of(seconds: Sequence[float], host_s: Sequence[float] = ()) -> Timing:
+    """Median and percentiles (linear between the samples) of one operation's repeats."""
+    p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
+    return Timing(
+        median_s=median_s,
+        p10_s=min(p10_s, median_s),
+        p90_s=max(p90_s, median_s),
+        repeats=len(seconds),
+        host_s=float(np.median(host_s)) if host_s else None,
+    )
+
+
+def _enough(seconds: Sequence[float], effort: Effort, *, late: bool) -> bool:
+    """Whether another repeat would tell nothing new, or cost too much."""
+    if len(seconds) < effort.min_repeats:
+        return late and len(seconds) >= FEWEST
+    return late or len(seconds) >= effort.max_repeats or timing_of(seconds).spread <= effort.steady_spread
