@@ -10,7 +10,7 @@ from itertools import islice
 
 from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import MAX_ERRORS, pointer
+from service.json_input import MAX_ERRORS, pointer, shown
 from service.request_sizes import batch_size, gpu_count, model_sizes
 from solver.columns import RECOMPUTE, SCHEDULES
 from solver.options import INTEGER_VARIABLES, VARIABLES, SearchOptions
@@ -22,6 +22,7 @@ PLANNED_LAUNCHERS = (
     "accelerate", "nanotron", "ms-swift", "llama-factory",
 )  # fmt: skip
 ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
+PRECISIONS = ("bf16", "fp16", "fp8")
 MAX_ZERO_STAGE = 3
 MAX_VALUE = 2**31 - 1
 WORDS = {"recompute_granularity": RECOMPUTE, "pipeline_schedule": SCHEDULES}
@@ -94,6 +95,7 @@ def check_limits(problem: Problem) -> None:
         _bounds,
         _contradictions,
         _abilities,
+        _precision,
         model_sizes,
         gpu_count,
         batch_size,
@@ -132,7 +134,7 @@ def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
     low, high = lowest(name), MAX_ZERO_STAGE if name == "zero_stage" else MAX_VALUE
     allowed = f"from {low} to {high}"
     if isinstance(value, str):
-        yield FieldError(pointer=at, message="must be an integer", allowed=allowed)
+        yield FieldError(pointer=at, message=f'"{shown(value)}" is not an integer', allowed=allowed)
     elif not low <= value <= high:
         nearest = str(min(max(value, low), high))
         yield FieldError(pointer=at, message=f"{value} is out of range", allowed=allowed, nearest=nearest)
@@ -178,6 +180,21 @@ def _contradictions(problem: Problem) -> Iterator[FieldError]:
             yield FieldError(pointer=at, message=message, allowed=f"from {low} to {high}", nearest=nearest)
 
 
+def _precision(problem: Problem) -> Iterator[FieldError]:
+    """Every GPU of the cluster computes in the precision."""
+    wanted = problem.workload.precision
+    for gpu in dict.fromkeys(group.gpu.slug for group in problem.cluster.groups):
+        peaks = next(group.gpu.peak_flops for group in problem.cluster.groups if group.gpu.slug == gpu)
+        if wanted not in peaks:
+            able = [precision for precision in PRECISIONS if precision in peaks]
+            yield FieldError(
+                pointer=pointer("workload", "precision"),
+                message=f"{gpu} has no {wanted}",
+                allowed=", ".join(able),
+                nearest=able[0] if able else None,
+            )
+
+
 def _abilities(problem: Problem) -> Iterator[FieldError]:
     """The launcher can express what is pinned."""
     able, pins = launcher_capabilities(problem.launcher), problem.options.pin
@@ -193,6 +210,7 @@ def _abilities(problem: Problem) -> Iterator[FieldError]:
     }
     for name, values in offers.items():
         if name in pins and pins[name] not in values:
-            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned)"
+            beside = " beside a pipeline" if pins[name] in able.zero_stages else ""
+            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){beside}"
             allowed = ", ".join(map(str, values))
             yield FieldError(pointer=pointer("search", "pin", name), message=message, allowed=allowed)

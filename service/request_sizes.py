@@ -25,29 +25,38 @@ def model_sizes(problem: Problem) -> Iterator[FieldError]:
     """Pinned sizes divide what they share out."""
     model = problem.model
     yield from _divides(problem, "tensor_parallel_size", model.num_attention_heads, "num_attention_heads")
-    yield from _at_most(problem, "pipeline_parallel_size", model.num_layers, "num_layers")
+    yield from _at_most(
+        problem, "pipeline_parallel_size", model.num_layers, f"num_layers = {model.num_layers}"
+    )
     chunks = _pinned(problem.options, "pipeline_parallel_size", "virtual_pipeline_size")
     if prod(chunks.values()) > model.num_layers and len(chunks) > 1:
         at = pointer("search", "pin", "virtual_pipeline_size")
         most = max(1, model.num_layers // chunks["pipeline_parallel_size"])
         message = f"{prod(chunks.values())} chunks for {model.num_layers} layers"
         yield FieldError(pointer=at, message=message, allowed=f"from 1 to {most}", nearest=str(most))
-    experts = model.moe.num_experts if model.moe else 1
-    yield from _divides(problem, "expert_parallel_size", experts, "num_experts")
+    if model.moe:
+        yield from _divides(problem, "expert_parallel_size", model.moe.num_experts, "num_experts")
+    else:
+        yield from _at_most(problem, "expert_parallel_size", 1, "a model without experts can use")
 
 
 def gpu_count(problem: Problem) -> Iterator[FieldError]:
-    """The pinned axes together need no more GPUs than there are."""
-    pins = _pinned(problem.options, *AXES)
-    used, gpus = prod(pins.values()), problem.cluster.num_gpus
-    if used <= gpus:
+    """The least that pins and bounds leave of every axis together needs no more GPUs than there are."""
+    options, gpus = problem.options, problem.cluster.num_gpus
+    least = {axis: int(options.pin.get(axis, options.bounds.get(axis, (1, 1))[0])) for axis in AXES}
+    least = {axis: value for axis, value in least.items() if value > 1}
+    needed = prod(least.values())
+    if needed <= gpus:
         return
-    name = max(pins, key=lambda axis: pins[axis])
-    most = gpus // (used // pins[name])
-    words = " × ".join(f"{axis} = {value}" for axis, value in pins.items())
+    name = max(least, key=lambda axis: least[axis])
+    most = gpus // (needed // least[name])
+    words = " × ".join(
+        f"{axis} = {value} (pinned)" if axis in options.pin else f"{axis} >= {value}"
+        for axis, value in least.items()
+    )
     yield FieldError(
-        pointer=pointer("search", "pin", name),
-        message=f"{words} (pinned) needs {used} of {gpus} GPUs",
+        pointer=pointer("search", "pin" if name in options.pin else "bounds", name),
+        message=f"{words} needs {needed} of {gpus} GPUs",
         allowed=f"from 1 to {most}" if most else None,
         nearest=str(most) if most else None,
     )
@@ -122,8 +131,10 @@ def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldE
     value = problem.options.pin.get(name)
     if isinstance(value, int) and value > most:
         at = pointer("search", "pin", name)
-        message = f"{value} is more than {of} = {most}"
-        yield FieldError(pointer=at, message=message, allowed=f"from 1 to {most}", nearest=str(most))
+        allowed = f"from 1 to {most}" if most > 1 else "1"
+        yield FieldError(
+            pointer=at, message=f"{value} is more than {of}", allowed=allowed, nearest=str(most)
+        )
 
 
 def _nearest(value: int, legal: Callable[[int], bool]) -> str:

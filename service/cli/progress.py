@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ class ProgressLine:
     def show(self, progress: Progress) -> None:
         """Rewrite the line."""
         if self._alive:
-            sys.stderr.write(f"\r\x1b[2K{progress_words(progress)}")
+            room = shutil.get_terminal_size().columns - 1  # a line that wraps could not be taken away
+            sys.stderr.write(f"\r\x1b[2K{progress_words(progress)[:room]}")
             sys.stderr.flush()
 
     def clear(self) -> None:
@@ -33,7 +35,9 @@ class ProgressLine:
 
 def progress_words(progress: Progress) -> str:
     """``solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3 % · 400 ms``."""
-    words = [f"{progress.stage} {count(progress.explored)} of {count(progress.total)}"]
+    words = [str(progress.stage)]
+    if progress.total:
+        words[0] += f" {count(progress.explored)} of {count(progress.total)}"
     if progress.incumbent_step_time_s is not None:
         words.append(f"incumbent {seconds(progress.incumbent_step_time_s)}")
     if progress.bound_step_time_s is not None:

@@ -1,5 +1,6 @@
 """Exit codes, progress, answers read back, and configurations completed."""
 
+import io
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import pytest
 from profiles.errors import InvalidProblemError
 from service.cli.answers import answer_from_json
 from service.cli.exits import code_of
-from service.cli.progress import cancellable, progress_words
+from service.cli.progress import ProgressLine, cancellable, progress_words
 from service.configurations import completed, even_split
 from solver.plan import Answer
 from solver.progress import Progress
@@ -69,6 +70,25 @@ def test_progress_shows_incumbent_bound_and_gap() -> None:
     )
     early = replace(progress, incumbent_step_time_s=None, bound_step_time_s=None, gap=None)
     assert progress_words(early) == "solving 3 912 of 184 320 · 400 ms"
+    assert progress_words(replace(early, stage="certifying", explored=0, total=0)) == "certifying · 400 ms"
+
+
+def test_a_line_of_progress_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "20")
+    progress = Progress(
+        stage="solving",
+        explored=3912,
+        total=184320,
+        incumbent_step_time_s=None,
+        bound_step_time_s=None,
+        gap=None,
+        elapsed_s=0.4,
+    )
+    ProgressLine().show(progress)
+    assert terminal.getvalue() == "\r\x1b[2Ksolving 3 912 of 18"  # 19 characters
 
 
 def test_what_a_configuration_leaves_out_follows_from_the_rest() -> None:

@@ -239,14 +239,20 @@ def test_an_unknown_variable_names_the_nearest_ones() -> None:
     [
         ({"pin": {"tensor_parallel_size": 3}}, "3 does not divide num_attention_heads = 64"),
         ({"pin": {"tensor_parallel_size": 0}}, "0 is out of range"),
-        ({"pin": {"tensor_parallel_size": "8"}}, "must be an integer"),
+        ({"pin": {"tensor_parallel_size": "8.5"}}, '"8.5" is not an integer'),
         ({"pin": {"zero_stage": 4}}, "Allowed: from 0 to 3. Nearest: 3"),
         ({"pin": {"recompute_granularity": 1}}, "must be a word"),
         ({"pin": {"recompute_granularity": "ful"}}, "Did you mean full"),
         ({"pin": {"pipeline_parallel_size": 81}}, "81 is more than num_layers = 80"),
-        ({"pin": {"expert_parallel_size": 2}}, "2 does not divide num_experts = 1"),
+        (
+            {"pin": {"expert_parallel_size": 2}},
+            "2 is more than a model without experts can use. Allowed: 1",
+        ),
         ({"pin": {"pipeline_schedule": "zb_v"}}, "megatron-lm cannot run pipeline_schedule = zb_v"),
-        ({"pin": {"zero_stage": 3, "pipeline_parallel_size": 4}}, "Allowed: 0, 1"),
+        (
+            {"pin": {"zero_stage": 3, "pipeline_parallel_size": 4}},
+            "cannot run zero_stage = 3 (pinned) beside a pipeline. Allowed: 0, 1",
+        ),
         ({"forbid": {"zero_stage": [0, 7]}}, "7 is out of range"),
         ({"bounds": {"micro_batch_size": [4, 1]}}, "[4, 1] is empty. Nearest: [1, 4]"),
         ({"bounds": {"micro_batch_size": [1, 2, 3]}}, "must hold exactly two numbers"),
