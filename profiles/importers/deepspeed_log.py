@@ -1,0 +1,89 @@
+"""Reads training logs of DeepSpeed.
+
+Format: ``ThroughputTimer`` in github.com/deepspeedai/DeepSpeed, ``deepspeed/utils/timer.py``: samples a
+second of the whole job (the last step's, or the mean since the start in old releases), memory of the
+rank that logs in GB of 2**30 bytes. ``see_memory_usage`` adds what the allocator reserved (``Max_CA``).
+The time of a step is the batch over the samples a second, else it follows from the lines' times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from profiles.importers.run_logs import MAX_BATCH, MAX_GIB, OUT_OF_MEMORY, LogLine, RunLog, Step, timestamp
+from profiles.measurements import MeasuredRun
+from profiles.units import GIB
+
+MAX_SAMPLES_PER_S = 1e9
+_STEP = re.compile(r"(?:\bglobal_step=|\b\d{1,9}/)(\d{1,12}), (?:Running|Samples)")
+_RATE = re.compile(r"\bCurrSamplesPerSec=([^,\s]+)")
+_MEMORY = re.compile(r"\bMaxMemAllocated=([^,\s]+?)GB\b")
+_USAGE = re.compile(r"\bMax_MA ([0-9.]+) GB\s+CA [0-9.]+ GB\s+Max_CA ([0-9.]+) GB")
+_ARGUMENT = re.compile(r"\b(\w{1,64}) \.{3,} (\d{1,20})\s*$")
+_ARGUMENTS: Mapping[str, str] = {  # DeepSpeed's settings → glossary
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "num_microbatches",
+    "zero_optimization_stage": "zero_stage",
+    "world_size": "num_gpus",
+    "seq_length": "seq_length",
+}
+
+
+def _step(log: RunLog, line: LogLine, number: int) -> None:
+    """One line of a step."""
+    file, where = log.file, line.where
+    memory, rate = _MEMORY.search(line.text), _RATE.search(line.text)
+    if memory is None:
+        raise file.fault(where, 'expected "MaxMemAllocated=…GB"')
+    peak = file.number(memory[1], f"{where}, MaxMemAllocated", high=MAX_GIB)
+    log.saw_memory(line.rank, peak * GIB, None)
+    if not log.is_of_first_rank(line.rank):
+        return
+    between = log.seconds_since(number, timestamp(line.text))
+    batch = log.configuration.get("global_batch_size")
+    seconds = between
+    if rate and batch:
+        samples = file.positive(rate[1], f"{where}, CurrSamplesPerSec", high=MAX_SAMPLES_PER_S)
+        seconds = file.whole(batch, "train_batch_size", high=MAX_BATCH) / samples
+    if seconds is not None:
+        log.add(Step(number=number, seconds=min(seconds, MAX_SECONDS), global_batch_size=batch))
+
+
+def _configuration(log: RunLog, line: LogLine) -> None:
+    """Settings as DeepSpeed prints them at the start, and memory that code asked it to print."""
+    argument, usage = _ARGUMENT.search(line.text), _USAGE.search(line.text)
+    if argument and argument[1] in _ARGUMENTS:
+        log.note(_ARGUMENTS[argument[1]], argument[2], line.where)
+    if argument and argument[1] == "train_batch_size":
+        log.started()
+    if usage:
+        allocated, reserved = (
+            log.file.number(usage[i], f"{line.where}, memory", high=MAX_GIB) * GIB for i in (1, 2)
+        )
+        log.saw_memory(line.rank, allocated, reserved)
+
+
+def looks_like(file: ForeignFile) -> bool:
+    """Whether the text holds steps of DeepSpeed."""
+    ran_out = "deepspeed" in file.text.lower() and OUT_OF_MEMORY.search(file.text) is not None
+    return ran_out or (_STEP.search(file.text) is not None and "MaxMemAllocated=" in file.text)
+
+
+def read_deepspeed_log(path: Path | str) -> MeasuredRun:
+    """Step time, allocated memory and the settings that the log names.
+
+    Raises:
+        ProfileError: no steps, or a broken one.
+    """
+    file = ForeignFile.open(path)
+    log = RunLog(file=file, framework="deepspeed")
+    for line in log.lines():
+        step = _STEP.search(line.text)
+        if step and not line.is_cut:
+            _step(log, line, int(step[1]))
+        _configuration(log, line)
+    return log.finish()

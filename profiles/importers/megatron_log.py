@@ -1,0 +1,132 @@
+"""Reads training logs of Megatron-LM, and of its kin Megatron-DeepSpeed and GPT-NeoX.
+
+Format: ``training_log`` in github.com/NVIDIA/Megatron-LM, ``megatron/training/training.py``: iterations
+in ms (Megatron-DeepSpeed also in s), TFLOP/s per GPU; ``report_memory`` prints MB of 2**20 bytes, once
+for each rank whose data-parallel rank is 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
+from profiles.importers.run_logs import MAX_BATCH, MAX_FLOPS_PER_S, OUT_OF_MEMORY, LogLine, RunLog, Step
+from profiles.measurements import MeasuredRun
+from profiles.units import GIB, MIB, MILLISECOND_S, TERA
+
+_ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(?:\d{1,12}|infinity)\s*\|")
+_ELAPSED = re.compile(r"elapsed time per iteration \((\w+)\)")
+_MEMORY = re.compile(
+    r"(?:\[Rank (?P<rank>\d{1,6})\] )?\(after \d+ iterations\) memory \((?P<unit>\w+)\) \|(?P<rest>.*)"
+)
+_PEAK = re.compile(r"max (allocated|reserved): ([^|\s]+)")
+_ARGUMENT = re.compile(r"^\s*(\w{1,64}) \.{3,} (\d{1,20})\s*$")
+_WORLD = re.compile(r"using world size: (\d{1,9})")
+_DATA_PARALLEL = re.compile(r"\bdata-parallel[- ]size: (\d{1,9})")
+_STARTS = ("[before the start of training step]", "[after dataloaders are built]")
+_SECONDS = {"ms": MILLISECOND_S, "s": 1.0}
+_BYTES = {"MB": MIB, "GB": GIB}
+_FLOPS = ("throughput per GPU (TFLOP/s/GPU)", "TFLOPs", "approx flops per GPU")
+_ARGUMENTS: Mapping[str, str] = {  # Megatron's arguments → glossary
+    "tensor_model_parallel_size": "tensor_parallel_size",
+    "pipeline_model_parallel_size": "pipeline_parallel_size",
+    "context_parallel_size": "context_parallel_size",
+    "expert_model_parallel_size": "expert_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "virtual_pipeline_model_parallel_size": "virtual_pipeline_size",
+    "micro_batch_size": "micro_batch_size",
+    "global_batch_size": "global_batch_size",
+    "seq_length": "seq_length",
+    "world_size": "num_gpus",
+    "zero_stage": "zero_stage",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_experts": "num_experts",
+}
+
+
+def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
+    """One line of an iteration."""
+    file = log.file
+    parts = (part.partition(":") for part in line.text.split("|"))
+    fields = {name.strip(): value.strip() for name, colon, value in parts if colon}
+    elapsed = next((_ELAPSED.fullmatch(name) for name in fields if _ELAPSED.fullmatch(name)), None)
+    if elapsed is None or elapsed[1] not in _SECONDS:
+        raise file.fault(line.where, 'expected "elapsed time per iteration" in (ms) or (s)')
+    scale, text = _SECONDS[elapsed[1]], fields[elapsed[0]].split("/")[0]
+    seconds = file.positive(text, f"{line.where}, {elapsed[0]}", high=MAX_SECONDS / scale) * scale
+    batch = fields.get("global batch size")
+    flops = next((fields[name] for name in _FLOPS if name in fields), None)
+    return Step(
+        number=int(number),
+        seconds=seconds,
+        global_batch_size=(
+            None if batch is None else file.whole(batch, f"{line.where}, global batch size", high=MAX_BATCH)
+        ),
+        flops_per_s_per_gpu=_flops(file, flops, f"{line.where}, throughput"),
+    )
+
+
+def _flops(file: ForeignFile, text: str | None, where: str) -> float | None:
+    """TFLOP/s of a GPU, with or without the unit behind it."""
+    if text is None:
+        return None
+    return file.number(text.removesuffix("TFLOPS"), where, high=MAX_FLOPS_PER_S / TERA) * TERA
+
+
+def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
+    """One line of a rank's memory."""
+    unit = _BYTES.get(match["unit"])
+    peaks = {
+        name: log.file.number(value, f"{line.where}, max {name}", high=MAX_PAYLOAD_BYTES / MIB)
+        * (unit or 0)
+        for name, value in _PEAK.findall(match["rest"])
+    }
+    if unit is None or not peaks:
+        raise log.file.fault(line.where, 'expected "max allocated: …" in MB or GB')
+    rank = int(match["rank"]) if match["rank"] else line.rank
+    log.saw_memory(rank, peaks.get("allocated"), peaks.get("reserved"))
+
+
+def _configuration(log: RunLog, line: LogLine) -> None:
+    """Arguments, sizes of the world, and starts."""
+    argument, world = _ARGUMENT.match(line.text), _WORLD.search(line.text)
+    if argument and argument[1] in _ARGUMENTS:
+        log.note(_ARGUMENTS[argument[1]], argument[2], line.where)
+    if world:
+        log.note("num_gpus", world[1], line.where)
+    ranks = _DATA_PARALLEL.search(line.text)
+    if ranks:
+        log.note("data_parallel_size", ranks[1], line.where)
+    if any(start in line.text for start in _STARTS):
+        log.started()
+
+
+def looks_like(file: ForeignFile) -> bool:
+    """Whether the text holds iterations of Megatron."""
+    ran_out = "model_parallel_size .." in file.text and OUT_OF_MEMORY.search(file.text) is not None
+    steps = _ELAPSED.search(file.text) is not None and _ITERATION.search(file.text) is not None
+    return ran_out or steps
+
+
+def read_megatron_log(path: Path | str) -> MeasuredRun:
+    """Step time, memory, throughput and the configuration that the log names.
+
+    Raises:
+        ProfileError: no iterations, a broken one, or an unknown unit.
+    """
+    file = ForeignFile.open(path)
+    kin = "deepspeed" in file.text.lower()
+    log = RunLog(file=file, framework="megatron-deepspeed" if kin else "megatron-lm")
+    for line in log.lines():
+        iteration, memory = _ITERATION.search(line.text), _MEMORY.search(line.text)
+        if not line.is_cut and iteration and log.is_of_first_rank(line.rank):
+            log.add(_iteration(log, line, iteration[1]))
+        if not line.is_cut and memory:
+            _memory(log, line, memory)
+        _configuration(log, line)
+    return log.finish()

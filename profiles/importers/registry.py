@@ -1,0 +1,113 @@
+"""Every foreign format, and the one way in: ``import_profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.errors import UnknownNameError
+from profiles.importers import (
+    deepspeed_log,
+    galvatron,
+    megatron_log,
+    metis,
+    nccl_tests,
+    nccl_topology,
+    nvidia_smi_topo,
+    sailor,
+    simai,
+    slurm_topology,
+    torchtitan_log,
+    vtrain,
+)
+from profiles.importers.foreign_file import ForeignFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignFormat:
+    """One format: how to tell it by its content, and how to read it."""
+
+    title: str
+    looks_like: Callable[[ForeignFile], bool]
+    read: Callable[[Path], object]
+
+
+# Asked in this order: formats with an unmistakable first line before logs that hold anything.
+FORMATS: Mapping[str, ForeignFormat] = {
+    "vtrain": ForeignFormat(
+        title="vTrain all-reduce table", looks_like=vtrain.looks_like, read=vtrain.read_vtrain
+    ),
+    "simai": ForeignFormat(title="SimAI ratio table", looks_like=simai.looks_like, read=simai.read_simai),
+    "nccl-topology": ForeignFormat(
+        title="NCCL topology XML",
+        looks_like=nccl_topology.looks_like,
+        read=nccl_topology.read_nccl_topology,
+    ),
+    "metis": ForeignFormat(title="Metis profile", looks_like=metis.looks_like, read=metis.read_metis),
+    "galvatron": ForeignFormat(
+        title="Galvatron profile", looks_like=galvatron.looks_like, read=galvatron.read_galvatron
+    ),
+    "sailor": ForeignFormat(
+        title="Sailor layers or links", looks_like=sailor.looks_like, read=sailor.read_sailor
+    ),
+    "nccl-tests": ForeignFormat(
+        title="nccl-tests log", looks_like=nccl_tests.looks_like, read=nccl_tests.read_nccl_tests
+    ),
+    "nvidia-smi-topo": ForeignFormat(
+        title="nvidia-smi topo -m",
+        looks_like=nvidia_smi_topo.looks_like,
+        read=nvidia_smi_topo.read_nvidia_smi_topo,
+    ),
+    "slurm-topology": ForeignFormat(
+        title="Slurm topology.conf",
+        looks_like=slurm_topology.looks_like,
+        read=slurm_topology.read_slurm_topology,
+    ),
+    "megatron-log": ForeignFormat(
+        title="Megatron-LM training log",
+        looks_like=megatron_log.looks_like,
+        read=megatron_log.read_megatron_log,
+    ),
+    "torchtitan-log": ForeignFormat(
+        title="torchtitan training log",
+        looks_like=torchtitan_log.looks_like,
+        read=torchtitan_log.read_torchtitan_log,
+    ),
+    "deepspeed-log": ForeignFormat(
+        title="DeepSpeed training log",
+        looks_like=deepspeed_log.looks_like,
+        read=deepspeed_log.read_deepspeed_log,
+    ),
+}
+
+
+def format_names() -> tuple[str, ...]:
+    """The names of all formats, sorted."""
+    return tuple(sorted(FORMATS))
+
+
+def detect_format(path: Path | str) -> str:
+    """The name of the format that a file's content has.
+
+    Raises:
+        ProfileError: the file cannot be read, or has none of the formats.
+    """
+    file = ForeignFile.open(path)
+    for name, entry in FORMATS.items():
+        if entry.looks_like(file):
+            return name
+    raise file.fault("", f"has none of the formats {', '.join(format_names())}")
+
+
+def import_profile(path: Path | str, format_name: str | None = None) -> object:
+    """Read a foreign file into one of the classes of ``profiles.measurements``.
+
+    Raises:
+        UnknownNameError: no format of that name.
+        ProfileError: the file is broken; the message names file, place and what was expected.
+    """
+    name = format_name or detect_format(path)
+    if name not in FORMATS:
+        raise UnknownNameError.among("/format", name, FORMATS)
+    return FORMATS[name].read(Path(path))

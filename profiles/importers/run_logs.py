@@ -1,0 +1,198 @@
+"""What the logs of all training frameworks have in common: steps, restarts, ranks and warm-up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+
+from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from profiles.measurements import MeasuredRun
+
+MAX_BATCH = 10**8
+MAX_FLOPS_PER_S = 1e17  # of one GPU
+MAX_GIB = 10**5
+WARM_UP_LINES = (2, 5)  # fewest and most logged lines dropped after each start
+WARM_UP_SHARE = 10  # else a tenth of them
+LAG = 2  # steps by which one rank's lines may trail another's
+LOW, HIGH = 10.0, 90.0  # percentiles
+
+# What torchrun, "srun -l" and "mpirun --tag-output" put before each line of a rank.
+_PREFIX = re.compile(
+    r"^\s*(?:\[(?:rank|default)(\d{1,6})\]:|(\d{1,6}):(?=\s)|\[\d+,(\d{1,6})\]<std\w+>:)\s?"
+)
+OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory")
+_TIMESTAMP = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a log without colours and without the launcher's prefix."""
+
+    where: str
+    rank: int | None  # as the launcher's prefix names it
+    text: str
+    is_cut: bool  # the file's last line, without an end: a job that was killed while writing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One logged step (or mean over the steps since the line before)."""
+
+    number: int
+    seconds: float
+    global_batch_size: int | None = None
+    tokens_per_s_per_gpu: float | None = None
+    flops_per_s_per_gpu: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RunLog:
+    """What a log has told so far."""
+
+    file: ForeignFile
+    framework: str
+    segments: list[dict[int, Step]] = field(default_factory=lambda: [{}])
+    configuration: dict[str, int] = field(default_factory=dict)
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    memory_ranks: set[int | None] = field(default_factory=set)
+    out_of_memory: bool = False
+    first_rank: int | None = None
+    _clock: tuple[int, datetime] | None = None  # step and time of the line before
+
+    def lines(self) -> Iterator[LogLine]:
+        """The lines of the file; notes on the way whether memory ran out."""
+        total = self.file.text.count("\n") + 1
+        for number, line in self.file.lines():
+            prefix = _PREFIX.match(line)
+            rank = next((int(group) for group in prefix.groups() if group), None) if prefix else None
+            text = line[prefix.end() :] if prefix else line
+            self.out_of_memory = self.out_of_memory or OUT_OF_MEMORY.search(text) is not None
+            yield LogLine(where=f"line {number}", rank=rank, text=text, is_cut=number == total)
+
+    def started(self) -> None:
+        """A line says that training starts; what follows is another run of the same job."""
+        self._clock = None
+        if self.segments[-1]:
+            self.segments.append({})
+
+    def is_of_first_rank(self, rank: int | None) -> bool:
+        """Whether steps of this rank count: all ranks log the same steps, one is enough."""
+        if self.first_rank is None:
+            self.first_rank = rank
+        return rank is None or rank == self.first_rank
+
+    def add(self, step: Step) -> None:
+        """Take in a step; a much lower number than before is a restart, an equal one another rank."""
+        current = self.segments[-1]
+        if current and step.number < max(current) - LAG:
+            self.segments.append({})
+            current = self.segments[-1]
+        known = current.get(step.number)
+        if known is None or step.seconds > known.seconds:
+            current[step.number] = step
+
+    def seconds_since(self, number: int, at: datetime | None) -> float | None:
+        """Mean seconds of the steps since the line before; None on the first line of a start."""
+        last = self._clock
+        if at is None or (last and last[0] - LAG <= number <= last[0]):
+            return None
+        self._clock = (number, at)
+        if last is None or number < last[0]:
+            return None
+        seconds = (at - last[1]).total_seconds() / (number - last[0])
+        return seconds if 0 < seconds <= MAX_SECONDS else None
+
+    def saw_memory(self, rank: int | None, allocated: float | None, reserved: float | None) -> None:
+        """Keep the worst peaks; bytes."""
+        self.memory_ranks.add(rank)
+        if allocated:
+            self.allocated_bytes = max(self.allocated_bytes or 0, round(allocated))
+        if reserved:
+            self.reserved_bytes = max(self.reserved_bytes or 0, round(reserved))
+
+    def note(self, name: str, text: str, where: str) -> None:
+        """One number of the configuration.
+
+        Raises:
+            ProfileError: it is no number that a configuration can hold.
+        """
+        self.configuration[name] = self.file.whole(text, f"{where}, {name}", low=0, high=2**31 - 1)
+
+    def finish(self) -> MeasuredRun:
+        """The run: median and spread of the steps after warm-up.
+
+        Raises:
+            ProfileError: too few steps, and the run did not run out of memory either.
+        """
+        kept, num_steps = self._after_warm_up()
+        if not kept and not self.out_of_memory:
+            message = (
+                f"expected logged steps of {self.framework}, more than {WARM_UP_LINES[0]} after a start"
+            )
+            raise self.file.fault("", message)
+        low, median, high = (
+            np.percentile([step.seconds for step in kept], (LOW, 50.0, HIGH)).tolist()
+            if kept
+            else [None] * 3
+        )
+        batch = kept[-1].global_batch_size if kept else None
+        if batch:
+            self.configuration["global_batch_size"] = batch
+        return MeasuredRun(
+            framework=self.framework,
+            step_time_s=median,
+            step_time_low_s=low,
+            step_time_high_s=high,
+            num_steps=num_steps,
+            num_restarts=sum(bool(segment) for segment in self.segments[1:]),
+            tokens_per_s_per_gpu=_tokens(kept, median, self.configuration),
+            flops_per_s_per_gpu=_median([step.flops_per_s_per_gpu for step in kept]),
+            peak_allocated_bytes=self.allocated_bytes,
+            peak_reserved_bytes=self.reserved_bytes,
+            num_memory_ranks=len(self.memory_ranks),
+            out_of_memory=self.out_of_memory,
+            configuration=dict(self.configuration),
+        )
+
+    def _after_warm_up(self) -> tuple[list[Step], int]:
+        """Steps after warm-up at the last global batch size, and how many optimizer steps they cover."""
+        kept: list[Step] = []
+        covered = 0
+        for segment in self.segments:
+            numbers = sorted(segment)
+            dropped = min(max(len(numbers) // WARM_UP_SHARE, WARM_UP_LINES[0]), WARM_UP_LINES[1])
+            kept += [segment[number] for number in numbers[dropped:]]
+            covered += numbers[-1] - numbers[dropped - 1] if len(numbers) > dropped else 0
+        batch = kept[-1].global_batch_size if kept else None
+        same = [step for step in kept if step.global_batch_size == batch]
+        return same, covered if len(same) == len(kept) else len(same)
+
+
+def timestamp(text: str) -> datetime | None:
+    """The first date and time in a line; None without one, or where it is no date."""
+    match = _TIMESTAMP.search(text)
+    try:
+        return datetime.fromisoformat(match[1].replace(",", ".")) if match else None
+    except ValueError:
+        return None
+
+
+def _median(values: list[float | None]) -> float | None:
+    """The median of what is known; None when nothing is."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _tokens(kept: list[Step], median: float | None, configuration: Mapping[str, int]) -> float | None:
+    """Tokens a second and GPU: as logged, else from batch, sequence, step time and GPUs."""
+    logged = _median([step.tokens_per_s_per_gpu for step in kept])
+    parts = [configuration.get(name) for name in ("global_batch_size", "seq_length", "num_gpus")]
+    if logged is not None or median is None or not all(parts):
+        return logged
+    batch, seq_length, num_gpus = (float(part) for part in parts if part)
+    return batch * seq_length / (median * num_gpus)
