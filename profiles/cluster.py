@@ -150,4 +150,6 @@ class ClusterSpec:
     @property
     def title(self) -> str:
         """The cluster in words: ``16 × DGX H100 = 128 GPUs``."""
-        return f"{self.num_nodes} × {self.display_name or self.name} = {self.num_gpus} GPUs"
+        name = self.display_name or self.name
+        total = f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}"
+        return f"{name} = {total}" if not self.is_homogeneous else f"{self.num_nodes} × {name} = {total}"

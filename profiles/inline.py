@@ -13,7 +13,7 @@ from profiles.errors import InvalidProblemError
 from profiles.importers.huggingface import looks_like_config, model_from_config
 from profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
 from profiles.model import ModelSpec
-from profiles.reading import FieldReader
+from profiles.reading import MAX_TEXT, FieldReader
 from profiles.shape import Json, model_from_shape, model_to_mapping
 from profiles.units import GB
 
@@ -100,9 +100,14 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
 
 
 def _display_name(groups: list[NodeGroup | None]) -> str:
-    """``node of 8 H100 SXM 80 GB``; of several groups joined by ``+``."""
-    names = [f"{group.gpus_per_node} {group.gpu.display_name}" for group in groups if group is not None]
-    return "node of " + " + ".join(dict.fromkeys(names))
+    """``node of 8 H100 SXM 80 GB``; several groups are counted: ``2 × (8 H100 …) + 4 × (8 A100 …)``."""
+    found = [group for group in groups if group is not None]
+    names = [f"{group.gpus_per_node} {group.gpu.display_name}" for group in found]
+    if len(found) == 1:
+        return f"node of {names[0]}"
+    return " + ".join(f"{group.num_nodes} × ({name})" for group, name in zip(found, names, strict=True))[
+        :MAX_TEXT
+    ]
 
 
 def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:

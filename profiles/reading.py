@@ -48,10 +48,9 @@ class FieldReader:
         self.pointer = pointer
         self.faults = [] if faults is None else faults
         self._known: set[str] = set()
-        self._raw: Mapping[object, object] = {}
-        if isinstance(raw, Mapping):
-            self._raw = raw
-        else:
+        self._raw: Mapping[object, object] = raw if isinstance(raw, Mapping) else {}
+        self._is_object = isinstance(raw, Mapping)
+        if not self._is_object:
             self.fault("", f"{shown(raw)} is not an object with named fields")
 
     def fault(
@@ -113,7 +112,10 @@ class FieldReader:
             self.fault(name, f"{shown(value)} is not a finite number")
             return low
         if not low <= value <= high:
-            self.fault(name, f"{shown(value)} is out of range", allowed=f"{low:g} to {high:g}")
+            nearest = f"{min(max(value, low), high):g}"
+            self.fault(
+                name, f"{shown(value)} is out of range", allowed=f"{low:g} to {high:g}", nearest=nearest
+            )
             return low
         return float(value)
 
@@ -182,5 +184,6 @@ class FieldReader:
         """The default of a missing field; a fault and a placeholder when it has none."""
         if default is not None:
             return default
-        self.fault(name, "is required")
+        if self._is_object:  # else that is the fault, and its fields are none
+            self.fault(name, "is required")
         return placeholder

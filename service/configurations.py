@@ -58,7 +58,9 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
             faults.extend(UnknownNameError.among(where, name, _TEMPLATE).errors)
         elif not _fits(value, type(_TEMPLATE[name])):
             kind = _KINDS[type(_TEMPLATE[name])]
-            faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=f"up to {MAX_SIZE}"))
+            bounded = isinstance(_TEMPLATE[name], int | tuple) and not isinstance(_TEMPLATE[name], bool)
+            allowed = f"from {int(name in _SIZES)} to {MAX_SIZE}" if bounded else None
+            faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=allowed))
         if len(faults) == MAX_ERRORS:
             break
     _raise_any(faults)
@@ -75,7 +77,8 @@ def _out_of_range(given: Configuration) -> Iterator[FieldError]:
     """Sizes below 1, ZeRO stages there are not, unknown words."""
     for name in _SIZES:
         if getattr(given, name) < 1:
-            yield FieldError(pointer=pointer("configuration", name), message="must be 1 or more")
+            where = pointer("configuration", name)
+            yield FieldError(pointer=where, message="must be 1 or more", nearest="1")
     if given.zero_stage > MAX_ZERO_STAGE:
         where = pointer("configuration", "zero_stage")
         yield FieldError(pointer=where, message="there is no such stage", allowed=f"0 to {MAX_ZERO_STAGE}")
@@ -110,23 +113,28 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
     gpus, sequences = problem.cluster.num_gpus, configuration.global_batch_size
     chunks = configuration.pipeline_parallel_size * configuration.virtual_pipeline_size
     split = configuration.stage_layers
-    misfits = {
-        "/configuration/data_parallel_size": (
-            configuration.num_gpus > gpus,
-            f"tp × pp × cp × dp = {configuration.num_gpus}, but there are {gpus} GPUs",
-        ),
-        "/configuration/num_microbatches": (
-            sequences != batch,
-            f"dp × micro-batch × num_microbatches = {sequences}, but the global batch is {batch}",
-        ),
-        "/configuration/stage_layers": (
-            len(split) != chunks or sum(split) != layers or min(split, default=0) < 1,
-            f"{len(split)} chunks with {sum(split)} layers, but {chunks} chunks share {layers} layers",
-        ),
-    }
-    for at, (wrong, message) in misfits.items():
-        if wrong:
-            yield FieldError(pointer=at, message=message)
+    if configuration.num_gpus > gpus:
+        used = configuration.num_gpus // configuration.data_parallel_size
+        yield FieldError(
+            pointer=pointer("configuration", "data_parallel_size"),
+            message=f"tp × pp × cp × dp = {configuration.num_gpus}, but there are {gpus} GPUs",
+            nearest=str(gpus // used) if used <= gpus else None,
+        )
+    if sequences != batch:
+        step = configuration.data_parallel_size * configuration.micro_batch_size
+        yield FieldError(
+            pointer=pointer("configuration", "num_microbatches"),
+            message=f"dp × micro-batch × num_microbatches = {sequences}, but the global batch is {batch}",
+            allowed=f"a dp × micro-batch, here {step}, that divides {batch}" if batch % step else None,
+            nearest=None if batch % step else str(batch // step),
+        )
+    if len(split) != chunks or sum(split) != layers or min(split, default=0) < 1:
+        yield FieldError(
+            pointer=pointer("configuration", "stage_layers"),
+            message=f"{len(split)} chunks with {sum(split)} layers, "
+            f"but {chunks} chunks share {layers} layers",
+            allowed="one layer or more in every chunk",
+        )
 
 
 def _raise_any(faults: Iterable[FieldError]) -> None:

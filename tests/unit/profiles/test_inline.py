@@ -223,3 +223,32 @@ def test_a_field_changed_in_a_real_config_never_crashes(path: Path) -> None:
     ]
     assert len(refused) > len(GARBAGE)
     assert all(error.pointer.startswith("/model/") for fault in refused for error in fault.errors)
+
+
+def test_a_mixed_cluster_is_named_by_the_nodes_of_each_group() -> None:
+    # 2 * 8 + 3 * 4 = 28
+    groups = [
+        {"gpu": "h100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 8},
+        {"gpu": "a100-sxm-80gb", "num_nodes": 3, "gpus_per_node": 4},
+    ]
+    title = cluster_from_mapping({"groups": groups}).title
+    assert title == "2 × (8 H100 SXM 80 GB) + 3 × (4 A100 SXM 80 GB) = 28 GPUs"
+
+
+def test_one_gpu_is_not_called_gpus() -> None:
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}
+    assert cluster_from_mapping({"groups": [group]}).title.endswith("= 1 GPU")
+
+
+def test_what_is_no_object_is_one_fault_not_one_for_each_field() -> None:
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 8, "intra_node": "nvlink"}
+    with pytest.raises(InvalidProblemError) as caught:
+        cluster_from_mapping({"groups": [group]})
+    assert [fault.pointer for fault in caught.value.errors] == ["/cluster/groups/0/intra_node"]
+
+
+def test_a_figure_out_of_range_names_the_nearest_one() -> None:
+    link = {"kind": "ib", "bytes_per_s": 5e10, "latency_s": -1}
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 8, "inter_node": link}
+    with pytest.raises(InvalidProblemError, match=r"-1 is out of range. Allowed: 0 to 10. Nearest: 0"):
+        cluster_from_mapping({"groups": [group]})

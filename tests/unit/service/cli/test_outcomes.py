@@ -105,10 +105,21 @@ def test_an_uneven_split_gives_the_first_chunks_one_more() -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({"tensor_parallel_size": 0}, "must be 1 or more"),
+        ({"tensor_parallel_size": 0}, "must be 1 or more. Nearest: 1"),
+        ({"tensor_parallel_size": -1}, "must be an integer. Allowed: from 1 to 2147483647"),
+        ({"zero_stage": "1"}, "must be an integer. Allowed: from 0 to 2147483647"),
+        ({"sequence_parallel": 1}, "sequence_parallel: must be true or false$"),
+        (
+            {"stage_layers": [80, 0], "pipeline_parallel_size": 2},
+            "Allowed: one layer or more in every chunk",
+        ),
+        ({"num_microbatches": 7}, "but the global batch is 512. Nearest: 4"),
         ({"tp": 8}, 'unknown "tp"'),
-        ({"data_parallel_size": 256}, "there are 128 GPUs"),
-        ({"data_parallel_size": 3}, "but the global batch is 512"),
+        ({"data_parallel_size": 256}, "there are 128 GPUs. Nearest: 128"),
+        (
+            {"data_parallel_size": 3},
+            "but the global batch is 512. Allowed: a dp × micro-batch, here 3, that div",
+        ),
         ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but 1 chunks share 80 layers"),
         ({"pipeline_parallel_size": 128}, "128 chunks share 80 layers"),
     ],
