@@ -127,6 +127,20 @@ def test_a_foreign_job_is_not_there(jobs: Jobs) -> None:
     assert jobs.page("another", page_size=10, page_token=None).items == ()
 
 
+def test_the_same_key_and_the_same_plan_belong_to_each_tenant_on_its_own(
+    jobs: Jobs, engine: JobEngine
+) -> None:
+    submission = replace(SUBMISSION, idempotency_key="key")
+    ours = jobs.submit(TENANT, submission)
+    answer_next(engine)
+    time.sleep(0.01)  # SQLite's clock has milliseconds
+    theirs = jobs.submit("another", submission)
+    answer_next(engine)  # the newest plan "bbb" is theirs
+    assert theirs.id != ours.id
+    assert jobs.plan(TENANT, "bbb")[0].id == ours.id
+    assert jobs.plan("another", "bbb")[0].id == theirs.id
+
+
 def test_plans_come_with_the_answer_page_by_page(jobs: Jobs, engine: JobEngine) -> None:
     job = jobs.submit(TENANT, SUBMISSION)
     with pytest.raises(NotReadyError):
