@@ -15,7 +15,7 @@ from profiles.operator_models import MODELS, Quantities, Roof
 from profiles.operator_tables import VALUE_SCALE, HeldOut, OperatorTable
 
 _HELD_OUT = 0.1  # share of the points
-_SEED = 0
+_SEED = 11  # not 0: on that split libraries, smoothness and filters were chosen
 _LEAST_POINTS = 20
 _SMOOTHNESS = 0.03
 _SMOOTHNESS_OF_REPEATS = 1e-3  # where every node was measured itself
