@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy bench-cost bench-search clean
+.PHONY: help setup run test lint types layering check accuracy bench-cost bench-search operators clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +45,11 @@ bench-cost: $(STAMP) ## configurations priced a second
 
 bench-search: $(STAMP) ## search times on known problems
 	@$(BIN)/python benchmarks/search.py
+
+operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfigurator_core-0.12.0-….whl
+	@$(BIN)/python -m profiles.importers.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators
+	@$(BIN)/python -m profiles.importers.simumax a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json \
+	    b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json --out profiles/catalog/operators/backward.json
 
 clean: ## remove the environment, caches and results
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
