@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from profiles.errors import ProfileError
-from profiles.reading import shown
+from profiles.reading import MAX_TEXT, shown
 
 MAX_BYTES = 256 * 2**20  # a long run's log; everything else is far smaller
 MAX_JSON_BYTES = 16 * 2**20
@@ -40,7 +40,7 @@ class ForeignFile:
             ProfileError: there is no such file, or it is empty, too large or no UTF-8 text.
         """
         file = Path(path)
-        name = shown(file.name)[1:-1]
+        name = "".join(letter if letter.isprintable() else "?" for letter in file.name[:MAX_TEXT])
         try:
             if not file.is_file():
                 raise ProfileError(f"{name}: no such file")

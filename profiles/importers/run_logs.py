@@ -153,11 +153,16 @@ class RunLog:
             tokens_per_s_per_gpu=_tokens(kept, median, self.configuration),
             flops_per_s_per_gpu=_median([step.flops_per_s_per_gpu for step in kept]),
             peak_allocated_bytes=self.allocated_bytes,
-            peak_reserved_bytes=self.reserved_bytes,
+            peak_reserved_bytes=self._reserved(),
             num_memory_ranks=len(self.memory_ranks),
             out_of_memory=self.out_of_memory,
             configuration=dict(self.configuration),
         )
+
+    def _reserved(self) -> int | None:
+        """Reserved peak; one below the allocated peak was printed before it and is no peak."""
+        early = (self.reserved_bytes or 0) < (self.allocated_bytes or 0)
+        return None if early else self.reserved_bytes
 
     def _after_warm_up(self) -> tuple[list[Step], int]:
         """Steps after warm-up at the last global batch size, and how many optimizer steps they cover."""

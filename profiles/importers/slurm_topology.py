@@ -90,7 +90,7 @@ def _lines(file: ForeignFile) -> Iterator[_Line]:
         start = start if held else number
         text = held + line.split("#", 1)[0].rstrip()
         if text.endswith("\\"):
-            held = text[:-1] + " "
+            held = text[:-1]
             continue
         held = ""
         if text.strip():
