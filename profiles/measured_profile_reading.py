@@ -30,6 +30,7 @@ MAX_SECONDS = 1e6
 MAX_FIGURE = 1e24  # FLOPs or bytes of one operation
 MAX_SIZE = 2**62
 DTYPES = ("bf16", "fp16", "fp32")
+KINDS = ("cuda", "cpu")
 
 
 def read_measured_profile(path: Path) -> MeasuredProfile:
@@ -89,9 +90,9 @@ def _subject(reader: FieldReader) -> Subject:
     subject = Subject(
         model=model_from_shape(model if isinstance(model, dict) else {}),
         seq_length=reader.integer("seq_length"),
-        dtype=reader.choice("dtype", DTYPES, default="bf16"),
+        dtype=_required_choice(reader, "dtype", DTYPES),
         expert_parallel_size=reader.integer("expert_parallel_size"),
-        quick=reader.flag("quick", default=False),
+        quick=_required_flag(reader, "quick"),
     )
     reader.refuse_unknown()
     return subject
@@ -99,7 +100,7 @@ def _subject(reader: FieldReader) -> Subject:
 
 def _machine(reader: FieldReader) -> Machine:
     machine = Machine(
-        kind=reader.text("kind"),
+        kind=_required_choice(reader, "kind", KINDS),
         device=reader.text("device"),
         memory_bytes=reader.integer("memory_bytes", low=0, high=MAX_SIZE),
         host_cpu=reader.text("host_cpu"),
@@ -168,6 +169,18 @@ def _group(reader: FieldReader) -> MeasuredGroup:
             return group
     reader.fault("group", "is unknown", allowed=", ".join(MEASURED_GROUPS))
     return MEASURED_GROUPS[0]
+
+
+def _required_flag(reader: FieldReader, name: str) -> bool:
+    if not reader.has(name):
+        reader.fault(name, "is required")
+    return reader.flag(name, default=False)
+
+
+def _required_choice(reader: FieldReader, name: str, allowed: tuple[str, ...]) -> str:
+    if not reader.has(name):
+        reader.fault(name, "is required")
+    return reader.choice(name, allowed, default=allowed[0])
 
 
 def _optional_text(reader: FieldReader, name: str) -> str | None:

@@ -29,14 +29,15 @@ def load_torch() -> ModuleType:
         ProfileError: it is not installed, or does not load.
     """
     try:
+        torch = importlib.import_module("torch")
         importlib.import_module("torch.utils.checkpoint")
-        return importlib.import_module("torch")
     except ImportError as fault:
         why = "which is not installed" if fault.name == "torch" else "which does not load"
         raise ProfileError(
             f'measuring needs PyTorch 2.5 or newer, {why}: pip install "meshwright[profile]", '
             "or install the build that your cluster trains with"
         ) from None
+    return torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,12 @@ def _nvidia_smi(device: Device, fields: Sequence[str]) -> str:
     uuid = getattr(device.torch.cuda.get_device_properties(device.index), "uuid", None)
     if program is None or uuid is None:
         return ""
-    query = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id=GPU-{uuid}"]
+    query = [
+        program,
+        f"--query-gpu={','.join(fields)}",
+        "--format=csv,noheader",
+        f"--id=GPU-{str(uuid).removeprefix('GPU-')}",
+    ]
     try:
         run = subprocess.run(  # noqa: S603 - a fixed program, no foreign words
             query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True

@@ -22,6 +22,7 @@ from profiles.measure.timing import FULL, QUICK, Effort
 from profiles.measured_profile import MeasuredProfile, Measurement
 
 Say = Callable[[str], None]
+MILLISECONDS = 1e3
 ALONE = "collectives: skipped, they need several processes (start the command with torchrun)"
 
 
@@ -57,6 +58,9 @@ def measure(wanted: Wanted, path: Path, start: Start) -> Outcome | None:
     compute, together = compute_tasks(wanted), collective_tasks(wanted, ranks, device)
     if "collectives" in wanted.groups and not together:
         start.say(ALONE)
+    window = wanted.subject.model.sliding_window
+    if window is not None and window < wanted.subject.seq_length:
+        start.say(f"attention: the model's window of {window} tokens is left out, all attend to all before")
     effort = QUICK if wanted.subject.quick else FULL
     if together:
         notebook = _measure_together(together, wanted, path, start, effort=effort)
@@ -122,11 +126,16 @@ def _is_out_of_memory(fault: RuntimeError) -> bool:
 
 def _keep(task: Task, measurements: list[Measurement], notebook: Notebook, start: Start) -> None:
     notebook.add(task.name, measurements)
-    figures = ", ".join(
-        f"{one.kind} {one.timing.median_s * 1e3:.3g} ms ± {one.timing.spread / 2:.0%}"
-        for one in measurements
+    start.say(f"{task.name}: {', '.join(_words(one) for one in measurements)}")
+
+
+def _words(one: Measurement) -> str:
+    """``forward 1.25 ms (1.24-1.31)``: the median, and between what a tenth and nine tenths lie."""
+    low, middle, high = (
+        f"{seconds * MILLISECONDS:.3g}"
+        for seconds in (one.timing.p10_s, one.timing.median_s, one.timing.p90_s)
     )
-    start.say(f"{task.name}: {figures}")
+    return f"{one.kind} {middle} ms ({low}-{high})"
 
 
 def _wanted_now(task: Task, notebook: Notebook, start: Start) -> bool:

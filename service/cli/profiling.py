@@ -168,7 +168,7 @@ def _show(outcome: Outcome, out: Path) -> None:
         words += f"; {outcome.skipped} skipped for want of memory"
     if outcome.held + outcome.skipped < outcome.planned:
         words += "; the time was up, the same command goes on from there"
-    screen().print(words)
+    sys.stdout.write(f"{words}\n")
 
 
 def _layer_table(profile: MeasuredProfile) -> Table:
