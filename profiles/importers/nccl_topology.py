@@ -18,6 +18,7 @@ from profiles.importers.nvidia_smi_topo import PATHS
 from profiles.measurements import GpuPlace, Nic, NodeTopology
 
 MAX_DEPTH = 64
+MAX_DEVICES = 1024  # GPUs, and as many cards: far more than any NVLink domain has
 MAX_XML_BYTES = 4 * 2**20
 MAX_MBIT_PER_S = 10**7
 ENCODED_LANE_GT = 8.0  # from 8 GT/s on, PCIe sends 128 bits in 130 (PCI-SIG base specification 3.0)
@@ -65,6 +66,8 @@ def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Foun
             raise file.fault("", f"nested deeper than {MAX_DEPTH} elements")
         if element.tag in ("gpu", "net"):
             (gpus if element.tag == "gpu" else nets).append(_Found(element, above))
+        if max(len(gpus), len(nets)) > MAX_DEVICES:
+            raise file.fault("", f"expected at most {MAX_DEVICES} GPUs and network cards")
         stack += [(child, (*above, element)) for child in reversed(element)]
     return gpus, nets
 

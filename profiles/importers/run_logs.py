@@ -62,6 +62,7 @@ class RunLog:
     memory_ranks: set[int | None] = field(default_factory=set)
     out_of_memory: bool = False
     first_rank: int | None = None
+    _highest: int = 0  # step of the last segment
     _clock: tuple[int, datetime] | None = None  # step and time of the line before
 
     def lines(self) -> Iterator[LogLine]:
@@ -88,10 +89,10 @@ class RunLog:
 
     def add(self, step: Step) -> None:
         """Take in a step; a much lower number than before is a restart, an equal one another rank."""
-        current = self.segments[-1]
-        if current and step.number < max(current) - LAG:
+        if self.segments[-1] and step.number < self._highest - LAG:
             self.segments.append({})
-            current = self.segments[-1]
+        current = self.segments[-1]
+        self._highest = max(self._highest, step.number) if current else step.number
         known = current.get(step.number)
         if known is None or step.seconds > known.seconds:
             current[step.number] = step

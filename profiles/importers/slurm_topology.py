@@ -20,7 +20,7 @@ MAX_SWITCHES = 100_000
 MAX_DIMENSIONS = 8
 _KEYS = ("switchname", "blockname", "nodes", "switches", "linkspeed", "blocksizes")
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
-_HOST = re.compile(r"[A-Za-z0-9_.-]+")
+_HOST = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
