@@ -19,6 +19,8 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 DEVICES = ("auto", "cpu", "cuda")
 SEED = 0
 FLUSH_BYTES = 256 * MIB  # more than any GPU's second-level cache (B200: 126 MiB), as Triton's do_bench
+WAKE_S = 1.0
+WAKE_SIDE = 4096  # of the square product that keeps the GPU busy
 MILLISECONDS = 1e3
 
 
@@ -126,4 +128,15 @@ def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
         raise InvalidProblemError.of("--dtype", message, nearest="fp16")
     torch.manual_seed(SEED)
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=f"cuda:{index}")
-    return Device(torch=torch, kind="cuda", index=index, dtype=dtype, flush=flush)
+    device = Device(torch=torch, kind="cuda", index=index, dtype=dtype, flush=flush)
+    _wake(device)
+    return device
+
+
+def _wake(device: Device) -> None:
+    """Keep an idle GPU busy until its clocks have risen; a few warm-up runs are too short for that."""
+    side = device.random(WAKE_SIDE, WAKE_SIDE)
+    until_s = time.monotonic() + WAKE_S
+    while time.monotonic() < until_s:
+        device.torch.matmul(side, side)
+        device.synchronize()
