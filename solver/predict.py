@@ -25,7 +25,6 @@ from solver.problem import Problem
 from solver.search.simulate import rank_finish_s
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
-MAX_SIMULATED_PASSES = 4_000_000  # about four seconds; beyond, the closed form stands in
 SIMULATED = ("none", "gpipe", "1f1b", "interleaved_1f1b")
 
 
@@ -68,8 +67,7 @@ def _can_simulate(configuration: Configuration) -> bool:
     """Whether the event simulation knows the schedule, its groups divide, and it ends in seconds."""
     c = configuration
     whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
-    passes = 2 * c.num_microbatches * len(c.stage_layers)
-    return c.pipeline_schedule in SIMULATED and whole and passes <= MAX_SIMULATED_PASSES
+    return c.pipeline_schedule in SIMULATED and whole
 
 
 def _finish_s(priced: _Priced, row: int, configuration: Configuration) -> FloatArray:

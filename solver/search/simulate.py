@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from solver.errors import InvalidPlanError
 
+MAX_PASSES = 2**18  # of all ranks together; about a twentieth of a second
 Pass = tuple[bool, int, int]  # forward?, chunk in model order, micro-batch
 
 
@@ -60,6 +61,11 @@ def rank_finish_s(
 ) -> list[float]:
     """When each of the ``pp`` ranks ends its last pass, in seconds from the start.
 
+    Every pass is simulated up to MAX_PASSES of them. Beyond, the first micro-batches are, and each
+    further one adds what the slowest rank needs for it: a max-plus linear system grows by its largest
+    cycle mean (Baccelli et al. 1992, Synchronization and Linearity, theorem 3.28), which here is the
+    time of that rank, for any other cycle averages over several ranks.
+
     Args:
         forward_s: seconds of one micro-batch through each chunk, pp * vpp entries in model order.
         backward_s: the same for the backward pass.
@@ -70,7 +76,22 @@ def rank_finish_s(
     Raises:
         InvalidPlanError: the schedule cannot run to its end (micro-batches do not fit its groups).
     """
-    return list(_finish_s(tuple(forward_s), tuple(backward_s), pp, num_microbatches, schedule))
+    forward, backward, m = tuple(forward_s), tuple(backward_s), num_microbatches
+    if pp == 1:
+        return [m * (sum(forward) + sum(backward))]
+    few = min(m, max(MAX_PASSES // (2 * len(forward) * pp), 4) * pp)
+    simulated = _finish_s(forward, backward, pp, few, schedule)
+    further = (m - few) * _growth_s(forward, backward, pp, schedule)
+    return [finish + further for finish in simulated]
+
+
+def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, schedule: str) -> float:
+    """What one more micro-batch adds to a long step: the slowest rank's time for it."""
+    forward = [sum(forward_s[rank::pp]) for rank in range(pp)]
+    backward = [sum(backward_s[rank::pp]) for rank in range(pp)]
+    if schedule == "gpipe":  # the slowest forward and the slowest backward, one phase after the other
+        return max(forward) + max(backward)
+    return max(f + b for f, b in zip(forward, backward, strict=True))
 
 
 @lru_cache(maxsize=256)

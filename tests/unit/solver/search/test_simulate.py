@@ -49,3 +49,23 @@ def test_interleaved_backward_starts_with_the_last_chunk() -> None:
 def test_a_schedule_whose_groups_do_not_fit_is_refused() -> None:
     with pytest.raises(InvalidPlanError, match="cannot run 3 micro-batches"):
         rank_finish_s([1.0] * 4, [1.0] * 4, pp=2, num_microbatches=3, schedule="interleaved_1f1b")
+
+
+@pytest.mark.parametrize(("pp", "chunks"), [(4, 4), (3, 6), (8, 16)])
+def test_very_many_micro_batches_grow_by_the_slowest_rank_as_all_passes_simulated_do(
+    monkeypatch: pytest.MonkeyPatch, pp: int, chunks: int
+) -> None:
+    forward = [1.0 + 0.1 * (chunk * 7 % 5) for chunk in range(chunks)]
+    backward = [2.1 * seconds for seconds in forward]
+    kind = "1f1b" if chunks == pp else "interleaved_1f1b"
+    whole = rank_finish_s(forward, backward, pp=pp, num_microbatches=64 * pp, schedule=kind)
+    monkeypatch.setattr("solver.search.simulate.MAX_PASSES", 16 * pp * 2 * chunks)  # a quarter of them
+    assert rank_finish_s(
+        forward, backward, pp=pp, num_microbatches=64 * pp, schedule=kind
+    ) == pytest.approx(whole, rel=1e-3)
+
+
+def test_a_billion_micro_batches_cost_no_more_than_a_few() -> None:
+    # two even ranks of 3 s: (m + 1) * 3 s on rank 0
+    finish = rank_finish_s([1.0] * 2, [2.0] * 2, pp=2, num_microbatches=10**9, schedule="1f1b")
+    assert finish[0] == pytest.approx(3.0 * (10**9 + 1), rel=1e-12)
