@@ -17,6 +17,7 @@ from profiles.importers import (
     nvidia_smi_topo,
     sailor,
     simai,
+    simumax,
     slurm_topology,
     torchtitan_log,
     vtrain,
@@ -33,6 +34,12 @@ class ForeignFormat:
     read: Callable[[Path], object]
 
 
+def _looks_like_simumax(file: ForeignFile) -> bool:
+    """Whether the text has the sections of a SimuMax system file."""
+    start = file.text.lstrip()
+    return start.startswith("{") and '"accelerator"' in start and '"op"' in start
+
+
 # Asked in this order: formats with an unmistakable first line before logs that hold anything.
 FORMATS: Mapping[str, ForeignFormat] = {
     "vtrain": ForeignFormat(
@@ -45,6 +52,9 @@ FORMATS: Mapping[str, ForeignFormat] = {
         read=nccl_topology.read_nccl_topology,
     ),
     "metis": ForeignFormat(title="Metis profile", looks_like=metis.looks_like, read=metis.read_metis),
+    "simumax": ForeignFormat(
+        title="SimuMax system file", looks_like=_looks_like_simumax, read=simumax.load_simumax
+    ),
     "galvatron": ForeignFormat(
         title="Galvatron profile", looks_like=galvatron.looks_like, read=galvatron.read_galvatron
     ),
@@ -101,7 +111,7 @@ def detect_format(path: Path | str) -> str:
 
 
 def import_profile(path: Path | str, format_name: str | None = None) -> object:
-    """Read a foreign file into one of the classes of ``profiles.measurements``.
+    """Read a foreign file into a class of ``profiles.measurements`` (or of its importer).
 
     Raises:
         UnknownNameError: no format of that name.

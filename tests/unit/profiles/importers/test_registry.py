@@ -16,6 +16,7 @@ FORMAT_OF = {
     "galvatron": "galvatron",
     "sailor": "sailor",
     "metis": "metis",
+    "simumax": "simumax",
     "vtrain": "vtrain",
     "simai": "simai",
     "nccl_tests": "nccl-tests",
