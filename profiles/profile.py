@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from profiles.cluster import ClusterSpec, NodeGroup
+from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.collectives import Fabric
 from profiles.errors import ProfileError, UnknownNameError
 from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
@@ -150,12 +150,27 @@ def framework_of(launcher_or_framework: str) -> str:
 
 
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:
-    """The node group that sets the pace: the lowest dense bf16 peak, behind the slowest network."""
+    """The node group that sets the pace: the lowest dense bf16 peak, behind the slowest links of all.
+
+    Its islands are the smallest ones: a collective waits for the group that crosses most of them.
+    """
     slowest = min(cluster.groups, key=lambda group: group.gpu.peak_bf16_flops)
+    narrowest = min(cluster.groups, key=lambda group: group.island_gpus)
     networks = [group.inter_node for group in cluster.groups]
     if cluster.between_groups is not None and not cluster.is_homogeneous:
         networks.append(cluster.between_groups)
-    return replace(slowest, inter_node=min(networks, key=lambda link: link.bytes_per_s))
+    return replace(
+        slowest,
+        gpus_per_node=narrowest.gpus_per_node,
+        island_gpus=narrowest.island_gpus,
+        intra_node=min((group.intra_node for group in cluster.groups), key=_speed),
+        inter_node=min(networks, key=_speed),
+    )
+
+
+def _speed(link: LinkSpec) -> float:
+    """What links are compared by."""
+    return link.bytes_per_s
 
 
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:

@@ -159,14 +159,26 @@ def _request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Pins, forbidden values and bounds of the request."""
     options = problem.options
     for name, value in options.pin.items():
-        if getattr(config, name) != value:
+        if value not in _meanings(problem, config, name):
             yield f"{name} is pinned to {value}"
     for name, values in options.forbid.items():
-        if getattr(config, name) in values:
+        if set(_meanings(problem, config, name)) <= set(values):
             yield f"{name} = {getattr(config, name)} is forbidden"
     for name, (low, high) in options.bounds.items():
-        if not low <= getattr(config, name) <= high:
+        if not any(low <= int(value) <= high for value in _meanings(problem, config, name)):
             yield f"{name} must be {low} to {high}"
+
+
+def _meanings(problem: Problem, config: Configuration, name: str) -> tuple[int | str, ...]:
+    """The values of a variable that a request may have meant.
+
+    A configuration that recomputes every layer of its chunks also recomputes every layer of the model.
+    """
+    value: int | str = getattr(config, name)
+    if name == "recompute_layers" and config.recompute_granularity == "full":
+        every = config.recompute_layers >= max(config.stage_layers)
+        return (value, problem.model.num_layers) if every else (value,)
+    return (value,)
 
 
 def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 import numpy as np
 
@@ -37,10 +38,15 @@ def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
     return num_layers // (columns.pipeline_parallel_size * columns.virtual_pipeline_size)
 
 
+def common_island(problem: Problem) -> int:
+    """GPUs that share the fast link whichever node group a rank is in: what divides every island."""
+    return gcd(*(group.island_gpus for group in problem.cluster.groups))
+
+
 def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     """Tensor parallelism splits heads, key/value heads and the MLP, inside an island."""
     model = problem.model
-    island = min(group.island_gpus for group in problem.cluster.groups)
+    island = common_island(problem)
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
         reason=f"{model.num_attention_heads} heads are split over the tensor-parallel ranks",

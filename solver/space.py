@@ -24,7 +24,7 @@ import numpy as np
 from profiles.capabilities import launcher_capabilities
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.problem import Problem
-from solver.rules import Rule, rules_of, violation_masks
+from solver.rules import Rule, common_island, rules_of, violation_masks
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
 MAX_MICRO_BATCH_SIZE = 32
@@ -74,7 +74,7 @@ def _powers_of_two(limit: int) -> list[int]:
 
 def _inner_axes(problem: Problem) -> tuple[list[int], list[int]]:
     """Candidates of tensor_parallel_size and context_parallel_size."""
-    island = min(group.island_gpus for group in problem.cluster.groups)
+    island = common_island(problem)
     heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
     return (

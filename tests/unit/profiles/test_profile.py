@@ -5,7 +5,7 @@ import pytest
 from profiles.cluster import ClusterSpec
 from profiles.errors import UnknownNameError
 from profiles.profile import default_profile, framework_of, stack_constants
-from tests.builders import INFINIBAND, a_cluster, a_gpu
+from tests.builders import INFINIBAND, NVLINK, a_cluster, a_gpu
 
 
 def test_a_launcher_stands_for_its_framework() -> None:
@@ -39,6 +39,16 @@ def test_the_link_between_groups_limits_the_network_of_a_mixed_cluster() -> None
     thin = replace(INFINIBAND, bytes_per_s=1e9)
     cluster = ClusterSpec(name="two halls", groups=groups, between_groups=thin)
     assert default_profile(cluster, "megatron-lm").group.inter_node == thin
+
+
+def test_the_smallest_islands_and_the_slowest_links_of_any_group_decide_in_a_mixed_cluster() -> None:
+    slow = a_gpu(slug="a100-sxm-80gb", architecture="ampere", peak_flops={"bf16": 312e12, "fp16": 312e12})
+    pcie = replace(NVLINK, kind="pcie", bytes_per_s=25e9)
+    pairs = replace(a_cluster(num_nodes=2).groups[0], gpus_per_node=4, island_gpus=2, intra_node=pcie)
+    groups = (a_cluster(num_nodes=2, gpu=slow).groups[0], pairs)
+    group = default_profile(ClusterSpec(name="mixed", groups=groups), "megatron-lm").group
+    assert (group.gpu.slug, group.gpus_per_node, group.island_gpus) == ("a100-sxm-80gb", 4, 2)
+    assert group.intra_node == pcie
 
 
 def test_a_gpu_without_flash_attention_keeps_its_scores() -> None:

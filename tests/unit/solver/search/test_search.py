@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from profiles.cluster import ClusterSpec
 from profiles.profile import default_profile
 from solver.plan import Answer
 from solver.problem import Problem
@@ -36,6 +37,31 @@ def test_ranking_is_proved_by_two_methods() -> None:
     assert answer.certified_by == ("exact-dp", "cp-sat")
     assert answer.plans[0].certified_by == ("exact-dp", "cp-sat")
     assert answer.explored == answer.space_size
+
+
+# 16 layers of each of 2 chunks are all 32 of the model: the request may mean either number.
+@pytest.mark.parametrize("limits", [{"pin": {"recompute_layers": 32}}, {"pin": {"recompute_layers": 16}},
+                                    {"bounds": {"recompute_layers": (20, 32)}},
+                                    {"forbid": {"recompute_layers": tuple(range(32))}}])  # fmt: skip
+def test_limits_on_recomputed_layers_leave_plans_that_the_check_accepts(limits: dict[str, object]) -> None:
+    both = {"recompute_granularity": "full", "pipeline_parallel_size": 2, "virtual_pipeline_size": 1}
+    pin = {**both, **limits.pop("pin", {})}  # type: ignore[dict-item]
+    answer = answer_to(small_problem(certify="none", pin=pin, **limits))
+    assert answer.status == "optimal"
+    assert all(plan.config.recompute_granularity == "full" for plan in answer.plans)
+
+
+def test_tensor_parallelism_stays_inside_the_islands_of_every_node_group() -> None:
+    eights = a_cluster(num_nodes=3).groups[0]
+    sixes = replace(eights, num_nodes=4, gpus_per_node=6, island_gpus=6)  # 6 and 8 share the divisor 2
+    cluster = ClusterSpec(name="mixed", groups=(sixes, eights))
+    model = a_model(num_layers=32, hidden_size=6144, ffn_hidden_size=24576, num_attention_heads=48,
+                    num_kv_heads=48)  # fmt: skip
+    problem = a_problem(model=model, cluster=cluster, batch=96, certify="none", top_k=1)
+    problem = replace(problem, workload=replace(problem.workload, seq_length=6144))
+    pinned = replace(problem, options=replace(problem.options, pin={"tensor_parallel_size": 6}))
+    assert answer_to(problem).plans[0].config.tensor_parallel_size in (1, 2)
+    assert answer_to(pinned).status == "infeasible"
 
 
 def test_plans_are_in_order_and_no_two_are_the_same() -> None:
