@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy bench-cost bench-search operators clean
+.PHONY: help setup run test lint types layering check accuracy bench-cost bench-search operators test-torch clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -24,6 +24,11 @@ run: $(STAMP) ## the main job: start the embedded service, search the example, w
 
 test: $(STAMP) ## all tests; they start their own PostgreSQL and Redis
 	@$(BIN)/python -m pytest
+
+test-torch: ## what needs torch: meshwright profile, measured on this machine's CPU (makes .venv-torch)
+	@test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	@PYTHONWARNINGS=ignore .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'torch==2.13.0' --editable '.[dev]'
+	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/torch
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check
@@ -52,4 +57,4 @@ operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfi
 	    b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json --out profiles/catalog/operators/backward.json
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-torch out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

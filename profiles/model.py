@@ -89,6 +89,7 @@ class ModelSpec:
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
     learned_position_embeddings: bool = False
     max_position_embeddings: int | None = None
+    rotary_base: int | None = None  # of rotary positions (RoFormer, arXiv:2104.09864); None: not stated
     normalization: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     linear_bias: bool = False
     source: str = ""

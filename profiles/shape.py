@@ -44,6 +44,7 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
         sliding_window_every=_size(reader, "sliding_window_every", 1),
         learned_position_embeddings=reader.flag("learned_position_embeddings", default=False),
         max_position_embeddings=reader.optional_integer("max_position_embeddings"),
+        rotary_base=reader.optional_integer("rotary_base"),
         normalization="layernorm" if normalization == "layernorm" else "rmsnorm",
         linear_bias=reader.flag("linear_bias", default=False),
         source=reader.text("source", default=""),

@@ -36,7 +36,7 @@ V100 = replace(H100, slug="v100", display_name="V100", architecture="volta", pea
 LLAMA_70B = ModelSpec(
     name="llama-3.1-70b", display_name="Llama 3.1 70B", num_layers=80, hidden_size=8192,
     ffn_hidden_size=28672, num_attention_heads=64, num_kv_heads=8, head_dim=128, vocab_size=128256,
-    max_position_embeddings=131072,
+    max_position_embeddings=131072, rotary_base=500_000,
 )  # fmt: skip
 LLAMA_405B = replace(
     LLAMA_70B, name="llama-3.1-405b", display_name="Llama 3.1 405B", num_layers=126, hidden_size=16384,

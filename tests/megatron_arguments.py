@@ -26,7 +26,7 @@ NUMBERS = [
     "attention-dropout", "context-parallel-size", "expert-model-parallel-size",
     "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size", "hidden-dropout",
     "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
-    "max-position-embeddings", "micro-batch-size",
+    "max-position-embeddings", "micro-batch-size", "rotary-base",
     "microbatch-group-size-per-virtual-pipeline-stage", "moe-ffn-hidden-size", "moe-router-topk",
     "moe-shared-expert-intermediate-size", "mtp-num-layers", "num-attention-heads",
     "num-distributed-optimizer-instances", "num-experts", "num-layers", "num-query-groups",

@@ -56,6 +56,14 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
     return heads, kv_heads
 
 
+def _positions(reader: FieldReader, family: Family) -> tuple[int | None, int | None]:
+    """Longest sequence, and the base of rotary positions where the config states one."""
+    longest = reader.optional_integer(reader.first(family.keys["max_position_embeddings"]))
+    if not reader.has("rope_theta"):
+        return longest, None
+    return longest, round(reader.number("rope_theta", low=1.0, high=1e12))
+
+
 def model_from_config(config: object, *, name: str) -> ModelSpec:
     """The shape that a Hugging Face config describes.
 
@@ -79,7 +87,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     vocab_size = reader.integer("vocab_size", high=MODEL_LIMITS["vocab_size"][1])
     tied = reader.flag("tie_word_embeddings", default=family.tied_embeddings)
     mtp = reader.integer("num_nextn_predict_layers", low=0, high=64, default=0)
-    positions = reader.optional_integer(reader.first(family.keys["max_position_embeddings"]))
+    positions, rotary_base = _positions(reader, family)
     reader.finish()
     return ModelSpec(
         name=name[:MAX_TEXT],
@@ -99,6 +107,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         sliding_window_every=every,
         learned_position_embeddings=family.learned_positions,
         max_position_embeddings=positions,
+        rotary_base=rotary_base,
         normalization=family.normalization,
         linear_bias=family.linear_bias,
         source=f"config.json, model_type {model_type}",

@@ -97,7 +97,9 @@ def _value_warnings(target: Target) -> Iterator[str]:
 def _model_warnings(target: Target) -> Iterator[str]:
     model = target.model
     if not model.learned_position_embeddings:
-        yield "the rotary base is not part of the plan: add --rotary-base if the model's is not 10000"
+        if model.rotary_base is None:
+            yield "the model does not state its rotary base: add --rotary-base if it is not 10000"
+        yield "rotary scaling is not part of the plan: add --use-rope-scaling if the model has it"
     if model.moe:
         yield "router scoring and load balancing are not part of the plan: add the model's own flags"
     if model.sliding_window and target.config.context_parallel_size > 1:

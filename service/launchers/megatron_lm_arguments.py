@@ -207,6 +207,8 @@ def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
         flag("vocab-size", model.vocab_size),
         flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
     ]
+    if model.rotary_base is not None:
+        flags.append(flag("rotary-base", model.rotary_base))
     if model.num_mtp_layers:
         flags.append(flag("mtp-num-layers", model.num_mtp_layers))
     return flags + _window(model)

@@ -201,3 +201,10 @@ def test_a_missing_or_binary_or_huge_file_is_refused(tmp_path: Path) -> None:
     deep.write_text("[" * 100_000)
     with pytest.raises(InvalidProblemError, match="not JSON"):
         load_config(deep)
+
+
+def test_the_rotary_base_is_read_where_it_is_stated() -> None:
+    assert model_from_config(_config("llama-3.1-8b"), name="x").rotary_base == 500_000
+    config = _config("llama-3.1-8b")
+    del config["rope_theta"]
+    assert model_from_config(config, name="x").rotary_base is None

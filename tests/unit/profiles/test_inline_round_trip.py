@@ -65,6 +65,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
         sliding_window=draw(st.none() | SIZES),
         sliding_window_every=draw(st.integers(1, 8)),
         max_position_embeddings=draw(st.none() | SIZES),
+        rotary_base=draw(st.none() | SIZES),
         normalization=draw(st.sampled_from(["rmsnorm", "layernorm"])),
         linear_bias=draw(st.booleans()),
         display_name=draw(st.sampled_from(["", "A Model"])),

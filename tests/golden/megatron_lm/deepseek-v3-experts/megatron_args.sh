@@ -6,7 +6,8 @@
 # Layers of each chunk: 3 4 4 4 4 4 4 4 4 4 4 4 4 4 4 2
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: the rotary base is not part of the plan: add --rotary-base if the model's is not 10000
+# Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
+# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
 # Warning: router scoring and load balancing are not part of the plan: add the model's own flags
 
 MEGATRON_ARGS=(

@@ -7,7 +7,7 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: the vocabulary of 128256 is padded to 129024 (a multiple of 128 * tp)
-# Warning: the rotary base is not part of the plan: add --rotary-base if the model's is not 10000
+# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
 
 MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
@@ -53,4 +53,5 @@ MEGATRON_ARGS=(
     --max-position-embeddings 131072
     --vocab-size 128256
     --make-vocab-size-divisible-by 128
+    --rotary-base 500000
 )
