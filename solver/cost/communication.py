@@ -11,11 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
-from profiles.model import LayerKind
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
-from solver.cost.parameters import Weights, layer_weights
+from solver.cost.parameters import Weights
 
 _ACTIVATION_BYTES = 2.0
 
@@ -83,20 +82,21 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArr
     return dense + np.where(weights.routed > 0, routed, 0.0)
 
 
-def weight_gathers(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
-    """ZeRO-3: gather a layer's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
+def weight_gathers(
+    ctx: Context, weights: Weights, passes: PassSeconds, *, again: bool = True
+) -> PassSeconds:
+    """ZeRO-3: gather a part's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
 
-    Hidden under the passes but for a least share, as in ``context_parallel``.
+    ``again`` is False for the ends of the model: the backward pass of the head follows its forward pass
+    at once, and the embedding's needs no weights. Hidden under the passes but for a least share, as in
+    ``context_parallel``.
     """
     stage = ctx.columns.zero_stage
-    weights = layer_weights(ctx, kind)
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
     gather = _sharded_s(ctx, weights, gathered_bytes)
     reduce = _sharded_s(ctx, weights, ctx.facts.gradient_bytes)
     forward = np.where(stage == SHARD_WEIGHTS, gather, 0.0)
-    backward = np.where(stage == SHARD_WEIGHTS, gather, 0.0) + np.where(
-        stage >= SHARD_GRADIENTS, reduce, 0.0
-    )
+    backward = forward * again + np.where(stage >= SHARD_GRADIENTS, reduce, 0.0)
     share = ctx.constants.gather_exposed
     return PassSeconds(
         forward=np.maximum(share * forward, forward - passes.forward),

@@ -43,16 +43,27 @@ def embedding_weights(ctx: Context) -> Weights:
     return Weights(dense=ctx.model.embedding_parameters() / ctx.t, routed=np.zeros_like(ctx.t))
 
 
-def head_weights(ctx: Context) -> Weights:
-    """Output matrix, final norm and the multi-token-prediction layers.
+def copied_embedding(ctx: Context) -> FloatArray:
+    """Weights of the last stage that also exist on the first one, shape (n,); none without stages.
 
-    A tied output matrix costs nothing on the rank that holds the embedding, and a copy elsewhere.
+    A tied output matrix, or the embedding that multi-token prediction looks its tokens up in: the last
+    stage has its own copy (Megatron-Core 0.16, ``GPTModel.__init__``: ``pre_process or mtp_process``).
     """
     model = ctx.model
-    output = model.vocab_size * model.hidden_size / ctx.t
-    if model.tied_embeddings:
-        output = np.where(ctx.p > 1, output, 0.0)
-    own = Weights(dense=output + model.norm_parameters() / 2, routed=np.zeros_like(ctx.t))
+    copied = model.tied_embeddings or model.num_mtp_layers > 0
+    return np.where((ctx.p > 1) & copied, model.vocab_size * model.hidden_size / ctx.t, 0.0)
+
+
+def output_weights(ctx: Context) -> Weights:
+    """Output matrix (none of its own where it is tied), final norm, and the copy of the embedding."""
+    model = ctx.model
+    output = copied_embedding(ctx) + model.head_parameters() / ctx.t
+    return Weights(dense=output + model.norm_parameters() / 2, routed=np.zeros_like(ctx.t))
+
+
+def head_weights(ctx: Context) -> Weights:
+    """The weights of the output and the multi-token-prediction layers."""
+    model, own = ctx.model, output_weights(ctx)
     if not model.num_mtp_layers:
         return own
     layer = layer_weights(ctx, "moe" if model.moe else "dense")

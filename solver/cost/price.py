@@ -7,7 +7,7 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,9 +40,15 @@ from solver.cost.memory import (
     layer_activation_bytes,
     state_bytes,
 )
-from solver.cost.parameters import Weights, embedding_weights, head_weights, layer_weights
+from solver.cost.parameters import (
+    Weights,
+    embedding_weights,
+    head_weights,
+    layer_weights,
+    output_weights,
+)
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.tails import Tail, rank_tail_s, tail_of
+from solver.cost.tails import Tail, copies_s, rank_tail_s, tail_of
 from solver.problem import Problem
 
 CAUSES = (
@@ -69,13 +75,22 @@ def _floored(seconds: FloatArray, floor_s: float) -> FloatArray:
     return np.asarray(high * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
 
 
+def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
+    """Tensor-parallel blocks of a layer: attention and the MLP or the shared experts.
+
+    Routed experts gather over their own tensor parallelism (``expert_parallel``), not over this one.
+    """
+    moe = ctx.model.moe
+    return 1.0 if kind == "moe" and moe is not None and not moe.shared_ffn_hidden_size else 2.0
+
+
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     """Time of one transformer layer."""
     constants = ctx.constants
     attention = core_attention(ctx)
     compute = gemm_seconds(ctx, layer_gemms(ctx, kind), ctx.linear_precision)
     compute = compute + attention + memory_bound(ctx, kind)
-    tensor = tensor_parallel(ctx)
+    tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)
     again = np.where(ctx.selective, attention.forward, 0.0)
@@ -83,7 +98,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     floor_s = constants.floor_s * (constants.floor_moe if kind == "moe" else 1.0)
     forward = _floored(busy.forward, floor_s)
     backward = _floored(busy.backward + again, floor_s * constants.floor_backward)
-    gathers = weight_gathers(ctx, kind, PassSeconds(forward=forward, backward=backward))
+    gathers = weight_gathers(ctx, layer_weights(ctx, kind), PassSeconds(forward=forward, backward=backward))
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -107,14 +122,19 @@ def _nothing(ctx: Context) -> PassSeconds:
 
 
 def _end_price(
-    ctx: Context, compute: PassSeconds, tensor: PassSeconds, layers: list[PartPrice]
+    ctx: Context, compute: PassSeconds, tensor: PassSeconds, *, own: Weights, layers: list[PartPrice]
 ) -> PartPrice:
-    """Time of the embedding or the head, with multi-token-prediction layers where it has them."""
+    """Time of the embedding or the head, with multi-token-prediction layers where it has them.
+
+    ``own`` are the weights that are not those layers'.
+    """
     zero = np.zeros_like(ctx.t)
+    gathers = weight_gathers(ctx, own, compute + tensor, again=False)
     causes = dict.fromkeys(CAUSES, zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward
-    passes = compute + tensor
+    causes["data_parallel"] = gathers.forward + gathers.backward
+    passes = compute + tensor + gathers
     for layer in layers:
         passes = passes + layer.passes
         causes = {name: value + layer.causes[name] for name, value in causes.items()}
@@ -125,25 +145,36 @@ def _head_price(ctx: Context) -> PartPrice:
     """Time of the head: one prediction, and one with a layer and a projection for each extra token."""
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
-    one, pair = compute, tensor
+    one, pair, own = compute, tensor, output_weights(ctx)
     for _ in range(depth):
         h = ctx.model.hidden_size
         project = Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)
         compute = compute + one + gemm_seconds(ctx, [project], ctx.linear_precision)
         tensor = tensor + pair
     kind: LayerKind = "moe" if ctx.model.moe else "dense"
-    return _end_price(ctx, compute, tensor, [_layer_price(ctx, kind)] * depth if depth else [])
+    layers = [_layer_price(ctx, kind)] * depth if depth else []
+    return _end_price(ctx, compute, tensor, own=own, layers=layers)
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     """Time of every part in order: layer kinds, embedding, head."""
-    ends = [_end_price(ctx, embedding_seconds(ctx), vocabulary_parallel(ctx), []), _head_price(ctx)]
-    return [*(_layer_price(ctx, kind) for kind in layout.kinds), *ends]
+    first = _end_price(
+        ctx, embedding_seconds(ctx), vocabulary_parallel(ctx), own=embedding_weights(ctx), layers=[]
+    )
+    return [*(_layer_price(ctx, kind) for kind in layout.kinds), first, _head_price(ctx)]
 
 
 def _part_weights(ctx: Context, layout: LayerLayout) -> list[Weights]:
     """Weights of every part in the same order."""
     return [*(layer_weights(ctx, kind) for kind in layout.kinds), embedding_weights(ctx), head_weights(ctx)]
+
+
+def _tails(ctx: Context, weights: list[Weights], parts: list[PartPrice]) -> list[Tail]:
+    """What follows the last micro-batch by part; both ends share the copied embedding."""
+    tails = [tail_of(ctx, own, part.passes) for own, part in zip(weights, parts, strict=True)]
+    shared = copies_s(ctx)
+    ends = [replace(tail, data_parallel=tail.data_parallel + shared) for tail in tails[-2:]]
+    return [*tails[:-2], *ends]
 
 
 def _columns_of(parts: list[FloatArray]) -> FloatArray:
@@ -207,7 +238,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(ctx, layout)
     weights = _part_weights(ctx, layout)
-    tails = [tail_of(ctx, w, part.passes) for w, part in zip(weights, parts, strict=True)]
+    tails = _tails(ctx, weights, parts)
     return RowPrices(
         **_time_prices(parts, tails),
         transfer_s=transfer(ctx),

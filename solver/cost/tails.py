@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiles.collectives import Fabric, Group, all_gather_s, latency_s
+from profiles.collectives import Fabric, Group, all_gather_s, all_reduce_s, latency_s
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
-from solver.cost.parameters import Weights
+from solver.cost.parameters import Weights, copied_embedding
 
 _WEIGHT_BYTES = 2.0
 _BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
@@ -82,6 +82,19 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
     seconds = moved / ctx.hbm_bytes_per_s
     return Tail(data_parallel=exchange, optimizer=seconds)
+
+
+def copies_s(ctx: Context) -> FloatArray:
+    """Both ends add the gradients of the embedding up that each of them has a copy of, shape (n,).
+
+    An all-reduce of two ranks, the first and the last stage's, after the gradients' own reduction and
+    under nothing (Megatron-Core 0.16, ``finalize_model_grads._allreduce_word_embedding_grads``).
+    """
+    copied = copied_embedding(ctx)
+    pair = Group.of(
+        np.full_like(ctx.t, 2.0), ctx.t * ctx.c * ctx.d * np.maximum(ctx.p - 1.0, 1.0), ctx.fabric
+    )
+    return np.where(copied > 0, all_reduce_s(copied * ctx.facts.gradient_bytes, pair, ctx.fabric), 0.0)
 
 
 def rank_tail_s(ctx: Context) -> FloatArray:

@@ -160,6 +160,56 @@ def test_hybrid_sharding_still_reduces_between_its_replicas() -> None:
     assert exchange[1, 0] > 0.0
 
 
+STAGES = {"pipeline_parallel_size": 2, "stage_layers": (2, 2), "pipeline_schedule": "1f1b"}
+EMBEDDING = 51200 * 1024
+
+
+def test_zero_3_gathers_and_reduces_the_ends_of_the_model_as_well() -> None:
+    # both ends hold 52 M weights: a gather of 2 bytes each in the forward pass, a reduction of 4 in the
+    # backward pass, nothing of which is hidden here; ZeRO-2 reduces only
+    problem = a_problem(replace(GPT, tied_embeddings=False))
+    sizes = [{"zero_stage": stage, "zero_shard_size": 8} for stage in (1, 2, 3)]
+    rows = Columns.of([a_layout(data_parallel_size=8, **size) for size in sizes])
+    profile = a_profile(problem, gather_exposed=1.0, collective_latency_s=0.0)
+    causes = price(problem, rows, profile).breakdown_s["data_parallel"][:, -2:]
+    second = 1 / profile.fabric.fast_bytes_per_s * 7 / 8
+    assert causes[0].max() == 0.0
+    assert causes[1].tolist() == pytest.approx([EMBEDDING * 4 * second] * 2, rel=1e-3)
+    assert causes[2].tolist() == pytest.approx([EMBEDDING * 6 * second] * 2, rel=1e-3)
+
+
+def test_both_ends_add_up_the_gradients_of_a_tied_embedding() -> None:
+    # an all-reduce of two ranks moves 2 * 1/2 of 52 M fp32 gradients, inside one island, at either end
+    tied, apart = a_problem(), a_problem(replace(GPT, tied_embeddings=False))
+    row = Columns.of([a_layout(**STAGES)])
+    profile = a_profile(tied, collective_latency_s=0.0)
+    extra = price(tied, row, profile).tail_s[0] - price(apart, row, profile).tail_s[0]
+    seconds = EMBEDDING * 4 / profile.fabric.fast_bytes_per_s
+    assert extra.tolist() == pytest.approx([0.0, seconds, seconds])
+
+
+def test_multi_token_prediction_keeps_a_copy_of_the_embedding_on_the_last_stage() -> None:
+    weights = []
+    for layout in (a_layout(), a_layout(**STAGES)):
+        problem = a_problem(replace(GPT, tied_embeddings=False, num_mtp_layers=1))
+        weights.append(price(problem, Columns.of([layout]), a_profile(problem)).weights_bytes[0, -1])
+    assert weights[1] - weights[0] == 2 * EMBEDDING
+
+
+def test_routed_experts_are_outside_tensor_parallelism_and_shared_ones_inside() -> None:
+    # attention, and the shared experts where there are any, are a block each: half of a dense layer's two
+    moe = a_moe_model()
+    assert moe.moe is not None
+    shared = replace(moe, moe=replace(moe.moe, num_shared_experts=1, shared_ffn_hidden_size=14336))
+    row = Columns.of([a_layout(tensor_parallel_size=8, sequence_parallel=True, stage_layers=(32,))])
+    dense, alone, both = (
+        price(a_problem(model), row, a_profile(a_problem(model))).breakdown_s["tensor_parallel"][0, 0]
+        for model in (replace(moe, moe=None), moe, shared)
+    )
+    assert alone == pytest.approx(dense / 2)
+    assert both == pytest.approx(dense)
+
+
 def test_stragglers_grow_with_the_logarithm_of_nodes() -> None:
     # 32 GPUs = 4 nodes: 1 + 2 sigma; 8 GPUs = one node: 1
     problem = a_problem()
