@@ -56,12 +56,12 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _positions(reader: FieldReader, family: Family) -> tuple[int | None, int | None]:
+def _positions(reader: FieldReader, family: Family) -> dict[str, int | None]:
     """Longest sequence, and the base of rotary positions where the config states one."""
     longest = reader.optional_integer(reader.first(family.keys["max_position_embeddings"]))
-    if not reader.has("rope_theta"):
-        return longest, None
-    return longest, round(reader.number("rope_theta", low=1.0, high=1e12))
+    stated = reader.has("rope_theta")
+    base = round(reader.number("rope_theta", low=1.0, high=1e12)) if stated else None
+    return {"max_position_embeddings": longest, "rotary_base": base}
 
 
 def model_from_config(config: object, *, name: str) -> ModelSpec:
@@ -87,7 +87,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     vocab_size = reader.integer("vocab_size", high=MODEL_LIMITS["vocab_size"][1])
     tied = reader.flag("tie_word_embeddings", default=family.tied_embeddings)
     mtp = reader.integer("num_nextn_predict_layers", low=0, high=64, default=0)
-    positions, rotary_base = _positions(reader, family)
+    positions = _positions(reader, family)
     reader.finish()
     return ModelSpec(
         name=name[:MAX_TEXT],
@@ -106,8 +106,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         sliding_window=window,
         sliding_window_every=every,
         learned_position_embeddings=family.learned_positions,
-        max_position_embeddings=positions,
-        rotary_base=rotary_base,
+        **positions,
         normalization=family.normalization,
         linear_bias=family.linear_bias,
         source=f"config.json, model_type {model_type}",
