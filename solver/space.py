@@ -16,7 +16,7 @@ chunk is left out where an even split has only k: there it is the row that recom
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,10 +188,11 @@ def _fewer_gpus(problem: Problem) -> list[int]:
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
 
-def enumerate_space(problem: Problem) -> Space:
+def enumerate_space(problem: Problem, stopped: Callable[[], bool] = lambda: False) -> Space:
     """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
+    ``stopped`` is asked between two numbers of GPUs; what was found until then is returned.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
@@ -202,7 +203,8 @@ def enumerate_space(problem: Problem) -> Space:
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
-        if len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus):
+        enough = len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus)
+        if enough or stopped():
             break
         fewer = _enumerate(problem, num_gpus, rules)
         if fewer.legal.any():

@@ -15,6 +15,7 @@ from solver.search.stages import Split, best_splits, even_chunks
 
 _CANDIDATES = 64  # rows looked at closely for the smallest peak
 _BISECTIONS = 40
+_EQUAL = 1e-9  # budgets closer than this share are the same
 _LONGEST_S = 1e15  # longer than any step
 
 
@@ -53,17 +54,20 @@ def nearest(rows: Rows) -> tuple[int, Split] | None:
         if split is not None and len(index):
             stages = rows.take(index).stages([split] * len(index))
             peaks[index] = stages.peak_memory_bytes.max(axis=1)
-    order = np.argsort(peaks, kind="stable")[:_CANDIDATES].tolist()
-    found = [(*_least_budget(rows.take([row]), peaks[row]), row) for row in order if peaks[row] < np.inf]
-    if not found:
-        return None
-    _, split, row = min(found, key=lambda entry: (entry[0], entry[2]))
-    return row, split
+    least, found = np.inf, None
+    for row in np.argsort(peaks, kind="stable")[:_CANDIDATES].tolist():
+        one, enough = rows.take([row]), min(float(peaks[row]), least) * (1.0 - _EQUAL)
+        if found is None and peaks[row] < np.inf:
+            enough = float(peaks[row]) * (1.0 + _EQUAL)
+        if best_splits(replace(one, budget_bytes=enough))[0] is not None:
+            least, split = _least_budget(one, enough)
+            found = (row, split)
+    return found
 
 
 def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
     """The smallest budget under which a row fits, and its split there; ``enough_bytes`` is one."""
-    low, high = 0.0, enough_bytes * (1.0 + 1e-9)
+    low, high = 0.0, enough_bytes
     split = best_splits(replace(row, budget_bytes=high))[0]
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0

@@ -29,6 +29,8 @@ from solver.search.simulate import rank_finish_s
 from solver.search.stages import Split, best_splits
 
 _BATCH = 64
+_BATCH_OF_MIXED = 8  # rows with layers of several kinds take up to 30 ms each
+_BOUNDED = 32768  # rows bounded between two looks at the clock
 _GLANCE = 2048  # rows with layers of several kinds that are tried together before any is solved
 _NS = 1e9
 _LAYOUT = tuple(f.name for f in fields(Columns) if not f.name.startswith("recompute"))
@@ -66,13 +68,15 @@ class Frontier:
     _heap: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: Rows, top_k: int) -> Frontier:
-        """Bound every row; none is solved yet."""
+    def of(cls, rows: Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
+        """Bound every row; none is solved yet. Holds no rows when ``stopped`` says to give up."""
         bound = np.full(len(rows), np.inf)
-        index = np.flatnonzero(may_fit(rows))
-        if rows.is_uniform:
-            index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
-        bound[index] = whole_layers_s(rows.take(index))
+        for start in range(0, len(rows), _BOUNDED):
+            if start and stopped():
+                rows, bound = rows.take([]), bound[:0]
+                break
+            index = np.arange(start, min(start + _BOUNDED, len(rows)))
+            bound[index] = _first_bound_s(rows.take(index))
         order = np.argsort(bound, kind="stable")
         fits = int(np.isfinite(bound).sum())
         return cls(rows=rows, top_k=top_k, bound_s=bound, fits=fits, _order=order[:fits])
@@ -110,7 +114,8 @@ class Frontier:
         """Solve the next rows by bound and let them wait under the bound of their split."""
         while not self.rows.is_uniform and self._glanced <= self._next < len(self._order):
             self._glance()
-        batch = self._order[self._next : self._next + _BATCH]
+        size = _BATCH if self.rows.is_uniform else _BATCH_OF_MIXED
+        batch = self._order[self._next : self._next + size]
         self._next += len(batch)
         for solved in self.solve([int(row) for row in batch if self.bound_s[row] <= self.cutoff_s]):
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
@@ -194,6 +199,16 @@ class Frontier:
         replay = int(c.recompute_layers[row])
         tensor = int(c.tensor_parallel_size[row])
         return round(score_s * _NS), axes, int(c.recompute[row]), replay, tensor, row
+
+
+def _first_bound_s(rows: Rows) -> FloatArray:
+    """The bound that rows wait under at first, shape (n,); +inf where memory refutes them at sight."""
+    bound = np.full(len(rows), np.inf)
+    index = np.flatnonzero(may_fit(rows))
+    if rows.is_uniform:
+        index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
+    bound[index] = whole_layers_s(rows.take(index))
+    return bound
 
 
 def _passes(stages: Stages, row: int, chunks: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -57,7 +57,7 @@ from solver.search.rows import Rows
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
-_BATCH = 64  # rows solved together
+_BATCH = 16  # rows solved between two looks at the clock
 
 
 def search(
@@ -80,10 +80,10 @@ def search(
     options = problem.options
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
     with Judge(options) as judge:
-        space = enumerate_space(problem)
+        space = enumerate_space(problem, lambda: _looks(watch, "enumerating"))
         watch.report("enumerating", total=len(space.columns), now=True)
         rows = _rows(problem, profile, space, watch)
-        frontier = Frontier.of(rows, options.top_k)
+        frontier = Frontier.of(rows, options.top_k, lambda: _looks(watch, "bounding", space))
         frontier.run(lambda state: _interrupt(watch, space, state))
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
@@ -97,15 +97,17 @@ def search(
     return replace(answer, elapsed_s=watch.elapsed_s)
 
 
+def _looks(watch: Watch, stage: str, space: Space | None = None) -> bool:
+    """Report a stage before the first row is solved, and say whether to stop."""
+    explored, total = (int((~space.legal).sum()), len(space.columns)) if space else (0, 0)
+    watch.report(stage, explored=explored, total=total)
+    return watch.interrupted()
+
+
 def _rows(problem: Problem, profile: Profile, space: Space, watch: Watch) -> Rows:
     """The legal rows, priced; none of them when the search was stopped before all had a price."""
-
-    def interrupted() -> bool:
-        watch.report("bounding", explored=int((~space.legal).sum()), total=len(space.columns))
-        return watch.interrupted()
-
     legal = space.columns.take(space.legal)
-    rows = priced_in_chunks(problem, profile, legal, interrupted)
+    rows = priced_in_chunks(problem, profile, legal, lambda: _looks(watch, "bounding", space))
     return rows or priced_rows(problem, profile, legal.take(slice(0)))
 
 

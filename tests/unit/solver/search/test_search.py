@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from profiles.cluster import ClusterSpec
@@ -10,7 +11,10 @@ from profiles.profile import default_profile
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import Progress
+from solver.search.frontier import Frontier
+from solver.search.priced import priced_rows
 from solver.search.search import search
+from solver.space import enumerate_space
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 
@@ -156,6 +160,30 @@ def test_stopping_after_the_first_plan_keeps_it_with_a_bound() -> None:
     assert answer.plans
     assert answer.bound_step_time_s is not None
     assert answer.bound_step_time_s <= answer.plans[0].prediction.step_time_s
+
+
+def test_a_stop_is_heard_between_two_numbers_of_gpus() -> None:
+    # 97 nodes = 776 GPUs: only multiples of 97 in dp, so that smaller numbers are tried one after the other
+    asked: list[None] = []
+
+    def stop() -> bool:
+        asked.append(None)
+        return True
+
+    problem = replace(a_problem(batch=64), cluster=a_cluster(num_nodes=97))
+    assert not enumerate_space(problem, stop).legal.any()
+    assert len(asked) == 1
+    assert enumerate_space(problem).legal.any()
+
+
+def test_a_stop_is_heard_between_two_pieces_of_the_space_that_are_bounded() -> None:
+    problem = small_problem()
+    space = enumerate_space(problem)
+    rows = priced_rows(problem, default_profile(problem.cluster, problem.launcher), space.columns)
+    many = rows.take(np.resize(np.arange(len(rows)), 40_000))
+    given_up = Frontier.of(many, 1, lambda: True)
+    assert len(given_up.rows) == 0
+    assert Frontier.of(many, 1).fits > 0
 
 
 def test_progress_ends_with_everything_explored() -> None:
