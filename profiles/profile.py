@@ -20,6 +20,7 @@ from profiles.collectives import Fabric
 from profiles.errors import ProfileError, UnknownNameError
 from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
 from profiles.operators import GpuOperators, operators_of
+from profiles.residual import Residual
 
 _CATALOG = Path(__file__).parent / "catalog" / "calibration"
 
@@ -92,6 +93,8 @@ class Profile:
     gpu_operators: GpuOperators
     group: NodeGroup  # the node group that decides: the slowest GPU of a mixed cluster
     time_factor: float = 1.0  # a cluster's own calibration
+    residual: Residual | None = None  # what calibration found beside the constants: step time
+    memory_residual: Residual | None = None  # the same of peak memory
     log_time_sigma: float = 0.15
     log_memory_sigma: float = 0.08
     warnings: tuple[str, ...] = field(default=())
@@ -114,7 +117,13 @@ class Profile:
         """First 12 hex digits of SHA-256 over every number: equal profiles, equal versions."""
         parts = (self.framework, self.constants, self.gpu_operators, self.group)
         text = repr([asdict(part) for part in parts]) + repr(
-            (self.time_factor, self.log_time_sigma, self.log_memory_sigma)
+            (
+                self.time_factor,
+                self.log_time_sigma,
+                self.log_memory_sigma,
+                self.residual,
+                self.memory_residual,
+            )
         )
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

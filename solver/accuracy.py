@@ -10,12 +10,17 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import log
 from typing import Any, TextIO
 
-from profiles.profile import Profile, default_profile
+from profiles.calibration import Calibration
+from profiles.profile import Profile
 from profiles.units import GIB
-from solver.calibrate import Choice, calibrated, features_of, measuring_order
+from solver.calibrate import calibrate as calibrated_on
+from solver.calibrate import default_profile_of
+from solver.calibration.batches import UNSEEN_TERMS, ProfileOf
+from solver.calibration.choose import Choice, measuring_order
+from solver.calibration.observations import Observation, memory_configuration
+from solver.features import features_of
 from solver.figures import Figures, Scored, figures_of
 from solver.plan import Prediction, StagePrediction
 from solver.predict import predict
@@ -26,9 +31,6 @@ PER_RUN_COLUMNS = (
     "predicted_peak_memory_gib", "out_of_memory_probability", "predicted_oom", "used_for_calibration",
     "refused_reason",
 )  # fmt: skip
-# Terms that a measure of memory does not see: what lies outside the framework's allocator, and what
-# the allocator holds without using.
-_UNSEEN = {"allocated": ("context", "reserve"), "reserved": ("context",), "unknown": ("context",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
 
 def seen_bytes(stage: StagePrediction, memory_kind: str) -> int:
     """A stage's peak as that kind of measurement counts it."""
-    unseen = _UNSEEN.get(memory_kind, ())
+    unseen = UNSEEN_TERMS.get(memory_kind, ())
     return sum(value for term, value in stage.memory_bytes.items() if term not in unseen)
 
 
@@ -126,11 +128,6 @@ def peak_as_measured(prediction: Prediction, memory_kind: str, memory_rank: str)
     if memory_rank == "last":
         return seen_bytes(prediction.stages[-1], memory_kind)
     return max(seen_bytes(stage, memory_kind) for stage in prediction.stages)
-
-
-def _base_profile(shape: RunShape) -> Profile:
-    """The uncalibrated profile of a row."""
-    return default_profile(shape.problem.cluster, shape.framework)
 
 
 def _chosen(runs: Sequence[Run], wanted: int, choose: Choice, seed: int) -> list[Run]:
@@ -151,24 +148,12 @@ def _chosen(runs: Sequence[Run], wanted: int, choose: Choice, seed: int) -> list
     return chosen
 
 
-def _log_ratio(run: Run) -> float | None:
-    """``ln(measured / predicted)`` of a timed run under the uncalibrated profile."""
-    if run.shape is None or run.measured.step_time_s is None:
-        return None
-    predicted = predict(run.shape.problem, _base_profile(run.shape), run.shape.configuration)
-    return log(run.measured.step_time_s / predicted.step_time_s)
-
-
 def _with_assumed_memory(shape: RunShape, profile: Profile, prediction: Prediction) -> Prediction:
-    """Memory under full recomputation where a source is silent about it and it would not fit without.
-
-    Such a run would never have been tried; its step time stays that of the stated layout.
-    """
-    if shape.recompute_known or prediction.out_of_memory_probability <= 0.5:  # noqa: PLR2004 (likelier not)
+    """Memory of the configuration that memory is judged by; the step time stays the stated layout's."""
+    judged = memory_configuration(shape.configuration, prediction, recompute_known=shape.recompute_known)
+    if judged == shape.configuration:
         return prediction
-    every = max(shape.configuration.stage_layers)
-    full = replace(shape.configuration, recompute_granularity="full", recompute_layers=every)
-    memory = predict(shape.problem, profile, full)
+    memory = predict(shape.problem, profile, judged)
     return replace(
         prediction,
         stages=memory.stages,
@@ -178,13 +163,18 @@ def _with_assumed_memory(shape: RunShape, profile: Profile, prediction: Predicti
     )
 
 
-def _predicted(run: Run, log_ratios: Sequence[float], *, used: bool) -> RunPrediction:
+def _predicted(
+    run: Run, calibration: Calibration | None, profile_of: ProfileOf, *, used: bool
+) -> RunPrediction:
     """One row's prediction under its cluster's calibration."""
-    if run.shape is None:
+    blind = Observation.of_shape(run.shape) if run.shape else None
+    if run.shape is None or blind is None:
         return RunPrediction(
             run=run, prediction=None, predicted_peak_memory_bytes=None, used_for_calibration=False
         )
-    profile = calibrated(_base_profile(run.shape), log_ratios)
+    profile = profile_of(blind)
+    if calibration is not None:
+        profile = calibration.applied(profile)
     prediction = _with_assumed_memory(
         run.shape, profile, predict(run.shape.problem, profile, run.shape.configuration)
     )
@@ -198,7 +188,12 @@ def _predicted(run: Run, log_ratios: Sequence[float], *, used: bool) -> RunPredi
 
 
 def validate(
-    rows: Sequence[Run], *, calibrate: int = 0, choose: Choice = "suggested", seed: int = 0
+    rows: Sequence[Run],
+    *,
+    calibrate: int = 0,
+    choose: Choice = "suggested",
+    seed: int = 0,
+    profile_of: ProfileOf = default_profile_of,
 ) -> Report:
     """Predict every row that can be expressed, and score what was measured.
 
@@ -208,21 +203,29 @@ def validate(
             not scored.
         choose: how to choose them.
         seed: of the random choice.
+        profile_of: the uncalibrated profile of a run; sees nothing measured.
     """
     by_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in rows:
         by_cluster[run.cluster].append(run)
     chosen: set[int] = set()
-    ratios: dict[str, list[float]] = {}
+    calibrations: dict[str, Calibration] = {}
     for cluster, runs in by_cluster.items():
         picked = _chosen(runs, calibrate, choose, seed) if calibrate > 0 else []
         chosen |= {id(run) for run in picked}
-        ratios[cluster] = [ratio for ratio in map(_log_ratio, picked) if ratio is not None]
-    predictions = tuple(_predicted(run, ratios[run.cluster], used=id(run) in chosen) for run in rows)
-    return _report(predictions)
+        observations = [one for one in map(Observation.of, picked) if one is not None]
+        if observations:
+            calibrations[cluster] = calibrated_on(observations, cluster=cluster, profile_of=profile_of)
+    return _report(
+        tuple(
+            _predicted(run, calibrations.get(run.cluster), profile_of, used=id(run) in chosen)
+            for run in rows
+        ),
+        [f"{c.cluster}: {finding}" for c in calibrations.values() for finding in c.findings],
+    )
 
 
-def _report(predictions: tuple[RunPrediction, ...]) -> Report:
+def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> Report:
     """Figures of the predictions."""
     scored = [s for s in (row.scored() for row in predictions) if s is not None]
     refused: dict[str, int] = defaultdict(int)
@@ -242,5 +245,5 @@ def _report(predictions: tuple[RunPrediction, ...]) -> Report:
             for name in sorted({s.source for s in scored})
         },
         refused=dict(refused),
-        warnings=tuple(sorted(note for note in notes if note)),
+        warnings=(*sorted(note for note in notes if note), *findings),
     )

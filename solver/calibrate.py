@@ -1,99 +1,183 @@
-"""Calibration of one cluster from a few measured runs, and which runs to measure.
+"""Calibration of one cluster from a few measured runs.
 
-This version fits one multiplicative time factor and the spread that remains, both shrunk towards
-the uncalibrated profile. Runs are chosen from their configurations alone: the farthest-point choice
-spreads them over the space of configurations.
+Every constant of the software stack is fitted again, held near its value there, jointly with a
+Gaussian process for what the physics does not catch; its spread becomes the error band of each
+prediction. Memory alike. What looks wrong is said, never swallowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from math import exp
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
 
 import numpy as np
 
-from profiles.profile import Profile
+from profiles.calibration import Calibration
+from profiles.errors import InvalidProblemError
+from profiles.profile import Profile, default_profile
+from solver.calibration.batches import ProfileOf, batches_of, log_peak_bytes, log_step_s
+from solver.calibration.fit import Evaluate, fit
+from solver.calibration.leftover import Left, Spread, left_over, spread_of
+from solver.calibration.observations import Observation, memory_configuration
+from solver.calibration.priors import (
+    MEMORY_PROCESS,
+    MEMORY_WIDTHS,
+    TIME_PROCESS,
+    TIME_WIDTHS,
+    Process,
+)
+from solver.calibration.refuse import constants_at_bounds, contradictions, impossible
 from solver.columns import FloatArray
-from solver.plan import Configuration
-from solver.problem import Problem
-
-Choice = Literal["suggested", "random"]
-PRIOR_RUNS = 3.0  # the uncalibrated spread counts as much as this many runs
-RUN_NOISE = 0.06  # usual scatter of one run about its cluster's level, in log time
-MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
-LEAST_SIGMA = 0.02
-_FEW = 4  # below and at this many runs, central configurations teach more than extreme ones
+from solver.cost.memory import memory_limit_bytes
+from solver.features import features_of
+from solver.predict import predict
 
 
-def features_of(problem: Problem, configuration: Configuration) -> FloatArray:
-    """What sets one run apart from another: logarithms of its sizes, and its switches."""
-    c, model = configuration, problem.model
-    sizes = (
-        c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
-        c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size, c.micro_batch_size,
-        c.num_microbatches, problem.workload.seq_length, model.hidden_size, model.num_layers,
-    )  # fmt: skip
-    switches = (
-        float(c.sequence_parallel), float(c.zero_stage), float(c.recompute_granularity != "none"),
-        2.0 * (problem.workload.precision == "fp8"), 2.0 * (model.moe is not None),
-    )  # fmt: skip
-    return np.array([*np.log2(sizes), *switches])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One calibrated quantity: the offsets of its constants and what is left over."""
+
+    offsets: dict[str, float]
+    left: Left
+    findings: tuple[str, ...]
 
 
-def measuring_order(
-    features: Sequence[FloatArray], count: int, *, choose: Choice = "suggested", seed: int = 0
-) -> list[int]:
-    """All runs in the order in which to measure them, when ``count`` are wanted.
+def default_profile_of(one: Observation) -> Profile:
+    """The uncalibrated profile of an observation."""
+    return default_profile(one.problem.cluster, one.framework)
 
-    ``suggested``: from the most central run on, always the one farthest from those taken; with few
-    runs only among the central half. ``random``: shuffled by the seed.
+
+def calibrate(
+    observations: Sequence[Observation], *, cluster: str, profile_of: ProfileOf = default_profile_of
+) -> Calibration:
+    """Learn one cluster from its runs.
+
+    Args:
+        observations: runs of one cluster; those with a step time teach time, those with a peak or
+            that ran out of memory teach memory.
+        cluster: what to call it.
+        profile_of: the uncalibrated profile of an observation.
+
+    Raises:
+        InvalidProblemError: there is no run, or none is possible.
     """
-    n = len(features)
-    if n == 0:
-        return []
-    if choose == "random":
-        return [int(i) for i in np.random.default_rng(seed).permutation(n)]
-    points = np.stack(features)
-    from_centre = ((points - points.mean(axis=0)) ** 2).sum(axis=1)
-    order = [int(from_centre.argmin())]
-    allowed = np.ones(n, dtype=bool)
-    if count <= _FEW:
-        allowed = from_centre <= np.median(from_centre)
-    nearest = ((points - points[order[0]]) ** 2).sum(axis=1)
-    while len(order) < n:
-        nearest[order] = -1.0
-        candidates = np.where(allowed, nearest, -1.0)
-        if candidates.max() < 0.0:
-            candidates = nearest
-        order.append(int(candidates.argmax()))
-        nearest = np.minimum(nearest, ((points - points[order[-1]]) ** 2).sum(axis=1))
-    return order
-
-
-def calibrated(profile: Profile, log_ratios: Sequence[float]) -> Profile:
-    """The profile after measuring runs with these ``ln(measured / predicted)`` step times.
-
-    The level moves to the median of the ratios, shrunk by ``tau^2 / (tau^2 + e^2)``: tau is the prior
-    spread of a cluster's level, e the standard error of the median (1.25 s / sqrt(n), with s the
-    scatter of the runs, at least the noise of a single one). The new spread is the mean square about
-    the level, the prior counting as a few runs, plus what the level itself leaves uncertain.
-    """
-    n = len(log_ratios)
-    if n == 0:
-        return profile
-    ratios = np.asarray(log_ratios)
-    sigma = profile.log_time_sigma
-    scatter = np.sqrt((n * float(ratios.std()) ** 2 + PRIOR_RUNS * RUN_NOISE**2) / (n + PRIOR_RUNS))
-    error = MEDIAN_ERROR * float(scatter) / np.sqrt(n)
-    trust = sigma**2 / (sigma**2 + error**2)
-    level = float(np.median(ratios)) * trust
-    squares = float(((ratios - level) ** 2).sum()) + PRIOR_RUNS * min(sigma, RUN_NOISE) ** 2
-    spread = max(float(np.sqrt(squares / (n + PRIOR_RUNS) + trust * error**2)), LEAST_SIGMA)
-    return replace(
-        profile,
-        time_factor=profile.time_factor * exp(level),
-        log_time_sigma=spread,
-        title=profile.title.replace("uncalibrated", f"calibrated on {n} runs"),
+    refused = [(one, impossible(one, profile_of(one))) for one in observations]
+    possible = [one for one, reason in refused if reason is None]
+    if not possible:
+        reasons = [reason for _, reason in refused if reason]
+        raise InvalidProblemError.of("/runs", reasons[0] if reasons else "there is no run to learn from")
+    timed = [one for one in possible if one.step_time_s is not None]
+    time = _time_part(timed, profile_of) if timed else None
+    memory = _memory_part(possible, profile_of)
+    stack = Counter(profile_of(one).framework.stack for one in possible).most_common(1)[0][0]
+    return Calibration(
+        cluster=cluster,
+        stack=stack,
+        gpu=profile_of(possible[0]).group.gpu.slug,
+        num_runs=len(timed),
+        log_offsets=(time.offsets if time else {}) | (memory.offsets if memory else {}),
+        residual=time.left.residual if time else None,
+        memory_residual=memory.left.residual if memory else None,
+        log_memory_sigma=memory.left.typical_sigma if memory else None,
+        findings=(
+            *(reason for _, reason in refused if reason),
+            *(time.findings if time else ()),
+            *(memory.findings if memory else ()),
+        ),
     )
+
+
+def _features(observations: Sequence[Observation]) -> FloatArray:
+    """Features of all runs, (K, F)."""
+    return np.stack([features_of(one.problem, one.configuration) for one in observations])
+
+
+def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
+    """Constants and residual of the step time.
+
+    Fitted on the closed form of the step; what the event simulation differs by at the stack's
+    constants is kept as a fixed correction of each run.
+    """
+    names = tuple(TIME_WIDTHS)
+    batches = batches_of(timed, profile_of)
+    closed = log_step_s(batches, names, np.zeros((1, len(names))))[0]
+    exact = np.array(
+        [log(predict(one.problem, profile_of(one), one.configuration).step_time_s) for one in timed]
+    )
+
+    def evaluate(offsets: FloatArray) -> FloatArray:
+        return np.asarray(log_step_s(batches, names, offsets) + (exact - closed))
+
+    measured = np.log([one.step_time_s or 1.0 for one in timed])
+    profile = profile_of(timed[0])
+    spread = spread_of("time", profile.log_time_sigma)
+    return _part(
+        _Evidence(evaluate=evaluate, measured=measured, runs=timed, profile=profile),
+        widths=TIME_WIDTHS,
+        prior=TIME_PROCESS,
+        spread=spread,
+    )
+
+
+def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Part | None:
+    """Constants and residual of the peak memory; None when no run tells anything.
+
+    A run that ran out of memory tells that its peak is above the limit, and nothing where that is
+    what was predicted anyway.
+    """
+    told = [_memory_observation(one, profile_of) for one in possible]
+    known = [one for one in told if one is not None and one.peak_memory_bytes]
+    if not known:
+        return None
+    names = tuple(MEMORY_WIDTHS)
+    batches = batches_of(known, profile_of)
+    profile = profile_of(known[0])
+    return _part(
+        _Evidence(
+            evaluate=lambda offsets: log_peak_bytes(batches, names, offsets),
+            measured=np.log([one.peak_memory_bytes or 1.0 for one in known]),
+            runs=known,
+            profile=profile,
+        ),
+        widths=MEMORY_WIDTHS,
+        prior=MEMORY_PROCESS,
+        spread=spread_of("memory", profile.log_memory_sigma),
+    )
+
+
+def _memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
+    """The run as its memory is to be judged; None when it tells nothing."""
+    if one.peak_memory_bytes is None and not one.out_of_memory:
+        return None
+    prediction = predict(one.problem, profile_of(one), one.configuration)
+    judged_as = memory_configuration(one.configuration, prediction, recompute_known=one.recompute_known)
+    judged = replace(one, configuration=judged_as)
+    if one.peak_memory_bytes is not None:
+        return judged
+    limit = memory_limit_bytes(one.problem)
+    if prediction.peak_memory_bytes >= limit:
+        return None
+    return replace(judged, peak_memory_bytes=float(limit), memory_kind="device", memory_rank="worst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """Runs, what they measured, and how to predict it."""
+
+    evaluate: Evaluate
+    measured: FloatArray
+    runs: Sequence[Observation]
+    profile: Profile
+
+
+def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, spread: Spread) -> _Part:
+    """Fit one quantity and judge the outcome."""
+    points = _features(evidence.runs)
+    found = fit(evidence.evaluate, evidence.measured, points, widths=tuple(widths.values()), prior=prior)
+    left = left_over(found, points, evidence.measured, spread)
+    offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
+    findings = contradictions(evidence.runs, points, left.leave_one_out)
+    findings += constants_at_bounds(evidence.profile.constants, offsets, widths)
+    return _Part(offsets=offsets, left=left, findings=tuple(findings))

@@ -20,6 +20,7 @@ from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.cost.schedule import fill_share
+from solver.features import features
 from solver.plan import Configuration, Prediction, StagePrediction
 from solver.problem import Problem
 from solver.search.simulate import rank_finish_s
@@ -38,6 +39,7 @@ class _Priced:
     chunks: Chunks
     stages: Stages
     phi: FloatArray
+    log_time_sigma: FloatArray  # of each row
 
 
 def _padded(configurations: Sequence[Configuration]) -> IntArray:
@@ -60,7 +62,15 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
         chunks=chunks_of(columns, layout, splits),
         stages=assemble(prices, columns, layout, splits),
         phi=fill_share(columns),
+        log_time_sigma=_log_time_sigma(problem, columns, profile),
     )
+
+
+def _log_time_sigma(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
+    """Spread of ln(measured / predicted): the profile's, or its residual's at each configuration."""
+    if profile.residual is None:
+        return np.full(len(columns), profile.log_time_sigma)
+    return profile.residual.sigma(features(problem, columns))
 
 
 def _can_simulate(configuration: Configuration) -> bool:
@@ -171,7 +181,7 @@ def _prediction(
     peak = profile.group.gpu.peak_bf16_flops
     flops = problem.model.model_flops_per_token(seq)
     again = recomputed_flops_per_token(problem.model, seq, configuration, priced.layout)
-    band = exp(Z_80_PERCENT * profile.log_time_sigma)
+    band = exp(Z_80_PERCENT * float(priced.log_time_sigma[row]))
     return Prediction(
         step_time_s=step,
         step_time_low_s=step / band,

@@ -15,7 +15,7 @@ from service.cli.screen import screen
 from service.json_input import shown
 from service.report.accuracy import render_report
 from solver.accuracy import Report, validate
-from solver.calibrate import Choice
+from solver.calibration.choose import Choice
 from solver.runs import read_runs
 
 

@@ -48,6 +48,7 @@ from solver.cost.parameters import (
     output_weights,
 )
 from solver.cost.prices import LayerLayout, RowPrices
+from solver.cost.residuals import with_residuals
 from solver.cost.tails import Tail, copies_s, rank_tail_s, tail_of
 from solver.problem import Problem
 
@@ -239,7 +240,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     parts = _part_prices(ctx, layout)
     weights = _part_weights(ctx, layout)
     tails = _tails(ctx, weights, parts)
-    return RowPrices(
+    prices = RowPrices(
         **_time_prices(parts, tails),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
@@ -252,3 +253,4 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
             "optimizer": _columns_of([tail.optimizer for tail in tails]),
         },
     )
+    return with_residuals(prices, problem, columns, profile)

@@ -1,65 +1,174 @@
-from math import exp, log
+import json
+from dataclasses import replace
+from math import log
 
 import numpy as np
 import pytest
 
-from profiles.profile import default_profile
-from solver.calibrate import Choice, calibrated, measuring_order
-from solver.columns import FloatArray
-from tests.builders import a_cluster
+from profiles.calibration import Calibration, read_calibration
+from profiles.errors import InvalidProblemError
+from profiles.profile import Profile
+from solver.calibrate import calibrate, default_profile_of
+from solver.calibration.observations import Observation
+from solver.features import features_of
+from solver.predict import predict
+from solver.runs import CATALOG_RUNS, read_runs
 
-PROFILE = default_profile(a_cluster(), "megatron-lm")
-
-
-def test_runs_that_are_20_percent_slow_move_the_level_there() -> None:
-    # many runs: no shrinkage left, and the spread falls
-    after = calibrated(PROFILE, [log(1.2)] * 1000)
-    assert after.time_factor == pytest.approx(1.2, rel=1e-3)
-    assert after.log_time_sigma < PROFILE.log_time_sigma
+CLUSTER = "mosaic-a100-40gb-fsdp"
 
 
-def test_one_run_moves_the_level_less_than_all_the_way() -> None:
-    # scatter 0, the prior of three runs at 6 %: s^2 = 3 / 4 * 0.06^2; e = 1.2533 s
-    after = calibrated(PROFILE, [log(1.2)])
-    error = 1.2533**2 * 0.75 * 0.06**2
-    weight = PROFILE.log_time_sigma**2 / (PROFILE.log_time_sigma**2 + error)
-    assert after.time_factor == pytest.approx(exp(weight * log(1.2)))
+@pytest.fixture(scope="module")
+def observations() -> list[Observation]:
+    rows = [Observation.of(run) for run in read_runs(CATALOG_RUNS) if run.cluster == CLUSTER]
+    return [one for one in rows if one is not None and one.step_time_s]
 
 
-def test_scattered_runs_keep_the_spread_wide() -> None:
-    after = calibrated(PROFILE, [-0.3, 0.3] * 20)
-    assert after.log_time_sigma > 0.25
+def true_profile(one: Observation, **factors: float) -> Profile:
+    profile = default_profile_of(one)
+    changed = {name: getattr(profile.constants, name) * factor for name, factor in factors.items()}
+    return replace(profile, constants=replace(profile.constants, **changed))
 
 
-def test_no_run_changes_nothing() -> None:
-    assert calibrated(PROFILE, []) == PROFILE
+def as_if(observations: list[Observation], **factors: float) -> list[Observation]:
+    """The runs as a cluster with other constants would have done them."""
+    return [
+        replace(
+            one,
+            step_time_s=predict(one.problem, true_profile(one, **factors), one.configuration).step_time_s,
+        )
+        for one in observations
+    ]
 
 
-def points(*values: float) -> list[FloatArray]:
-    return [np.array([value]) for value in values]
+def log_errors(calibration: Calibration | None, observations: list[Observation]) -> list[float]:
+    errors = []
+    for one in observations:
+        profile = default_profile_of(one)
+        if calibration is not None:
+            profile = calibration.applied(profile)
+        predicted = predict(one.problem, profile, one.configuration).step_time_s
+        errors.append(abs(log(predicted / (one.step_time_s or 1.0))))
+    return errors
 
 
-def test_the_first_suggestion_is_central_and_the_next_ones_far_apart() -> None:
-    # mean 4.8: the point 5 first, then 10 (5 away; 0 is as far and comes first), then the other end
-    order = measuring_order(points(0.0, 4.0, 5.0, 5.0, 10.0), 5)
-    assert order[0] == 2
-    assert set(order[1:3]) == {0, 4}
+def memory_errors(calibration: Calibration | None, observations: list[Observation]) -> list[float]:
+    errors = []
+    for one in observations:
+        profile = default_profile_of(one)
+        if calibration is not None:
+            profile = calibration.applied(profile)
+        peak = predict(one.problem, profile, one.configuration).peak_memory_bytes
+        errors.append(abs(log(peak / (one.peak_memory_bytes or 1.0))))
+    return errors
 
 
-def test_few_suggestions_stay_central() -> None:
-    order = measuring_order(points(0.0, 4.0, 5.0, 6.0, 10.0), 2)
-    assert set(order[:3]) == {1, 2, 3}
+def test_sixteen_runs_of_a_cluster_with_slow_gemms_and_network_predict_the_others(
+    observations: list[Observation],
+) -> None:
+    # GEMMs at 0.8 and the network at 0.6 of the stack's: about 20 % slower than predicted
+    runs = as_if(observations, gemm=0.8, network=0.6)
+    calibration = calibrate(runs[::5], cluster="slow")
+    rest = [one for index, one in enumerate(runs) if index % 5]
+    assert np.mean(log_errors(None, rest)) > 0.12
+    assert np.mean(log_errors(calibration, rest)) < 0.02
 
 
-def test_every_run_is_suggested_once() -> None:
-    choices: tuple[Choice, ...] = ("suggested", "random")
-    for choose in choices:
-        order = measuring_order(points(*range(20)), 16, choose=choose, seed=3)
-        assert sorted(order) == list(range(20))
+def test_no_surprise_changes_next_to_nothing(observations: list[Observation]) -> None:
+    calibration = calibrate(as_if(observations)[:8], cluster="as expected")
+    assert max(abs(offset) for offset in calibration.log_offsets.values()) < 0.01
+    assert calibration.findings == ()
 
 
-def test_the_random_order_follows_the_seed() -> None:
-    many = points(*range(50))
-    first = measuring_order(many, 5, choose="random", seed=1)
-    assert first == measuring_order(many, 5, choose="random", seed=1)
-    assert first != measuring_order(many, 5, choose="random", seed=2)
+def test_the_band_is_narrow_near_a_measured_run_and_wide_far_from_all(
+    observations: list[Observation],
+) -> None:
+    runs = as_if(observations)
+    calibration = calibrate(runs[:6], cluster="near")
+    widths = []
+    seen = features_of(runs[0].problem, runs[0].configuration)
+
+    def distance(one: Observation) -> float:
+        return float(((features_of(one.problem, one.configuration) - seen) ** 2).sum())
+
+    for one in (runs[0], max(runs, key=distance)):
+        profile = calibration.applied(default_profile_of(one))
+        prediction = predict(one.problem, profile, one.configuration)
+        widths.append(log(prediction.step_time_high_s / prediction.step_time_low_s))
+    assert widths[0] < 0.75 * widths[1]
+
+
+def test_a_run_faster_than_the_peak_of_its_gpus_is_left_out_and_named(
+    observations: list[Observation],
+) -> None:
+    runs = as_if(observations)[:8]
+    honest = calibrate(runs[1:], cluster="x")
+    runs[0] = replace(runs[0], step_time_s=1e-3, name="TOO-FAST")
+    calibration = calibrate(runs, cluster="x")
+    assert calibration.num_runs == 7
+    assert any("TOO-FAST is left out" in finding for finding in calibration.findings)
+    assert calibration.log_offsets == honest.log_offsets
+
+
+def test_only_impossible_runs_are_refused(observations: list[Observation]) -> None:
+    with pytest.raises(InvalidProblemError, match="is left out"):
+        calibrate([replace(observations[0], step_time_s=1e-3)], cluster="x")
+    with pytest.raises(InvalidProblemError, match="no run"):
+        calibrate([], cluster="x")
+
+
+def test_a_run_that_contradicts_its_twin_is_named_and_moves_little(
+    observations: list[Observation],
+) -> None:
+    runs = as_if(observations)[:16]
+    twin = replace(runs[3], name="ODD", step_time_s=2.0 * (runs[3].step_time_s or 0.0))
+    calibration = calibrate([*runs, twin], cluster="x")
+    assert any("ODD" in finding and runs[3].name in finding for finding in calibration.findings)
+    assert np.median(log_errors(calibration, as_if(observations))) < 0.03
+
+
+def test_a_constant_driven_to_its_physical_bound_is_reported(observations: list[Observation]) -> None:
+    # ten times the network latency of the stack: its bound is 0.6 ms
+    runs = as_if(observations, network_latency_s=40.0)
+    calibration = calibrate([one for one in runs if one.problem.cluster.num_nodes > 1][:24], cluster="x")
+    assert any("network_latency_s" in finding for finding in calibration.findings)
+
+
+def test_memory_learns_from_peaks(observations: list[Observation]) -> None:
+    # every run holds 1.3 times the activations that the formulas count
+    runs = []
+    for one in observations:
+        wrong = predict(one.problem, true_profile(one, activation=1.3), one.configuration)
+        runs.append(
+            replace(
+                one,
+                peak_memory_bytes=float(wrong.peak_memory_bytes),
+                memory_kind="device",
+                memory_rank="worst",
+                recompute_known=True,
+            )
+        )
+    calibration = calibrate(runs[::5], cluster="x")
+    assert np.mean(memory_errors(calibration, runs)) < 0.3 * np.mean(memory_errors(None, runs))
+
+
+def test_a_run_that_ran_out_of_memory_where_it_should_have_fitted_raises_the_peak(
+    observations: list[Observation],
+) -> None:
+    fits = min(
+        observations,
+        key=lambda one: predict(one.problem, default_profile_of(one), one.configuration).peak_memory_bytes,
+    )
+    failed = replace(fits, step_time_s=None, out_of_memory=True)
+    calibration = calibrate([failed], cluster="x")
+    before = predict(fits.problem, default_profile_of(fits), fits.configuration)
+    after = predict(fits.problem, calibration.applied(default_profile_of(fits)), fits.configuration)
+    assert after.peak_memory_bytes > before.peak_memory_bytes
+    assert after.out_of_memory_probability > before.out_of_memory_probability
+
+
+def test_a_calibration_survives_its_file(observations: list[Observation]) -> None:
+    calibration = calibrate(as_if(observations, gemm=0.9)[:6], cluster="x")
+    again = read_calibration(json.dumps(calibration.to_json()))
+    profile = default_profile_of(observations[0])
+    assert again.applied(profile).version == calibration.applied(profile).version
+    assert again.applied(profile).version != profile.version

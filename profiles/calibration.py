@@ -1,0 +1,146 @@
+"""What measured runs taught about one cluster: offsets of a stack's constants, and what is left over.
+
+A calibration is kept apart from the profile it corrects, as a small JSON file: it holds logarithms of
+ratios to the stack's constants, so it survives a new fit of the stacks, and serves every framework
+that the cluster runs on that stack.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from math import exp, isfinite
+from typing import Any
+
+from profiles.errors import InvalidProblemError
+from profiles.profile import Constants, Profile
+from profiles.residual import Residual
+
+FORMAT = "meshwright-calibration/1"
+MAX_RUNS = 4096  # of one calibration file; keeps a hostile file from filling the memory
+
+# Physical upper bounds: shares of a line rate or of a time cannot exceed 1 (0.95 where a protocol or
+# a refresh takes its part), latencies and traffic what no published measurement exceeds.
+UPPER_BOUNDS: Mapping[str, float] = {
+    "fast_link": 0.95, "network": 1.0, "tensor_exposed": 1.0, "expert_exposed": 1.0,
+    "gather_exposed": 1.0, "gradient_exposed": 1.0, "hbm": 0.95, "score_gemm": 0.7,
+    "collective_latency_s": 1.5e-4, "network_latency_s": 6e-4, "update_bytes": 60.0,
+    "transfer_exposed": 1.5, "loss_bytes": 120.0,
+}  # fmt: skip
+_RESIDUAL_NUMBERS = (
+    "amplitude", "length", "trend_amplitude", "trend_length", "noise", "scale",
+)  # fmt: skip
+LOWER_BOUNDS: Mapping[str, float] = {"reserve": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The outcome of calibrating one cluster."""
+
+    cluster: str
+    stack: str  # whose constants the offsets are relative to
+    gpu: str  # slug of the GPU that the runs ran on
+    num_runs: int  # with a step time
+    log_offsets: Mapping[str, float]  # ln(constant / stack's value), by constant
+    residual: Residual | None  # of the step time
+    memory_residual: Residual | None
+    log_memory_sigma: float | None  # None: no run told its memory
+    findings: tuple[str, ...] = ()  # what looked wrong, one sentence each
+
+    def applied(self, profile: Profile) -> Profile:
+        """The profile with this cluster's constants, residual and spreads."""
+        values = {
+            name: bounded(name, getattr(profile.constants, name) * exp(offset))
+            for name, offset in self.log_offsets.items()
+        }
+        return replace(
+            profile,
+            constants=replace(profile.constants, **values),
+            residual=self.residual,
+            memory_residual=self.memory_residual,
+            log_memory_sigma=self.log_memory_sigma or profile.log_memory_sigma,
+            title=profile.title.replace("uncalibrated", f"calibrated on {self.num_runs} runs"),
+        )
+
+    def mismatches(self, profile: Profile) -> tuple[str, ...]:
+        """Why the calibration may not hold for a profile; empty when GPU and stack are its own."""
+        reasons = []
+        if profile.group.gpu.slug != self.gpu:
+            reasons.append(f"calibrated on {self.gpu}, used for {profile.group.gpu.slug}")
+        if profile.framework.stack != self.stack:
+            reasons.append(f"calibrated under {self.stack}, used for {profile.framework.stack}")
+        return tuple(reasons)
+
+    def to_json(self) -> dict[str, Any]:
+        """The calibration as a JSON document."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def bounded(name: str, value: float) -> float:
+    """A constant's value inside its physical bounds."""
+    return max(min(value, UPPER_BOUNDS.get(name, value)), LOWER_BOUNDS.get(name, value))
+
+
+def read_calibration(text: str) -> Calibration:
+    """The calibration of a file's text.
+
+    Raises:
+        InvalidProblemError: not JSON, another format, or a part that is missing or of the wrong kind.
+    """
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise InvalidProblemError.of("/format", "is not a calibration", allowed=FORMAT)
+        offsets = {str(name): _number(value) for name, value in document["log_offsets"].items()}
+        sigma = document["log_memory_sigma"]
+        calibration = Calibration(
+            cluster=str(document["cluster"]),
+            stack=str(document["stack"]),
+            gpu=str(document["gpu"]),
+            num_runs=int(document["num_runs"]),
+            log_offsets=offsets,
+            residual=_residual_of(document["residual"]),
+            memory_residual=_residual_of(document["memory_residual"]),
+            log_memory_sigma=None if sigma is None else _number(sigma),
+            findings=tuple(str(finding) for finding in document["findings"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+        raise InvalidProblemError.of(
+            "/", "is not a calibration written by `meshwright calibrate`"
+        ) from fault
+    unknown = offsets.keys() - {f.name for f in fields(Constants)}
+    if unknown:
+        raise InvalidProblemError.of("/log_offsets", "names a constant that is not known")
+    return calibration
+
+
+def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
+    """A residual process from JSON; its matrices must fit each other."""
+    if raw is None:
+        return None
+    points, precision = _rows(raw["points"]), _rows(raw["precision"])
+    weights = tuple(_number(value) for value in raw["weights"])
+    runs = len(weights)
+    square = all(len(row) == runs for row in precision)
+    if not 0 < runs <= MAX_RUNS or len(points) != runs or len(precision) != runs or not square:
+        raise ValueError("matrices of different sizes")
+    return Residual(
+        points=points,
+        weights=weights,
+        precision=precision,
+        **{name: _number(raw[name]) for name in _RESIDUAL_NUMBERS},
+    )
+
+
+def _number(raw: object) -> float:
+    """A finite number."""
+    value = float(raw)  # type: ignore[arg-type]  # a wrong type is a TypeError, caught above
+    if not isfinite(value):
+        raise ValueError("not finite")
+    return value
+
+
+def _rows(raw: list[list[float]]) -> tuple[tuple[float, ...], ...]:
+    """A matrix as tuples."""
+    return tuple(tuple(_number(value) for value in row) for row in raw)
