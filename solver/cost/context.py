@@ -19,8 +19,11 @@ from solver.problem import Problem
 SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
 SHARD_WEIGHTS = 3
 
-# What GEMMs of the linear layers run in; attention, head and router stay in bf16.
-_GEMM_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp4"}
+# What GEMMs of the linear layers run in under a recipe; attention, head and router stay in bf16.
+_GEMM_PRECISION = {
+    "fp8-delayed": "fp8", "fp8-current": "fp8", "fp8-rowwise": "fp8", "fp8-blockwise": "fp8",
+    "mxfp8": "fp8", "nvfp4": "fp4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +93,31 @@ def _expert_group(columns: Columns, fabric: Fabric) -> Group:
     )
 
 
+def _linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:
+    """What linear layers multiply in: the recipe's precision, else the workload's.
+
+    Raises:
+        InvalidProblemError: the GPU has no such precision as the recipe asks for.
+    """
+    precision = _GEMM_PRECISION.get(facts.precision_recipe)
+    if precision is None:
+        return problem.workload.precision
+    if precision not in gpu.peak_flops:
+        able = [name for name, needs in _GEMM_PRECISION.items() if needs in gpu.peak_flops]
+        raise InvalidProblemError.of(
+            "/workload/framework_options/precision_recipe",
+            f"{facts.precision_recipe} needs {precision}, which {gpu.slug} lacks",
+            allowed=", ".join(["none", *able]),
+        )
+    return precision
+
+
 def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     """Everything that the formulas read.
 
     Raises:
-        InvalidProblemError: a framework option is unknown or has a wrong value.
+        InvalidProblemError: a framework option is unknown, has a wrong value, or asks for a precision
+            that the GPU lacks.
     """
     workload, gpu, fabric = problem.workload, profile.group.gpu, profile.fabric
     facts = with_options(profile.framework, workload.framework_options)
@@ -116,7 +139,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         columns=columns,
         seq_length=workload.seq_length,
         optimizer=workload.optimizer,
-        linear_precision=_GEMM_PRECISION.get(facts.precision_recipe, workload.precision),
+        linear_precision=_linear_precision(problem, facts, gpu),
         t=t, c=c, e=e, et=et, d=d, p=p,
         micro_batch=b,
         tokens=b * workload.seq_length / c,

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from profiles.errors import InvalidProblemError
 from profiles.model import MoeSpec
 from solver.columns import Columns
 from solver.cost.compute import Gemm, core_attention, layer_gemms
@@ -79,3 +80,18 @@ def test_unfused_attention_is_slower_than_flash() -> None:
     unfused_problem = a_problem(model, framework_options={"flash_attention": False})
     unfused = core_attention(context(unfused_problem, layout))
     assert unfused.forward[0] > 2 * flash.forward[0]
+
+
+@pytest.mark.parametrize("recipe", ["fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8"])
+def test_an_fp8_recipe_multiplies_in_fp8_whatever_the_workload_says(recipe: str) -> None:
+    problem = a_problem(precision="bf16", framework_options={"precision_recipe": recipe})
+    assert context(problem, a_layout()).linear_precision == "fp8"
+
+
+def test_a_recipe_that_the_gpu_lacks_is_refused_with_those_it_has() -> None:
+    problem = a_problem(framework_options={"precision_recipe": "nvfp4"})  # the builder's H100 ends at fp8
+    with pytest.raises(InvalidProblemError) as caught:
+        context(problem, a_layout())
+    fault = caught.value.errors[0]
+    assert fault.pointer == "/workload/framework_options/precision_recipe"
+    assert fault.allowed == "none, fp8-delayed, fp8-current, fp8-rowwise, fp8-blockwise, mxfp8"
