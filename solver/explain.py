@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
+from math import ceil
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _MOST_NODES_FACTOR = 16
 _LARGEST_CONFLICT = 4
 _MOST_CONFLICTS = 4
 _MOST_CHANGES = 4
+_ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 _LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
@@ -170,7 +172,7 @@ def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | Non
     limit = float(memory_limit_bytes(problem))
     risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
     if risk <= _LARGEST_RISK:
-        yield f"an out-of-memory risk of {risk * 100:.1f} %"
+        yield f"an out-of-memory risk of {ceil(risk * 1000 + _ROUNDING) / 10:.1f} %"  # never rounded down
 
 
 def _dropped_limits(space: Space, corrections: Sequence[int]) -> Iterator[str]:

@@ -3,15 +3,17 @@
 from dataclasses import replace
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.profile import default_profile
+from profiles.units import GIB
 from solver.explain import minimal_hitting_sets, minimal_masks
 from solver.plan import Infeasibility
 from solver.problem import Problem
 from solver.search.search import search
-from tests.builders import a_cluster, a_model, a_problem
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 
 def explained(problem: Problem) -> Infeasibility:
@@ -55,6 +57,21 @@ def test_a_model_too_large_names_the_stage_and_the_missing_memory() -> None:
     assert found.reasons[0].startswith(f"memory: stage {found.nearest.stage} of the nearest configuration")
     assert len(found.conflicts) == 1
     assert found.conflicts[0][0].startswith("memory of ")
+
+
+@pytest.mark.parametrize("memory_gib", [74, 75, 76, 77, 78, 79])
+def test_a_risk_that_is_offered_is_enough(memory_gib: int) -> None:
+    # 6.3 B parameters on 2 GPUs: 18 * 6.3 / 2 = 57 GB of states each, and a few GiB of everything else
+    gpu = a_gpu(memory_bytes=memory_gib * GIB)
+    group = replace(a_cluster(num_nodes=1, gpu=gpu).groups[0], gpus_per_node=2, island_gpus=2)
+    model = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    cluster = replace(a_cluster(), groups=(group,))
+    problem = a_problem(model=model, cluster=cluster, batch=8, certify="none")
+    risks = [change for change in explained(problem).changes if change.startswith("an out-of-memory")]
+    assert risks
+    risk = float(risks[0].split()[-2]) / 100
+    options = replace(problem.options, max_out_of_memory_probability=risk)
+    assert fits(replace(problem, options=options))
 
 
 def test_more_nodes_are_offered_and_really_fit() -> None:
