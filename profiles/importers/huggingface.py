@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from profiles.errors import InvalidProblemError, UnsupportedModelError
@@ -56,12 +57,9 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _positions(reader: FieldReader, family: Family) -> dict[str, int | None]:
-    """Longest sequence, and the base of rotary positions where the config states one."""
-    longest = reader.optional_integer(reader.first(family.keys["max_position_embeddings"]))
-    stated = reader.has("rope_theta")
-    base = round(reader.number("rope_theta", low=1.0, high=1e12)) if stated else None
-    return {"max_position_embeddings": longest, "rotary_base": base}
+def _rotary_base(reader: FieldReader) -> int | None:
+    """The base of rotary positions, where the config states one."""
+    return round(reader.number("rope_theta", low=1.0, high=1e12)) if reader.has("rope_theta") else None
 
 
 def model_from_config(config: object, *, name: str) -> ModelSpec:
@@ -83,34 +81,34 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     head_dim = _head_dim(reader, hidden_size, heads, mla)
     moe = _moe(reader, family, num_layers)
     window, every = sliding_window(reader, model_type, num_layers)
-    ffn_hidden_size = _ffn_hidden_size(reader, family, hidden_size)
-    vocab_size = reader.integer("vocab_size", high=MODEL_LIMITS["vocab_size"][1])
-    tied = reader.flag("tie_word_embeddings", default=family.tied_embeddings)
-    mtp = reader.integer("num_nextn_predict_layers", low=0, high=64, default=0)
-    positions = _positions(reader, family)
-    reader.finish()
-    return ModelSpec(
+    model = partial(
+        ModelSpec,
         name=name[:MAX_TEXT],
         num_layers=num_layers,
         hidden_size=hidden_size,
-        ffn_hidden_size=ffn_hidden_size,
+        ffn_hidden_size=_ffn_hidden_size(reader, family, hidden_size),
         num_attention_heads=heads,
         num_kv_heads=heads if mla else kv_heads,
         head_dim=head_dim,
-        vocab_size=vocab_size,
+        vocab_size=reader.integer("vocab_size", high=MODEL_LIMITS["vocab_size"][1]),
         gated_mlp=family.gated_mlp,
-        tied_embeddings=tied,
+        tied_embeddings=reader.flag("tie_word_embeddings", default=family.tied_embeddings),
         moe=moe,
         mla=mla,
-        num_mtp_layers=mtp,
+        num_mtp_layers=reader.integer("num_nextn_predict_layers", low=0, high=64, default=0),
         sliding_window=window,
         sliding_window_every=every,
         learned_position_embeddings=family.learned_positions,
-        **positions,
+        max_position_embeddings=reader.optional_integer(
+            reader.first(family.keys["max_position_embeddings"])
+        ),
+        rotary_base=_rotary_base(reader),
         normalization=family.normalization,
         linear_bias=family.linear_bias,
         source=f"config.json, model_type {model_type}",
     )
+    reader.finish()
+    return model()
 
 
 def _llama_like(reader: FieldReader, model_type: str) -> Family:
