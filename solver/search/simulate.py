@@ -62,9 +62,9 @@ def rank_finish_s(
     """When each of the ``pp`` ranks ends its last pass, in seconds from the start.
 
     Every pass is simulated up to MAX_PASSES of them. Beyond, the first micro-batches are, and each
-    further one adds what the slowest rank needs for it: a max-plus linear system grows by its largest
-    cycle mean (Baccelli et al. 1992, Synchronization and Linearity, theorem 3.28), which here is the
-    time of that rank, for any other cycle averages over several ranks.
+    further one adds what it added to the later half of those: a max-plus linear system grows by its
+    largest cycle mean (Baccelli et al. 1992, Synchronization and Linearity, theorem 3.28). That is the
+    time of the slowest rank, or more where uneven chunks interleave and ranks wait for one another.
 
     Args:
         forward_s: seconds of one micro-batch through each chunk, pp * vpp entries in model order.
@@ -81,12 +81,16 @@ def rank_finish_s(
         return [m * (sum(forward) + sum(backward))]
     few = min(m, max(MAX_PASSES // (2 * len(forward) * pp), 4) * pp)
     simulated = _finish_s(forward, backward, pp, few, schedule)
-    further = (m - few) * _growth_s(forward, backward, pp, schedule)
+    if few == m:
+        return list(simulated)
+    half = few // (2 * pp) * pp
+    late = (max(simulated) - max(_finish_s(forward, backward, pp, half, schedule))) / (few - half)
+    further = (m - few) * max(late, _growth_s(forward, backward, pp, schedule))
     return [finish + further for finish in simulated]
 
 
 def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, schedule: str) -> float:
-    """What one more micro-batch adds to a long step: the slowest rank's time for it."""
+    """The least that one more micro-batch adds to a long step: the slowest rank's time for it."""
     forward = [sum(forward_s[rank::pp]) for rank in range(pp)]
     backward = [sum(backward_s[rank::pp]) for rank in range(pp)]
     if schedule == "gpipe":  # the slowest forward and the slowest backward, one phase after the other

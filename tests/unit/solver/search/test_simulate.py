@@ -1,5 +1,7 @@
 """Event simulation by hand."""
 
+from functools import partial
+
 import pytest
 
 from solver.errors import InvalidPlanError
@@ -63,6 +65,19 @@ def test_very_many_micro_batches_grow_by_the_slowest_rank_as_all_passes_simulate
     assert rank_finish_s(
         forward, backward, pp=pp, num_microbatches=64 * pp, schedule=kind
     ) == pytest.approx(whole, rel=1e-3)
+
+
+def test_ranks_that_wait_for_one_another_grow_by_more_than_the_slowest_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # every rank works (1 + 4) * 3 = 15 s a micro-batch, but short and long chunks interleave unevenly
+    forward = [1.0, 4.0, 1.0, 4.0, 1.0, 4.0]
+    backward = [2.0 * seconds for seconds in forward]
+    run = partial(rank_finish_s, forward, backward, pp=3, num_microbatches=360, schedule="interleaved_1f1b")
+    whole = max(run())
+    assert whole > 1.02 * 360 * 15
+    monkeypatch.setattr("solver.search.simulate.MAX_PASSES", 90 * 2 * 6)
+    assert max(run()) == pytest.approx(whole, rel=2e-3)
 
 
 def test_a_billion_micro_batches_cost_no_more_than_a_few() -> None:
