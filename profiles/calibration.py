@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from math import exp, isfinite
+from math import exp, inf, isfinite
 from typing import Any
 
 from profiles.errors import InvalidProblemError
@@ -79,7 +79,7 @@ class Calibration:
 
 def bounded(name: str, value: float) -> float:
     """A constant's value inside its physical bounds."""
-    return max(min(value, UPPER_BOUNDS.get(name, value)), LOWER_BOUNDS.get(name, value))
+    return max(min(value, UPPER_BOUNDS.get(name, inf)), LOWER_BOUNDS.get(name, 0.0))
 
 
 def read_calibration(text: str) -> Calibration:

@@ -18,6 +18,7 @@ from profiles.calibration import Calibration
 from profiles.errors import InvalidProblemError
 from profiles.profile import Profile, default_profile
 from solver.calibration.batches import ProfileOf, batches_of, log_peak_bytes, log_step_s
+from solver.calibration.box import Box
 from solver.calibration.fit import Evaluate, fit
 from solver.calibration.leftover import Left, Spread, left_over, spread_of
 from solver.calibration.observations import Observation, memory_configuration
@@ -127,7 +128,7 @@ def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Par
     A run that ran out of memory tells that its peak is above the limit, and nothing where that is
     what was predicted anyway.
     """
-    told = [_memory_observation(one, profile_of) for one in possible]
+    told = [memory_observation(one, profile_of) for one in possible]
     known = [one for one in told if one is not None and one.peak_memory_bytes]
     if not known:
         return None
@@ -147,7 +148,7 @@ def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Par
     )
 
 
-def _memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
+def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
     """The run as its memory is to be judged; None when it tells nothing."""
     if one.peak_memory_bytes is None and not one.out_of_memory:
         return None
@@ -175,7 +176,14 @@ class _Evidence:
 def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, spread: Spread) -> _Part:
     """Fit one quantity and judge the outcome."""
     points = _features(evidence.runs)
-    found = fit(evidence.evaluate, evidence.measured, points, widths=tuple(widths.values()), prior=prior)
+    found = fit(
+        evidence.evaluate,
+        evidence.measured,
+        points,
+        widths=tuple(widths.values()),
+        box=Box.of(evidence.profile.constants, tuple(widths)),
+        prior=prior,
+    )
     left = left_over(found, points, evidence.measured, spread)
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
     findings = contradictions(evidence.runs, points, left.leave_one_out)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.calibration.box import Box, least_in_box
 from solver.calibration.priors import Process
 from solver.calibration.residual import chosen_process, kernel
 from solver.columns import FloatArray
@@ -51,6 +52,7 @@ class _Task:
     measured: FloatArray
     features: FloatArray
     widths: FloatArray
+    box: Box
 
     def linearised(self, offsets: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predictions and their Jacobian."""
@@ -70,6 +72,7 @@ def fit(
     features: FloatArray,
     *,
     widths: Sequence[float],
+    box: Box,
     prior: Process,
 ) -> Fit:
     """Fit the offsets, then the process, then the offsets under it.
@@ -79,9 +82,12 @@ def fit(
         measured: log measurements, (K,).
         features: of the runs, (K, F).
         widths: prior widths of the offsets.
+        box: bounds of the offsets.
         prior: of the residual process.
     """
-    task = _Task(evaluate=evaluate, measured=measured, features=features, widths=np.asarray(widths))
+    task = _Task(
+        evaluate=evaluate, measured=measured, features=features, widths=np.asarray(widths), box=box
+    )
     first = _descend(task, prior, np.zeros(len(widths)))
     at_prior = measured - first.predicted + first.jacobian @ first.offsets
     process = chosen_process(prior, features, at_prior, first.from_constants)
@@ -127,10 +133,10 @@ def _solved(
         precision = np.linalg.inv(covariance + np.diag(noise))
         pulled = jacobian.T @ precision
         normal = pulled @ jacobian + np.diag(task.widths**-2.0)
-        wanted = np.linalg.solve(normal, pulled @ (jacobian @ offsets + left))
+        wanted = least_in_box(normal, pulled @ (jacobian @ offsets + left), task.box)
         unexplained = noise * (precision @ (left - jacobian @ (wanted - offsets)))
         factors = np.sqrt(1.0 + (unexplained / process.noise) ** 2)
-    return np.asarray(wanted), factors, np.asarray(precision)
+    return wanted, factors, np.asarray(precision)
 
 
 def _shortened(
