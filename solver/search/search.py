@@ -58,6 +58,7 @@ from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
 _BATCH = 16  # rows solved between two looks at the clock
+_PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
 def search(
@@ -122,7 +123,7 @@ def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
         incumbent_s=best,
         bound_s=waiting if np.isfinite(waiting) else None,
     )
-    return watch.interrupted()
+    return watch.interrupted(reserve_s=_PLAN_S * len(frontier.ranked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

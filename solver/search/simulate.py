@@ -98,7 +98,7 @@ def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: i
     return max(f + b for f, b in zip(forward, backward, strict=True))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _finish_s(
     forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, m: int, schedule: str
 ) -> list[float]:

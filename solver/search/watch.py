@@ -31,11 +31,11 @@ class Watch:
         """Seconds until the time limit."""
         return max(self.time_limit_s - self.elapsed_s, 0.0)
 
-    def interrupted(self) -> bool:
-        """Whether to stop now; stays true once it was."""
+    def interrupted(self, reserve_s: float = 0.0) -> bool:
+        """Whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""
         if not self.stopped:
             asked = self.should_stop is not None and self.should_stop()
-            self.stopped = asked or self.left_s == 0.0
+            self.stopped = asked or self.left_s <= min(reserve_s, self.time_limit_s / 2.0)
         return self.stopped
 
     def report(
