@@ -10,9 +10,12 @@ from itertools import islice
 
 from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from profiles.frameworks import framework_facts, with_options
+from profiles.profile import framework_of
 from service.json_input import MAX_ERRORS, pointer, shown
 from service.request_sizes import batch_size, gpu_count, model_sizes
 from solver.columns import RECOMPUTE, SCHEDULES
+from solver.cost.context import linear_precision
 from solver.options import INTEGER_VARIABLES, VARIABLES, SearchOptions
 from solver.problem import Problem
 
@@ -96,6 +99,7 @@ def check_limits(problem: Problem) -> None:
         _contradictions,
         _abilities,
         _precision,
+        _framework_options,
         model_sizes,
         gpu_count,
         batch_size,
@@ -193,6 +197,17 @@ def _precision(problem: Problem) -> Iterator[FieldError]:
                 allowed=", ".join(able),
                 nearest=able[0] if able else None,
             )
+
+
+def _framework_options(problem: Problem) -> Iterator[FieldError]:
+    """Options are known to the framework, and a precision recipe to every GPU."""
+    try:
+        options = problem.workload.framework_options
+        facts = with_options(framework_facts(framework_of(problem.launcher)), options)
+        for group in problem.cluster.groups:
+            linear_precision(problem, facts, group.gpu)
+    except InvalidProblemError as fault:
+        yield from fault.errors
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:

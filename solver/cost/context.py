@@ -93,7 +93,7 @@ def _expert_group(columns: Columns, fabric: Fabric) -> Group:
     )
 
 
-def _linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:
+def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:
     """What linear layers multiply in: the recipe's precision, else the workload's.
 
     Raises:
@@ -139,7 +139,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         columns=columns,
         seq_length=workload.seq_length,
         optimizer=workload.optimizer,
-        linear_precision=_linear_precision(problem, facts, gpu),
+        linear_precision=linear_precision(problem, facts, gpu),
         t=t, c=c, e=e, et=et, d=d, p=p,
         micro_batch=b,
         tokens=b * workload.seq_length / c,

@@ -48,3 +48,17 @@ def test_a_precision_that_a_gpu_lacks_is_refused(gpu: str, precision: str, words
     cluster = {"groups": [{"gpu": "h100", "num_nodes": 1}, {"gpu": gpu, "num_nodes": 2}]}
     workload = {"global_batch_size": 64, "seq_length": 2048, "precision": precision}
     assert refusal(cluster=cluster, workload=workload) == f"workload.precision: {words}"
+
+
+def test_a_precision_recipe_that_a_gpu_lacks_is_refused_before_a_search() -> None:
+    options = {"precision_recipe": "nvfp4"}
+    workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": options}
+    words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload)
+    at = "workload.framework_options.precision_recipe"
+    assert words.startswith(f"{at}: nvfp4 needs fp4, which h100-sxm-80gb lacks. Allowed: none, fp8-delayed")
+
+
+def test_an_unknown_framework_option_names_the_nearest() -> None:
+    workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": {"gradient_dtyp": "bf16"}}
+    words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload)
+    assert "Did you mean gradient_dtype" in words
