@@ -1,4 +1,4 @@
-"""JSON and YAML from outside: read strictly, bounded in size and depth, before anyone looks at its meaning.
+"""JSON from outside: read strictly, bounded in size and depth, before anyone looks at its meaning.
 
 The JSON grammar is RFC 8259; NaN, infinities, repeated keys, NUL and lone surrogates are refused.
 """
@@ -10,11 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from profiles.errors import FieldError, InvalidProblemError
+from profiles.errors import InvalidProblemError
 
 MAX_INPUT_BYTES = 8 * 2**20  # the limit of a request body
 MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
@@ -60,48 +59,10 @@ def read_json(text: str | bytes) -> Mapping[str, object]:
     return require_plain(raw)
 
 
-def read_problem_file(path: Path) -> Mapping[str, object]:
-    """The mapping in a ``.json``, ``.yaml`` or ``.yml`` file.
-
-    Raises:
-        InvalidProblemError: the file cannot be read, or is not one mapping of plain values; names the file.
-    """
-    text = _text_of(path)
-    try:
-        if path.suffix.lower() not in {".yaml", ".yml"}:
-            return read_json(text)
-        from service.yaml_input import read_yaml  # noqa: PLC0415 - only problem files in YAML need it
-
-        return require_plain(read_yaml(text))
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(_of_file(path, error) for error in fault.errors) from None
-
-
 def shown_path(path: Path) -> str:
     """A path as an error may repeat it: printable, its end kept."""
     text = str(path)
     return shown(text) if len(text) <= MAX_SHOWN else f"...{shown(text[3 - MAX_SHOWN :])}"
-
-
-def _text_of(path: Path) -> str:
-    """The text of a file; at most what may be read of it, also where it has no end (a device)."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_INPUT_BYTES + 1)
-        if len(content) > MAX_INPUT_BYTES:
-            message = f"{shown_path(path)}: the file is too big"
-            raise InvalidProblemError.of("", message, allowed=f"{MAX_INPUT_BYTES} bytes")
-        return content.decode("utf-8-sig")
-    except OSError as fault:
-        reason = fault.strerror or "cannot be read"
-        raise InvalidProblemError.of("", f"{shown_path(path)}: {reason}") from None
-    except UnicodeDecodeError:
-        raise InvalidProblemError.of("", f"{shown_path(path)}: the text is not UTF-8") from None
-
-
-def _of_file(path: Path, error: FieldError) -> FieldError:
-    """A fault of a whole file names the file; a fault of a field has its pointer."""
-    return error if error.pointer else replace(error, message=f"{shown_path(path)}: {error.message}")
 
 
 def require_plain(raw: object) -> Mapping[str, object]:

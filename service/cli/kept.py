@@ -12,7 +12,8 @@ from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError
 from service.cli.files import write_text
-from service.json_input import read_problem_file, shown
+from service.json_input import shown
+from service.problem_file import read_problem_file
 from service.request import digest_of, parse_problem, problem_to_mapping
 from solver.plan import Answer, Plan, plan_from_json
 from solver.problem import Problem

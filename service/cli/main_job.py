@@ -19,7 +19,8 @@ from service.cli.client import ServiceClient
 from service.cli.exits import FOUND, NO_PLAN, say_error
 from service.cli.files import ANSWER_FILE, write_text
 from service.cli.job_commands import followed, print_answer
-from service.json_input import read_problem_file, shown_path
+from service.json_input import shown_path
+from service.problem_file import read_problem_file
 from service.request import parse_problem
 
 START_S = 20.0  # the service must accept requests by then

@@ -14,7 +14,7 @@ from service.cli.exits import FOUND
 from service.cli.problem_options import Request
 from service.cli.screen import screen
 from service.configurations import broken_rules, completed
-from service.json_input import read_problem_file
+from service.problem_file import read_problem_file
 from service.report.terminal import render_prediction
 from service.request import parse_problem
 from solver.predict import predict

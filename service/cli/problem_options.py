@@ -16,7 +16,8 @@ import typer
 
 from profiles.errors import InvalidProblemError
 from service.cli.assignments import bounds_of, prohibitions_of, values_of
-from service.json_input import read_problem_file, shown, shown_path
+from service.json_input import shown, shown_path
+from service.problem_file import read_problem_file
 
 Request = dict[str, object]
 _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"

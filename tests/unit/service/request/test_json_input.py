@@ -5,15 +5,8 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import InvalidProblemError
-from service.json_input import (
-    MAX_INPUT_BYTES,
-    MAX_SHOWN,
-    pointer,
-    read_json,
-    read_problem_file,
-    shown,
-    shown_path,
-)
+from service.json_input import MAX_INPUT_BYTES, MAX_SHOWN, pointer, read_json, shown, shown_path
+from service.problem_file import read_problem_file
 
 
 def refusal(text: str | bytes) -> str:
