@@ -7,6 +7,7 @@ ratios stand in ``catalog/operators/backward.json`` (see ``profiles.backward_rat
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,9 +65,16 @@ class OperatorTable:
         arrays = tuple(np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments)))
         return self.grid.outside(MODELS[self.operator].point(arrays))
 
+    def roof_s(self, *arguments: FloatArray, roof: Roof | None = None) -> FloatArray:
+        """Seconds on ideal hardware: the measured GPU's, or another roof."""
+        return MODELS[self.operator].roof_s(arguments, roof or self.roof)
+
+    def slowdown(self, *arguments: FloatArray) -> FloatArray:
+        """Measured seconds over the roof's, for arguments of one shape (n,)."""
+        return np.exp2(self.grid.at(MODELS[self.operator].point(arguments)))
+
     def _seconds(self, arguments: Quantities) -> FloatArray:
-        model = MODELS[self.operator]
-        return model.roof_s(arguments, self.roof) * np.exp2(self.grid.at(model.point(arguments)))
+        return self.roof_s(*arguments) * self.slowdown(*arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +172,16 @@ def bus_bytes_per_s(
     return np.asarray(bus_bytes(collective, *sizes) / taken)
 
 
+@cache
 def operator_table_names() -> tuple[str, ...]:
     """The GPU types that have measured operator tables."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "backward"))
+
+
+@cache
+def operator_tables_digest(gpu: str) -> str:
+    """First 12 hex digits of SHA-256 over the tables' file: equal tables, equal digests."""
+    return hashlib.sha256((FOLDER / f"{gpu}.json").read_bytes()).hexdigest()[:12]
 
 
 @cache

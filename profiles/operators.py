@@ -17,8 +17,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from profiles.backward_ratios import backward_ratio
 from profiles.cluster import GpuSpec
-from profiles.errors import ProfileError
+from profiles.operator_tables import operator_table_names, operator_tables_digest
 
 FloatArray = NDArray[np.float64]
 _CATALOG = Path(__file__).parent / "catalog" / "calibration"
@@ -37,10 +38,14 @@ class GpuOperators:
     launch_s: float  # of one kernel
     flash: float  # share of the dense bf16 peak of a long causal flash attention, forward
     flash_s0: float  # tokens at which half the rate is reached
-    flash_backward: float  # backward rate over forward rate
+    attention_backward: float  # seconds of the backward pass of attention over the forward's
     hbm: float  # share of the data sheet's memory bandwidth
     source: str
     measured: bool  # False: taken from the nearest architecture
+    experts: float = 1.0  # seconds of routed experts in training over those of the measured tables
+    experts_backward: float = 2.0  # seconds of their backward pass over the forward's
+    tables: str = ""  # whose measured operator tables hold here; empty: the formulas above alone
+    tables_digest: str = ""
 
 
 def gemm_s(
@@ -97,15 +102,17 @@ def _tables() -> dict[str, Any]:
 
 
 def operators_of(gpu: GpuSpec) -> GpuOperators:
-    """The operator shares of a GPU type; of its architecture when the type was not measured.
-
-    Raises:
-        ProfileError: the table has neither the type nor a default for its architecture.
-    """
+    """The operator shares of a GPU type; of its architecture when the type was not measured."""
     table = _tables()
     row = table["gpus"].get(gpu.slug)
-    entry = row or table["architectures"].get(gpu.architecture) or table.get("default")
-    if entry is None:
-        raise ProfileError(f"no operator shares for {gpu.slug} ({gpu.architecture})")
-    values = table["default"] | entry
-    return GpuOperators(measured=row is not None, **values)
+    values = table["default"] | table["architectures"].get(gpu.architecture, {}) | (row or {})
+    if gpu.slug in operator_table_names():
+        values["tables"] = gpu.slug
+    return GpuOperators(
+        measured=row is not None,
+        experts_backward=backward_ratio("grouped_gemm", "input_gradient", gpu=gpu)
+        + backward_ratio("grouped_gemm", "weight_gradient", gpu=gpu, gradient_dtype="fp32"),
+        attention_backward=backward_ratio("attention", "backward", gpu=gpu),
+        tables_digest=operator_tables_digest(values["tables"]) if values["tables"] else "",
+        **values,
+    )

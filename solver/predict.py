@@ -16,6 +16,7 @@ from profiles.model import ModelSpec
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import Chunks, Stages, assemble, chunks_of
+from solver.cost.measured_range import extrapolated
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
@@ -40,6 +41,7 @@ class _Priced:
     stages: Stages
     phi: FloatArray
     log_time_sigma: FloatArray  # of each row
+    extrapolated: list[tuple[str, ...]]  # what lies outside the measured range, by row
 
 
 def _padded(configurations: Sequence[Configuration]) -> IntArray:
@@ -63,6 +65,7 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
         stages=assemble(prices, columns, layout, splits),
         phi=fill_share(columns),
         log_time_sigma=_log_time_sigma(problem, columns, profile),
+        extrapolated=extrapolated(problem, columns, profile),
     )
 
 
@@ -199,7 +202,7 @@ def _prediction(
         ),
         time_breakdown_s=breakdown,
         stages=stages,
-        extrapolated=() if profile.gpu_operators.measured else ("operators",),
+        extrapolated=priced.extrapolated[row],
     )
 
 

@@ -16,6 +16,7 @@ from profiles.model import LayerKind, ModelSpec
 from profiles.operators import flash_attention_s, gemm_s
 from solver.columns import FloatArray
 from solver.cost.context import Context
+from solver.cost.measured import flash_s, routed_mlp_s, routed_rows
 
 _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
 _NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
@@ -80,14 +81,13 @@ def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
         return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
     if moe.shared_ffn_hidden_size:
         gemms += _mlp_gemms(model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
-    local = np.maximum(moe.num_experts / ctx.e, 1.0)
-    routed = ctx.moe_tokens * ctx.et * moe.top_k * np.where(ctx.e > 1, ctx.constants.expert_imbalance, 1.0)
+    rows, local = routed_rows(ctx, moe)
     width = moe.ffn_hidden_size / ctx.et
     h = model.hidden_size
     return [
         *gemms,
-        Gemm(m=routed / local, n=(model.mlp_matrices - 1) * width, k=h, count=local, grouped=True),
-        Gemm(m=routed / local, n=h, k=width, count=local, grouped=True),
+        Gemm(m=rows, n=(model.mlp_matrices - 1) * width, k=h, count=local, grouped=True),
+        Gemm(m=rows, n=h, k=width, count=local, grouped=True),
     ]
 
 
@@ -116,23 +116,42 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds
     return PassSeconds(forward=forward, backward=backward)
 
 
+def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
+    """All linear layers of one transformer layer; experts by their table where it holds."""
+    gemms, moe = layer_gemms(ctx, kind), ctx.model.moe
+    if kind == "dense" or moe is None or not ctx.experts_measured:
+        return gemm_seconds(ctx, gemms, ctx.linear_precision)
+    forward = routed_mlp_s(ctx, moe)
+    experts = PassSeconds(forward=forward, backward=forward * ctx.operators.experts_backward)
+    return experts + gemm_seconds(ctx, [g for g in gemms if not g.grouped], ctx.linear_precision)
+
+
+def _formula_flash_s(ctx: Context) -> FloatArray:
+    """Forward seconds of flash attention on a GPU without tables.
+
+    FLOPs ``2 b s heads (qk + v) * attended keys / (t c)`` (Dao 2023, arXiv:2307.08691).
+    """
+    model = ctx.model
+    heads, width = model.num_attention_heads / ctx.t, model.head_dim + model.v_head_dim
+    work = 2.0 * ctx.tokens * heads * width * model.attended_tokens(ctx.seq_length)
+    peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
+    peak = peak * (_NARROW_HEAD if model.head_dim < _WIDE_HEAD else 1.0)
+    seconds = flash_attention_s(work, float(ctx.seq_length), operators=ctx.operators, flops=peak)
+    return seconds + ctx.operators.launch_s
+
+
 def core_attention(ctx: Context) -> PassSeconds:
     """Scores and weighted values of one layer, causal.
 
-    FLOPs ``2 b s heads (qk + v) * attended keys / (t c)`` (Dao 2023, arXiv:2307.08691: backward
-    2.5 times the forward). Without flash attention the whole square of scores is computed and moved
-    through memory several times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
+    Without flash attention the whole square of scores is computed and moved through memory several
+    times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
     """
-    model, s = ctx.model, float(ctx.seq_length)
-    heads = model.num_attention_heads / ctx.t
-    width = model.head_dim + model.v_head_dim
+    model = ctx.model
     if ctx.facts.flash:
-        work = 2.0 * ctx.tokens * heads * width * model.attended_tokens(ctx.seq_length)
-        peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
-        peak = peak * (_NARROW_HEAD if model.head_dim < _WIDE_HEAD else 1.0)
-        forward = flash_attention_s(work, s, operators=ctx.operators, flops=peak) + ctx.operators.launch_s
-        return PassSeconds(forward=forward, backward=forward * (2.5 / ctx.operators.flash_backward))
-    scores = ctx.tokens * heads * s
+        forward = flash_s(ctx) if ctx.operators.tables else _formula_flash_s(ctx)
+        return PassSeconds(forward=forward, backward=forward * ctx.operators.attention_backward)
+    scores = ctx.tokens * model.num_attention_heads / ctx.t * ctx.seq_length
+    width = model.head_dim + model.v_head_dim
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
     move = scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
     if ctx.facts.attention_kernel == "torch":
@@ -154,7 +173,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     rotary = tokens * heads / ctx.t * 4.0
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
-        width = tokens * (moe.shared_ffn_hidden_size + moe.top_k * moe.ffn_hidden_size) / ctx.t
+        routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
+        width = tokens * (moe.shared_ffn_hidden_size + routed) / ctx.t
         permute = ctx.constants.permute_bytes * ctx.moe_tokens * ctx.et * moe.top_k * h
     else:
         width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)

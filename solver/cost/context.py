@@ -79,6 +79,14 @@ class Context:
         return self.linear_precision in ("fp8", "fp4")
 
     @property
+    def experts_measured(self) -> bool:
+        """Whether the MLPs of routed experts are priced from a measured table.
+
+        Not in 8 or 4 bits: tables hold the casts of inference, which training fuses otherwise.
+        """
+        return bool(self.operators.tables) and self.linear_precision in ("bf16", "fp16")
+
+    @property
     def moe_tokens(self) -> FloatArray:
         """Tokens that one rank routes: sequence parallelism (or expert tp) splits them over tp."""
         return self.tokens / self.t

@@ -29,7 +29,7 @@ from solver.cost.compute import (
     embedding_seconds,
     gemm_seconds,
     head_seconds,
-    layer_gemms,
+    linear_seconds,
     memory_bound,
 )
 from solver.cost.context import Context, context_of
@@ -89,8 +89,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     """Time of one transformer layer."""
     constants = ctx.constants
     attention = core_attention(ctx)
-    compute = gemm_seconds(ctx, layer_gemms(ctx, kind), ctx.linear_precision)
-    compute = compute + attention + memory_bound(ctx, kind)
+    compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)

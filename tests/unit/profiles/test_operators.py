@@ -16,7 +16,7 @@ def plain(**changes: object) -> GpuOperators:
         "launch_s": 0.0,
         "flash": 1.0,
         "flash_s0": 0.0,
-        "flash_backward": 1.0,
+        "attention_backward": 2.5,
         "hbm": 1.0,
         "source": "by hand",
         "measured": True,
@@ -68,3 +68,21 @@ def test_an_unmeasured_gpu_takes_its_architectures_shares() -> None:
 
 def test_an_unknown_architecture_takes_the_mean() -> None:
     assert operators_of(a_gpu(slug="x1", architecture="unheard-of")).gemm["bf16"] == 0.8
+
+
+def test_a_gpu_uses_its_own_tables_and_a_relative_those_of_its_architecture() -> None:
+    assert operators_of(a_gpu(slug="h200-sxm-141gb")).tables == "h200-sxm-141gb"
+    assert operators_of(a_gpu(slug="h900-sxm")).tables == "h100-sxm-80gb"
+    assert operators_of(a_gpu(slug="x1", architecture="cdna3")).tables == ""
+
+
+def test_other_tables_are_another_digest() -> None:
+    own, other = (operators_of(a_gpu(slug=slug)) for slug in ("h100-sxm-80gb", "h200-sxm-141gb"))
+    assert len(own.tables_digest) == 12
+    assert own.tables_digest != other.tables_digest
+
+
+def test_the_backward_pass_of_experts_is_both_gradients_of_the_measured_layers() -> None:
+    # SimuMax, B200, gradients summed in fp32: 1.048 + 1.524
+    blackwell = a_gpu(slug="b200-sxm-180gb", architecture="blackwell")
+    assert operators_of(blackwell).experts_backward == pytest.approx(1.048 + 1.524)

@@ -1,14 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from profiles.errors import InvalidProblemError
 from profiles.model import MoeSpec
+from profiles.operator_tables import attention_forward_s, grouped_mlp_s, load_operator_tables
 from solver.columns import Columns
-from solver.cost.compute import Gemm, core_attention, layer_gemms
+from solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
 from solver.cost.context import Context, context_of
 from solver.plan import Configuration
 from solver.problem import Problem
-from tests.builders import a_model, a_moe_model
+from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 
 
@@ -64,14 +67,47 @@ def test_shared_experts_see_every_token() -> None:
     assert extra == pytest.approx(2 * 3 * 4096 * 2048 * 2048)
 
 
-def test_flash_attention_computes_half_the_square() -> None:
-    # 2 * s * heads * (128 + 128) * (s + 1) / 2 FLOP at the flash rate, and a launch
+def flash_s(problem: Problem, **changes: object) -> float:
+    """Forward seconds of one layer's attention."""
+    return float(core_attention(context(problem, a_layout(stage_layers=(80,), **changes))).forward[0])
+
+
+def test_flash_attention_takes_its_table_at_the_level_of_the_stack() -> None:
+    # H100, 64 heads of 128 over 8 kv heads: computing is all but all of it, so the level divides
     problem = a_problem(a_model(), seq_length=8192)
+    tables = load_operator_tables("h100-sxm-80gb")
+    table_s = float(attention_forward_s(1, 64, 8, 8192, head_dim=128, tables=tables))
+    level = a_profile(problem).constants.attention
+    assert flash_s(problem) == pytest.approx(table_s / level, rel=0.02)
+
+
+def test_a_rank_of_a_context_parallel_group_computes_its_part_of_the_scores() -> None:
+    problem = a_problem(a_model(), seq_length=8192)
+    assert flash_s(problem, context_parallel_size=4) == pytest.approx(flash_s(problem) / 4)
+
+
+def test_few_heads_on_a_rank_use_the_gpu_worse_than_many() -> None:
+    # tp 8 leaves 8 of 64 heads: an eighth of the work takes more than an eighth of the time
+    problem = a_problem(a_model(), seq_length=4096)
+    assert flash_s(problem, tensor_parallel_size=8) > 1.02 * flash_s(problem) / 8
+
+
+def test_flash_attention_without_a_table_computes_half_the_square() -> None:
+    # 2 * s * heads * (128 + 128) * (s + 1) / 2 FLOP at the flash rate, and a launch
+    cdna = a_gpu(slug="x", architecture="cdna3", peak_flops={"bf16": 1e15})
+    problem = a_problem(a_model(), seq_length=8192, cluster=a_cluster(num_nodes=4, gpu=cdna))
     ctx = context(problem, a_layout(stage_layers=(80,)))
-    rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
+    assert not ctx.operators.tables
+    rate = 1e15 * ctx.operators.flash * ctx.constants.attention
     work = 2 * 8192 * 64 * 256 * 8193 / 2
     expected = work * (1 + ctx.operators.flash_s0 / 8192) / rate + ctx.operators.launch_s
     assert float(core_attention(ctx).forward[0]) == pytest.approx(expected)
+
+
+def test_the_backward_pass_of_attention_takes_the_measured_multiple_of_the_forward() -> None:
+    # SimuMax: 2.896 on the A100, 2.688 on the B200; between them (geometric mean) on other GPUs
+    attention = core_attention(context(a_problem(a_model()), a_layout(stage_layers=(80,))))
+    assert float(attention.backward[0] / attention.forward[0]) == pytest.approx((2.896 * 2.688) ** 0.5)
 
 
 def test_unfused_attention_is_slower_than_flash() -> None:
@@ -95,3 +131,55 @@ def test_a_recipe_that_the_gpu_lacks_is_refused_with_those_it_has() -> None:
     fault = caught.value.errors[0]
     assert fault.pointer == "/workload/framework_options/precision_recipe"
     assert fault.allowed == "none, fp8-delayed, fp8-current, fp8-rowwise, fp8-blockwise, mxfp8"
+
+
+def routed_forward_s(problem: Problem, **changes: object) -> float:
+    """Forward seconds of the routed experts alone: all linear layers less the others."""
+    ctx = context(problem, a_layout(stage_layers=(32,), **changes))
+    others = [gemm for gemm in layer_gemms(ctx, "moe") if not gemm.grouped]
+    forward = linear_seconds(ctx, "moe").forward - gemm_seconds(ctx, others, "bf16").forward
+    return float(forward[0])
+
+
+def test_experts_take_their_table_at_the_level_of_the_stack() -> None:
+    # 8 experts of 4096 x 14336, 2 of them for each of 32 768 tokens: 8 192 rows each, bound by computing
+    problem = a_problem(a_moe_model(), seq_length=32_768)
+    tables = load_operator_tables("h100-sxm-80gb")
+    table_s = float(grouped_mlp_s(8192, 8, 4096, 14336, tables=tables))
+    profile = a_profile(problem)
+    level = profile.constants.gemm * profile.constants.grouped_gemm
+    expected = profile.gpu_operators.experts * table_s / level
+    assert routed_forward_s(problem) == pytest.approx(expected, rel=0.03)
+
+
+def test_experts_with_few_rows_use_the_gpu_worse() -> None:
+    # ep 8 leaves one expert a rank with the rows of eight; alone each has an eighth of them
+    few = routed_forward_s(a_problem(a_moe_model(), seq_length=256))
+    many = routed_forward_s(a_problem(a_moe_model(), seq_length=2048))
+    assert few > 1.5 * many / 8
+
+
+def test_experts_without_a_gate_have_two_matrices_of_three() -> None:
+    gated = a_problem(a_moe_model(), seq_length=8192)
+    plain = replace(gated, model=replace(gated.model, gated_mlp=False))
+    assert routed_forward_s(plain) == pytest.approx(2 / 3 * routed_forward_s(gated))
+
+
+def test_experts_in_8_bits_keep_the_formula() -> None:
+    problem = a_problem(a_moe_model(), precision="fp8")
+    ctx = context(problem, a_layout(stage_layers=(32,)))
+    whole = gemm_seconds(ctx, layer_gemms(ctx, "moe"), "fp8")
+    assert linear_seconds(ctx, "moe").forward == pytest.approx(whole.forward)
+
+
+def test_rows_of_equal_shapes_are_looked_up_once_and_each_gets_its_own() -> None:
+    # what stands beside a row changes nothing in it
+    problem = a_problem(a_moe_model())
+    layouts = [
+        a_layout(stage_layers=(32,), micro_batch_size=b, tensor_parallel_size=t)
+        for b, t in ((1, 1), (4, 8), (1, 8), (4, 1), (1, 1))
+    ]
+    together = context_of(problem, Columns.of(layouts), a_profile(problem))
+    alone = [context(problem, layout) for layout in layouts]
+    for seconds in (core_attention, lambda ctx: linear_seconds(ctx, "moe")):
+        assert seconds(together).forward.tolist() == [float(seconds(one).forward[0]) for one in alone]
