@@ -23,10 +23,14 @@ import numpy as np
 import yaml
 
 from profiles.profile import Constants, stack_constants
-from solver.runs import CATALOG_RUNS, read_runs
-from solver.stacks.evidence import MEMORY, TIME, Evidence, fitted, linearised
-from solver.stacks.leave_out import left_out_log_errors, sigma_of
+from solver.accuracy import validate
+from solver.calibration.batches import ProfileOf
+from solver.calibration.leftover import forget_spreads
+from solver.runs import CATALOG_RUNS, Run, read_runs
+from solver.stacks.evidence import CLUSTER_WEIGHT, MEMORY, TIME, Evidence, fitted, linearised, teaches
+from solver.stacks.leave_out import blind_profile_of, cluster_of, left_out_log_errors, sigma_of
 
+SPREADS = CATALOG_RUNS.parent.parent / "calibration" / "spreads.yaml"
 STACKS = CATALOG_RUNS.parent.parent / "calibration" / "stacks.yaml"
 _MIN_RUNS = 40  # with fewer, a stack keeps its memory constants and takes the spread of all stacks
 
@@ -110,6 +114,38 @@ def fit_spreads() -> None:
     _write(levels)
 
 
+def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:
+    """Share of left-out runs inside the 80 % interval, a cluster counting as 60 runs at most."""
+    inside, weights = [], []
+    for count in (4, 16):
+        for figures in validate(runs, calibrate=count, profile_of=profile_of).clusters.values():
+            if figures.coverage is not None and figures.time is not None:
+                inside.append(figures.coverage)
+                weights.append(min(figures.time.n, CLUSTER_WEIGHT))
+    return float(np.average(inside, weights=weights))
+
+
+def fit_scale() -> None:
+    """Choose the scale of calibrated spreads."""
+    runs = [run for run in read_runs(CATALOG_RUNS) if teaches(run)]
+    profile_of = blind_profile_of(Evidence.of_times(runs), cluster_of)
+    spreads = yaml.safe_load(SPREADS.read_text(encoding="utf-8"))
+    held = {}
+    for scale in (1.0, 1.2, 1.4):
+        for quantity in spreads.values():
+            quantity["scale"] = scale
+        SPREADS.write_text(_header(SPREADS) + yaml.safe_dump(spreads, sort_keys=False), encoding="utf-8")
+        forget_spreads()
+        held[scale] = _coverage(runs, profile_of)
+        print(f"scale {scale}: {held[scale]:.1%} of left-out runs inside", flush=True)
+    best = float(
+        np.interp(0.8, sorted(held.values()), [s for s, _ in sorted(held.items(), key=lambda i: i[1])])
+    )
+    for quantity in spreads.values():
+        quantity["scale"] = round(best, 2)
+    SPREADS.write_text(_header(SPREADS) + yaml.safe_dump(spreads, sort_keys=False), encoding="utf-8")
+
+
 def main() -> None:
     """Times, then memory, then the spreads of both."""
     runs = read_runs(CATALOG_RUNS)
@@ -117,6 +153,8 @@ def main() -> None:
         fit_levels(sys.argv[1:], evidence)
         stack_constants.cache_clear()
     fit_spreads()
+    stack_constants.cache_clear()
+    fit_scale()
 
 
 if __name__ == "__main__":

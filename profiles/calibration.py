@@ -20,6 +20,8 @@ from profiles.residual import Residual
 FORMAT = "meshwright-calibration/1"
 MAX_RUNS = 4096  # of one calibration file; keeps a hostile file from filling the memory
 
+MAX_LOG_OFFSET = 4.6  # a hundredfold
+
 # Physical upper bounds: shares of a line rate or of a time cannot exceed 1 (0.95 where a protocol or
 # a refresh takes its part), latencies and traffic what no published measurement exceeds.
 UPPER_BOUNDS: Mapping[str, float] = {
@@ -72,6 +74,11 @@ class Calibration:
             reasons.append(f"calibrated under {self.stack}, used for {profile.framework.stack}")
         return tuple(reasons)
 
+    def fits_features(self, count: int) -> bool:
+        """Whether the residuals stand on that many features, as this version computes them."""
+        residuals = (self.residual, self.memory_residual)
+        return all(len(r.points[0]) == count for r in residuals if r is not None)
+
     def to_json(self) -> dict[str, Any]:
         """The calibration as a JSON document."""
         return {"format": FORMAT, **asdict(self)}
@@ -109,6 +116,8 @@ def read_calibration(text: str) -> Calibration:
         raise InvalidProblemError.of(
             "/", "is not a calibration written by `meshwright calibrate`"
         ) from fault
+    if any(abs(offset) > MAX_LOG_OFFSET for offset in offsets.values()):
+        raise InvalidProblemError.of("/log_offsets", "moves a constant more than a hundredfold")
     unknown = offsets.keys() - {f.name for f in fields(Constants)}
     if unknown:
         raise InvalidProblemError.of("/log_offsets", "names a constant that is not known")
@@ -123,8 +132,11 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
     weights = tuple(_number(value) for value in raw["weights"])
     runs = len(weights)
     square = all(len(row) == runs for row in precision)
-    if not 0 < runs <= MAX_RUNS or len(points) != runs or len(precision) != runs or not square:
+    even = len({len(row) for row in points}) == 1
+    if not 0 < runs <= MAX_RUNS or len(points) != runs or len(precision) != runs or not square or not even:
         raise ValueError("matrices of different sizes")
+    if min(_number(raw[name]) for name in ("length", "trend_length", "noise", "scale")) <= 0.0:
+        raise ValueError("must be positive")
     return Residual(
         points=points,
         weights=weights,

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from profiles.calibration import Calibration
+from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
 from profiles.units import GIB
 from solver.calibrate import calibrate as calibrated_on
@@ -210,18 +211,24 @@ def validate(
         by_cluster[run.cluster].append(run)
     chosen: set[int] = set()
     calibrations: dict[str, Calibration] = {}
+    findings: list[str] = []
     for cluster, runs in by_cluster.items():
         picked = _chosen(runs, calibrate, choose, seed) if calibrate > 0 else []
         chosen |= {id(run) for run in picked}
         observations = [one for one in map(Observation.of, picked) if one is not None]
-        if observations:
+        if not observations:
+            continue
+        try:
             calibrations[cluster] = calibrated_on(observations, cluster=cluster, profile_of=profile_of)
+            findings += [f"{cluster}: {finding}" for finding in calibrations[cluster].findings]
+        except InvalidProblemError as fault:
+            findings.append(f"{cluster} is not calibrated: {fault.errors[0].message}")
     return _report(
         tuple(
             _predicted(run, calibrations.get(run.cluster), profile_of, used=id(run) in chosen)
             for run in rows
         ),
-        [f"{c.cluster}: {finding}" for c in calibrations.values() for finding in c.findings],
+        findings,
     )
 
 

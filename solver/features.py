@@ -11,6 +11,7 @@ from solver.columns import Columns, FloatArray
 from solver.plan import Configuration
 from solver.problem import Problem
 
+NUM_FEATURES = 18
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
 _KERNELS = {"flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flash3": 2.5, "cudnn": 2.5, "torch": -1.0}
 _UNFUSED = {"megatron-fused": 0.0}

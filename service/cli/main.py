@@ -9,7 +9,19 @@ import typer
 from typer.exceptions import TyperException
 
 from profiles.errors import InternalError, PlannerError
-from service.cli import catalogs, database, demo, export, jobs, plan, predict, processes, profile, validate
+from service.cli import (
+    calibrate,
+    catalogs,
+    database,
+    demo,
+    export,
+    jobs,
+    plan,
+    predict,
+    processes,
+    profile,
+    validate,
+)
 from service.cli.exits import report, report_usage
 
 app = typer.Typer(
@@ -46,6 +58,7 @@ def options(
 app.command("plan")(plan.plan)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
+app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)
 app.command("profile")(profile.profile)
 app.command("models")(catalogs.models)

@@ -13,6 +13,8 @@ from service.cli.problem_options import Request, with_request
 @with_request
 def plan(
     request: Request,
+    *,
+    profile: Annotated[Path | None, typer.Option(help="Calibration written by calibrate --out.")] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="The answer as JSON, alone on stdout.")
     ] = False,
@@ -26,4 +28,4 @@ def plan(
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
-    raise typer.Exit(run_plan(request, form=form, save_dir=save_dir, force=force))
+    raise typer.Exit(run_plan(request, form=form, save_dir=save_dir, force=force, calibration=profile))

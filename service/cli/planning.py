@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from profiles.profile import default_profile
+from profiles.profile import Profile
+from service.cli.calibrating import profile_for
 from service.cli.exits import code_of, say_warnings
 from service.cli.files import ANSWER_FILE, check_folder, save_folder
 from service.cli.kept import answer_document, keep
@@ -26,7 +27,9 @@ from solver.search.search import search
 Form = Literal["table", "json", "csv"]
 
 
-def run_plan(request: Request, *, form: Form, save_dir: Path | None, force: bool) -> int:
+def run_plan(
+    request: Request, *, form: Form, save_dir: Path | None, force: bool, calibration: Path | None = None
+) -> int:
     """Search and print; the exit code.
 
     Raises:
@@ -34,9 +37,10 @@ def run_plan(request: Request, *, form: Form, save_dir: Path | None, force: bool
         RefusedExportError: the launcher cannot express the best plan.
     """
     problem = parse_problem(request)
+    profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force)
-    answer, cancelled = _search(problem)
+    answer, cancelled = _search(problem, profile)
     document = answer_document(answer, problem)
     if answer.plans:
         say_warnings(keep(document, problem))
@@ -46,9 +50,8 @@ def run_plan(request: Request, *, form: Form, save_dir: Path | None, force: bool
     return code_of(answer, cancelled=cancelled)
 
 
-def _search(problem: Problem) -> tuple[Answer, bool]:
+def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
     """The answer, and whether the user cut it short."""
-    profile = default_profile(problem.cluster, problem.launcher)
     line = ProgressLine()
     with cancellable() as cancellation:
         answer = search(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)

@@ -17,9 +17,12 @@ def predict(
     request: Request,
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)] = None,
+    profile: Annotated[Path | None, typer.Option(help="Calibration written by calibrate --out.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
     from service.cli.predicting import run_predict  # noqa: PLC0415 - the solver is loaded when it is needed
 
-    raise typer.Exit(run_predict(request, config=config, assign=assign or [], as_json=json_output))
+    raise typer.Exit(
+        run_predict(request, config=config, assign=assign or [], as_json=json_output, calibration=profile)
+    )

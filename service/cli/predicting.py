@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from profiles.profile import default_profile
 from service.cli.assignments import settings_of
+from service.cli.calibrating import profile_for
 from service.cli.exits import FOUND
 from service.cli.problem_options import Request
 from service.cli.screen import screen
@@ -20,7 +20,14 @@ from service.request import parse_problem
 from solver.predict import predict
 
 
-def run_predict(request: Request, *, config: Path | None, assign: Sequence[str], as_json: bool) -> int:
+def run_predict(
+    request: Request,
+    *,
+    config: Path | None,
+    assign: Sequence[str],
+    as_json: bool,
+    calibration: Path | None = None,
+) -> int:
     """Price the configuration of a file with ``NAME=VALUE`` over it; the exit code.
 
     Raises:
@@ -29,7 +36,7 @@ def run_predict(request: Request, *, config: Path | None, assign: Sequence[str],
     problem = parse_problem(request)
     raw = {**(read_problem_file(config) if config else {}), **settings_of("--set", assign)}
     configuration = completed(raw, problem)
-    profile = default_profile(problem.cluster, problem.launcher)
+    profile = profile_for(problem, calibration)
     prediction = predict(problem, profile, configuration)
     broken = broken_rules(problem, configuration)
     if as_json:

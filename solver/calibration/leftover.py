@@ -50,6 +50,11 @@ def _spreads() -> dict[str, dict[str, float]]:
     return spreads
 
 
+def forget_spreads() -> None:
+    """Read the catalog's spreads again at the next use: after they were changed."""
+    _spreads.cache_clear()
+
+
 def spread_of(quantity: str, uncalibrated_sigma: float) -> Spread:
     """The spread of ``time`` or ``memory`` for a stack whose uncalibrated predictions have that sigma."""
     raw = _spreads()[quantity]

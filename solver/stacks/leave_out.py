@@ -18,13 +18,14 @@ from profiles.library import CATALOG
 from profiles.profile import Constants, Profile, stack_constants
 from solver.accuracy import RunPrediction, validate
 from solver.calibrate import default_profile_of
+from solver.calibration.batches import ProfileOf
 from solver.calibration.observations import Observation
 from solver.runs import Run
 from solver.stacks.evidence import MEMORY, Evidence, Linear, Quantity, linearised, solved
 
 CLUSTER_WEIGHT = 60.0
 _Z_80_PERCENT = 1.2816
-KeyOf = Callable[[Run], str]
+KeyOf = Callable[[Observation], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ def blind_constants(evidence: Evidence, key_of: KeyOf) -> dict[tuple[str, str], 
         mine = evidence.of_stack(stack)
         shipped = stack_constants(stack)
         whole = linearised(mine, shipped)
-        keys = np.array([key_of(run) for run in mine.runs])
+        keys = np.array([key_of(one) for one in mine.observations])
         names = evidence.quantity.names
         centre = replace(shipped, **{name: getattr(general, name) for name in names})
         for key in sorted(set(keys)):
@@ -66,26 +67,25 @@ def _without(whole: Linear, kept: np.ndarray, centre: Constants) -> Constants:
     return solved(whole.take(kept), centre, whole.quantity.widths)
 
 
-def cluster_of(run: Run) -> str:
+def cluster_of(one: Observation) -> str:
     """The key of leave-one-cluster-out."""
-    return run.cluster
+    return one.problem.cluster.name
 
 
-def model_of(run: Run) -> str:
+def model_of(one: Observation) -> str:
     """The key of leave-one-model-out: a model's shape, whatever a source calls it."""
-    if run.shape is None:
-        return ""
-    model = run.shape.problem.model
+    model = one.problem.model
     experts = model.moe.num_experts if model.moe else 0
     return f"{model.num_layers}x{model.hidden_size}x{model.ffn_hidden_size}x{experts}"
 
 
-def blind_profile_of(blind: dict[tuple[str, str], Constants], key: str) -> Callable[[Observation], Profile]:
-    """The uncalibrated profile of a run whose key was left out of every fit."""
+def blind_profile_of(evidence: Evidence, key_of: KeyOf) -> ProfileOf:
+    """Uncalibrated profiles whose constants never saw a run with the same key."""
+    blind = blind_constants(evidence, key_of)
 
     def profile_of(one: Observation) -> Profile:
         profile = default_profile_of(one)
-        constants = blind.get((profile.framework.stack, key))
+        constants = blind.get((profile.framework.stack, key_of(one)))
         return profile if constants is None else replace(profile, constants=constants)
 
     return profile_of
@@ -93,16 +93,11 @@ def blind_profile_of(blind: dict[tuple[str, str], Constants], key: str) -> Calla
 
 def left_out_log_errors(evidence: Evidence) -> list[LeftOut]:
     """Errors of every run when its cluster is left out."""
-    blind = blind_constants(evidence, cluster_of)
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in evidence.runs:
-        groups[run.cluster].append(run)
     errors = []
-    for cluster, runs in groups.items():
-        for row in validate(runs, profile_of=blind_profile_of(blind, cluster)).runs:
-            pair = _measured_and_predicted(row, evidence.quantity)
-            if pair is not None:
-                errors.append(_left_out(row.run, pair[0] / pair[1]))
+    for row in validate(evidence.runs, profile_of=blind_profile_of(evidence, cluster_of)).runs:
+        pair = _measured_and_predicted(row, evidence.quantity)
+        if pair is not None:
+            errors.append(_left_out(row.run, pair[0] / pair[1]))
     return errors
 
 

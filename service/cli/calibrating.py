@@ -1,0 +1,161 @@
+"""Learns a cluster from a file of runs, writes what was learnt, and says what to measure next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from math import exp
+from pathlib import Path
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from profiles.calibration import Calibration, read_calibration
+from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.profile import Profile, default_profile
+from service.cli.exits import FOUND, say_warnings
+from service.cli.files import write_text
+from service.cli.screen import screen
+from service.json_input import shown_path
+from solver.calibrate import calibrate
+from solver.calibration.choose import measuring_order
+from solver.calibration.observations import Observation
+from solver.features import NUM_FEATURES, features_of
+from solver.problem import Problem
+from solver.runs import Run, read_runs
+
+_MAX_BYTES = 64_000_000
+_WORTH_SAYING = 0.05  # relative moves of a constant
+
+
+def run_calibrate(
+    path: Path, *, cluster: str | None, out: Path | None, measure_next: int, as_json: bool
+) -> int:
+    """Calibrate on the measured rows of a file and print the outcome; the exit code.
+
+    Raises:
+        InvalidProblemError: the file is no table of runs, holds several clusters and none was named, or
+            has no run to learn from.
+    """
+    runs = _of_one_cluster(read_runs(path), cluster)
+    observations = [one for one in map(Observation.of, runs) if one is not None]
+    measured = [one for one in observations if _is_measured(one)]
+    following = _next(observations, measure_next)
+    calibration = None
+    if measured or not measure_next:
+        calibration = calibrate(measured, cluster=runs[0].cluster)
+    if calibration is not None and out is not None:
+        _write(out, json.dumps(calibration.to_json(), indent=1) + "\n")
+    if as_json:
+        learnt = calibration.to_json() if calibration else None
+        document = {"calibration": learnt, "measure_next": following}
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    else:
+        screen().print(Group(*_shown(calibration, following)))
+    if calibration is not None:
+        say_warnings(calibration.findings)
+    return FOUND
+
+
+def profile_for(problem: Problem, path: Path | None) -> Profile:
+    """The profile of a problem's cluster and launcher, corrected by a calibration file where one is given.
+
+    Raises:
+        InvalidProblemError: the file cannot be read or is no calibration.
+    """
+    profile = default_profile(problem.cluster, problem.launcher)
+    if path is None:
+        return profile
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidProblemError.of("--profile", f"{shown_path(path)}: larger than any calibration")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        reason = getattr(fault, "strerror", None) or "cannot be read as text"
+        raise InvalidProblemError.of("--profile", f"{shown_path(path)}: {reason}") from None
+    try:
+        calibration = read_calibration(text)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError.of("--profile", f"{shown_path(path)} {fault.errors[0].message}") from None
+    if not calibration.fits_features(NUM_FEATURES):
+        raise InvalidProblemError.of("--profile", f"{shown_path(path)} was written by another version")
+    say_warnings(calibration.mismatches(profile))
+    return calibration.applied(profile)
+
+
+def _is_measured(one: Observation) -> bool:
+    """Whether a row teaches anything."""
+    return bool(one.step_time_s or one.peak_memory_bytes or one.out_of_memory)
+
+
+def _of_one_cluster(runs: Sequence[Run], wanted: str | None) -> list[Run]:
+    """The rows of the named cluster, or of the only one."""
+    names = sorted({run.cluster for run in runs})
+    if wanted is None and len(names) > 1:
+        raise InvalidProblemError.of("--cluster", "the file holds several", allowed=", ".join(names[:20]))
+    if wanted is not None and wanted not in names:
+        raise UnknownNameError.among("--cluster", wanted, names)
+    if not runs:
+        raise InvalidProblemError.of("/rows", "the file holds no run")
+    return [run for run in runs if run.cluster == (wanted or names[0])]
+
+
+def _next(observations: Sequence[Observation], count: int) -> list[str]:
+    """The names of the unmeasured rows worth measuring, the best first."""
+    if count == 0:
+        return []
+    done = [index for index, one in enumerate(observations) if _is_measured(one)]
+    if len(done) == len(observations):
+        message = "every row is measured; add rows without step_time_s as candidates"
+        raise InvalidProblemError.of("--measure-next", message)
+    points = [features_of(one.problem, one.configuration) for one in observations]
+    order = measuring_order(points, len(done) + count, measured=done)
+    return [observations[index].name for index in order[:count]]
+
+
+def _shown(calibration: Calibration | None, following: Sequence[str]) -> list[RenderableType]:
+    """What was learnt, and what to measure."""
+    parts: list[RenderableType] = []
+    if calibration is not None:
+        head = (
+            f"{calibration.cluster}: calibrated on {calibration.num_runs} timed runs ({calibration.stack})"
+        )
+        parts += [Text(head, style="bold"), *_constants(calibration), *_spread(calibration)]
+    if following:
+        parts.append(Text(f"worth measuring next: {', '.join(following)}"))
+    return parts
+
+
+def _constants(calibration: Calibration) -> list[RenderableType]:
+    """The constants that moved."""
+    moved = {n: exp(v) - 1.0 for n, v in calibration.log_offsets.items()}
+    moved = {n: v for n, v in moved.items() if abs(v) > _WORTH_SAYING}
+    if not moved:
+        return [Text("every constant stays within 5 % of its stack's")]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("constant")
+    table.add_column("against its stack's", justify="right")
+    for name, change in sorted(moved.items(), key=lambda item: -abs(item[1])):
+        table.add_row(name, f"{change:+.0%}")
+    return [table]
+
+
+def _spread(calibration: Calibration) -> list[RenderableType]:
+    """How sure a prediction near these runs is."""
+    if calibration.residual is None:
+        return []
+    sigma = float(np.median(calibration.residual.sigma(np.array(calibration.residual.points))))
+    return [Text(f"80 % of runs like these are expected within ± {exp(1.2816 * sigma) - 1.0:.1%}")]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the calibration."""
+    try:
+        write_text(path, text)
+    except OSError as fault:
+        reason = fault.strerror or "cannot be written"
+        raise InvalidProblemError.of("--out", f"{shown_path(path)}: {reason}") from None
+    sys.stderr.write(f"wrote {path}\n")

@@ -1,0 +1,88 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import InvalidProblemError
+from service.cli.calibrating import profile_for, run_calibrate
+from solver.runs import CATALOG_RUNS
+from tests.builders import a_problem
+
+CLUSTER = "mosaic-a100-80gb-fsdp"
+
+
+def table(path: Path, *, measured: int, candidates: int = 0) -> Path:
+    with CATALOG_RUNS.open(encoding="utf-8") as handle:
+        rows = [row for row in csv.DictReader(handle) if row["cluster"] == CLUSTER][: measured + candidates]
+    for row in rows[measured:]:
+        row["step_time_s"] = row["tokens_per_s_per_gpu"] = ""
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def calibrate(path: Path, **changes: object) -> int:
+    options = {"cluster": None, "out": None, "measure_next": 0, "as_json": True} | changes
+    return run_calibrate(path, **options)  # type: ignore[arg-type]
+
+
+def test_what_was_learnt_is_written_and_changes_the_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cluster.json"
+    assert calibrate(table(tmp_path / "runs.csv", measured=8), out=out) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["calibration"] == json.loads(out.read_text(encoding="utf-8"))
+    assert printed["calibration"]["num_runs"] == 8
+    problem = a_problem()
+    assert profile_for(problem, out).version != profile_for(problem, None).version
+    assert "used for" in capsys.readouterr().err  # a100 under fsdp, used for an H100 under Megatron
+
+
+def test_rows_without_a_time_are_the_candidates_to_measure_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "runs.csv", measured=6, candidates=5)
+    assert calibrate(path, measure_next=3) == 0
+    named = json.loads(capsys.readouterr().out)["measure_next"]
+    with path.open(encoding="utf-8") as handle:
+        unmeasured = {row["run_id"] for row in csv.DictReader(handle) if not row["step_time_s"]}
+    assert len(named) == len(set(named)) == 3
+    assert set(named) <= unmeasured
+
+
+def test_what_to_measure_first_needs_no_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert calibrate(table(tmp_path / "runs.csv", measured=0, candidates=9), measure_next=2) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["calibration"] is None
+    assert len(answer["measure_next"]) == 2
+
+
+def test_nothing_is_left_to_measure_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="every row is measured"):
+        calibrate(table(tmp_path / "runs.csv", measured=4), measure_next=2)
+
+
+def test_several_clusters_ask_for_a_name_and_a_wrong_name_for_the_nearest() -> None:
+    with pytest.raises(InvalidProblemError, match="several"):
+        calibrate(CATALOG_RUNS)
+    with pytest.raises(InvalidProblemError, match=CLUSTER):
+        calibrate(CATALOG_RUNS, cluster=CLUSTER + "x")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "run_id\n1\n", "\udcff"])
+def test_a_file_that_is_no_calibration_is_refused_with_its_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_bytes(content.encode("utf-8", errors="surrogateescape"))
+    with pytest.raises(InvalidProblemError, match=r"wrong\.json"):
+        profile_for(a_problem(), path)
+
+
+def test_a_missing_calibration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="No such file"):
+        profile_for(a_problem(), tmp_path / "none.json")
