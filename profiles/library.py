@@ -7,6 +7,7 @@ Every entry names its source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -24,6 +25,8 @@ from profiles.units import GB, MIB, TERA
 CATALOG = Path(__file__).parent / "catalog"
 MAX_NAME = 100  # characters of a name that are looked at
 MICROSECOND_PER_SECOND = 1e6
+MEMORY_TOLERANCE = 0.12  # nominal memory against what the driver reports
+_MEMORY = re.compile(r"-?(\d+)gb\b")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -49,17 +52,39 @@ def gpu_alias_note(slug: str) -> str | None:
 
 
 def find_gpu(slug: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
-    """The GPU type of that name or alias.
+    """The GPU type of that name or alias, however it is hyphenated, with or without its memory.
 
     Raises:
         UnknownNameError: no such GPU; lists the nearest names.
     """
     wanted = slug[:MAX_NAME].lower()
-    alias = _aliases().get(wanted)
-    canonical = alias["of"] if alias else wanted
-    if canonical not in _names("gpus"):
+    known = _canonical(wanted) in _names("gpus")
+    canonical = _canonical(wanted) if known else _other_spelling(wanted)
+    if canonical is None:
         raise UnknownNameError.among(pointer, slug[:MAX_NAME], gpu_names())
     return _gpu(canonical)
+
+
+def _canonical(name: str) -> str:
+    """The slug behind an alias; any other name itself."""
+    alias = _aliases().get(name)
+    return alias["of"] if alias else name
+
+
+def _letters_and_memory(name: str) -> tuple[str, int | None]:
+    """A name without hyphens and memory, and the memory in GB where it states one."""
+    memory = _MEMORY.search(name)
+    return _MEMORY.sub("", name).replace("-", ""), int(memory[1]) if memory else None
+
+
+def _other_spelling(wanted: str) -> str | None:
+    """The one GPU that ``wanted`` can mean: the same letters, and the memory it states."""
+    letters, memory_gb = _letters_and_memory(wanted)
+    meant = {_canonical(name) for name in gpu_names() if _letters_and_memory(name)[0] == letters}
+    if memory_gb is not None:
+        near = MEMORY_TOLERANCE * memory_gb
+        meant = {name for name in meant if abs(_gpu(name).memory_bytes / GB - memory_gb) <= near}
+    return meant.pop() if len(meant) == 1 else None
 
 
 def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:

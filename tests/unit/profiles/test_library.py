@@ -210,3 +210,26 @@ def test_a_second_look_up_reads_no_file() -> None:
     for _ in range(1000):
         find_model("deepseek-v3")
     assert time.perf_counter() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("rtx-4090-24gb", "rtx-4090"),
+        ("RTX4090", "rtx-4090"),
+        ("h200-sxm", "h200-sxm-141gb"),
+        ("h20-96gb", "h20-sxm-96gb"),
+        ("mi300x-192gb", "mi300x"),
+        ("l4-24gb", "l4"),
+    ],
+)
+def test_a_gpu_is_found_in_any_spelling_with_or_without_its_memory(
+    written: str, meant: str
+) -> None:
+    assert find_gpu(written).slug == meant
+
+
+@pytest.mark.parametrize("written", ["rtx-4090-48gb", "h100-nvl-94gb", "v100-pcie", "gb"])
+def test_a_gpu_of_another_memory_or_form_is_not_guessed(written: str) -> None:
+    with pytest.raises(UnknownNameError):
+        find_gpu(written)
