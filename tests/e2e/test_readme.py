@@ -17,7 +17,7 @@ ELAPSED = re.compile(r"\bin \d+(\.\d+)? s\b")
 
 
 def printed(state: Path) -> str:
-    environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "130", "NO_COLOR": "1"}
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), "COLUMNS": "170", "NO_COLOR": "1"}
     command = [str(Path(sys.executable).parent / "meshwright"), *COMMAND.split()[1:]]
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
     lines = [line.rstrip() for line in run.stdout.strip().splitlines()]
