@@ -31,6 +31,9 @@ def chosen_process(
 ) -> Process:
     """Amplitude and noise by marginal likelihood, held near the prior's.
 
+    The geometric mean over a grid, weighted by likelihood: few runs barely tell neighbours apart, and
+    the best cell alone would jump between them.
+
     Args:
         prior: where to look, and how freely.
         features: of the runs, (K, F).
@@ -45,5 +48,8 @@ def chosen_process(
         surprise = float(left @ np.linalg.solve(covariance, left)) + float(log_volume)
         return -0.5 * surprise - 0.5 * sum((log(factor) / prior.freedom) ** 2 for factor in factors)
 
-    amplitude, noise = max(product(_AMPLITUDES, _NOISES), key=score)
-    return replace(prior, amplitude=prior.amplitude * amplitude, noise=prior.noise * noise)
+    tried = list(product(_AMPLITUDES, _NOISES))
+    scores = np.array([score(factors) for factors in tried])
+    weights = np.exp(scores - scores.max())
+    amplitude, noise = np.exp(weights @ np.log(tried) / weights.sum())
+    return replace(prior, amplitude=prior.amplitude * float(amplitude), noise=prior.noise * float(noise))
