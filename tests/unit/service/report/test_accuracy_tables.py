@@ -1,0 +1,51 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from service.report.accuracy_tables import by_group, curves, error_percent, out_of_memory, overall, worst
+from solver.accuracy import Report, validate
+from solver.runs import CATALOG_RUNS, read_runs
+
+CLUSTERS = ("selene-a100-megatron-2021", "jeanzay-v100-32gb", "simumax-b200")
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return validate([run for run in read_runs(CATALOG_RUNS) if run.cluster in CLUSTERS])
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_line_of_a_table_has_the_cells_of_its_head(report: Report) -> None:
+    tables = (
+        overall({"one": report, "two": report})[2:-1],
+        by_group("cluster", report.clusters, report.clusters, {})[2:-1],
+        curves({"c": {"random": [1.0, None]}}, (2, 4))[:-1],
+        worst(report)[:-1],
+        out_of_memory(report)[:-1],
+    )
+    for table in tables:
+        assert len(table) > 2
+        assert len({len(cells(line)) for line in table}) == 1
+
+
+def test_the_worst_rows_come_first_and_no_cluster_fills_the_list(report: Report) -> None:
+    lines = [cells(line) for line in worst(report)[2:-1]]
+    errors = [abs(int(line[6])) for line in lines]
+    assert errors == sorted(errors, reverse=True)
+    assert Counter(line[1] for line in lines) == dict.fromkeys(CLUSTERS, 3)
+    assert all(line[7] for line in lines)
+
+
+def test_every_run_with_a_known_outcome_is_in_one_line_of_the_reliability_table(report: Report) -> None:
+    known = [row for row in report.runs if row.prediction and row.run.measured.out_of_memory is not None]
+    assert sum(int(cells(line)[1]) for line in out_of_memory(report)[2:-1]) == len(known)
+
+
+def test_a_run_that_was_calibrated_on_has_no_error(report: Report) -> None:
+    row = next(row for row in report.runs if row.prediction and row.run.measured.step_time_s)
+    assert error_percent(row) is not None
+    assert error_percent(replace(row, used_for_calibration=True)) is None
