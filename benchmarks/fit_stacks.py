@@ -13,7 +13,7 @@ left out of the fit one at a time, never those of the fit itself.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,8 +149,13 @@ def fit_scale() -> None:
 def main() -> None:
     """Times, then memory, then the spreads of both."""
     runs = read_runs(CATALOG_RUNS)
-    for evidence in (Evidence.of_times(runs), Evidence.of_peaks(runs)):
-        fit_levels(sys.argv[1:], evidence)
+    evidences = (Evidence.of_times(runs), Evidence.of_peaks(runs))
+    parser = argparse.ArgumentParser(description="Fit the constants of the software stacks.")
+    known = sorted({stack for evidence in evidences for stack in evidence.stacks})
+    parser.add_argument("stack", nargs="*", choices=[*known, []], help="default: all, and the global level")
+    wanted = list(parser.parse_args().stack)
+    for evidence in evidences:
+        fit_levels(wanted, evidence)
         stack_constants.cache_clear()
     fit_spreads()
     stack_constants.cache_clear()
