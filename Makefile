@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy bench-cost bench-search operators test-torch clean
+.PHONY: help setup run test lint types layering check accuracy accuracy-short bench-cost bench-search operators test-torch clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ check: test lint types layering ## what CI runs
 
 accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md
 	@$(BIN)/python benchmarks/accuracy.py
+
+accuracy-short: $(STAMP) ## the accuracy gates, and a few clusters calibrated; writes nothing
+	@$(BIN)/python benchmarks/accuracy.py --quick
 
 bench-cost: $(STAMP) ## configurations priced a second
 	@$(BIN)/python benchmarks/cost.py

@@ -22,6 +22,7 @@ from service.report.accuracy_tables import (
     error_percent,
     out_of_memory,
     overall,
+    row_by_row,
     time_cells,
     worst,
 )
@@ -92,8 +93,9 @@ def _gates(report: Report) -> list[str]:
     for source in GATES:
         figures = report.sources[source]
         mean, *_rest = time_cells(figures)
-        lines.append(f"* {source}: {mean} % mean error over {figures.n} runs (gate: {GATE_PERCENT:.0f} %)")
-    return [*lines, ""]
+        lines += [f"### {source}: {mean} % mean error (gate: {GATE_PERCENT:.0f} %)", ""]
+        lines += row_by_row(report, source)
+    return lines
 
 
 def _mean_error(report: Report) -> float | None:

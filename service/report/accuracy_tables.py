@@ -160,3 +160,20 @@ def worst(report: Report) -> list[str]:
         if sum(taken.values()) >= _WORST:
             break
     return [*lines, ""]
+
+
+def row_by_row(report: Report, source: str) -> list[str]:
+    """Every scored run of one source with its layout, measured and predicted."""
+    titles = ["run", "model", "GPUs", "tp · pp · vpp · dp", "micro-batch", "recompute"]
+    lines = _head([*titles, "measured s", "predicted s", "%"])
+    for row in report.runs:
+        shape, error = row.run.shape, error_percent(row)
+        if row.run.source != source or shape is None or row.prediction is None or error is None:
+            continue
+        c = shape.configuration
+        axes = (c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size)
+        layout = " · ".join(str(size) for size in (*axes, c.data_parallel_size))
+        what = [row.run.run_id, shape.problem.model.name, c.num_gpus, layout]
+        seconds = [f"{row.run.measured.step_time_s:.3f}", f"{row.prediction.step_time_s:.3f}"]
+        lines.append(_row([*what, c.micro_batch_size, c.recompute_granularity, *seconds, f"{error:+.1f}"]))
+    return [*lines, ""]

@@ -3,7 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from service.report.accuracy_tables import by_group, curves, error_percent, out_of_memory, overall, worst
+from service.report.accuracy_tables import (
+    by_group,
+    curves,
+    error_percent,
+    out_of_memory,
+    overall,
+    row_by_row,
+    worst,
+)
 from solver.accuracy import Report, validate
 from solver.runs import CATALOG_RUNS, read_runs
 
@@ -49,3 +57,14 @@ def test_a_run_that_was_calibrated_on_has_no_error(report: Report) -> None:
     row = next(row for row in report.runs if row.prediction and row.run.measured.step_time_s)
     assert error_percent(row) is not None
     assert error_percent(replace(row, used_for_calibration=True)) is None
+
+
+def test_a_gate_is_shown_row_by_row_with_measured_predicted_and_error(report: Report) -> None:
+    source = "Megatron-LM SC21 Table 1 (Narayanan 2021)"
+    lines = [cells(line) for line in row_by_row(report, source)[2:-1]]
+    assert len(lines) == 10
+    for line in lines:
+        measured, predicted, error = (float(cell) for cell in line[6:])
+        # three digits of seconds and one of per cent are printed
+        assert error == pytest.approx(100.0 * (predicted / measured - 1.0), abs=0.1)
+    assert lines[0][:4] == ["MISC-0043", "megatron-gpt-1.7B", "32", "1 · 1 · 1 · 32"]
