@@ -223,9 +223,7 @@ def test_a_second_look_up_reads_no_file() -> None:
         ("l4-24gb", "l4"),
     ],
 )
-def test_a_gpu_is_found_in_any_spelling_with_or_without_its_memory(
-    written: str, meant: str
-) -> None:
+def test_a_gpu_is_found_in_any_spelling_with_or_without_its_memory(written: str, meant: str) -> None:
     assert find_gpu(written).slug == meant
 
 
