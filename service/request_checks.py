@@ -17,7 +17,7 @@ from service.request_sizes import batch_size, gpu_count, model_sizes
 from solver.columns import RECOMPUTE, SCHEDULES
 from solver.cost.context import linear_precision
 from solver.options import INTEGER_VARIABLES, VARIABLES, SearchOptions
-from solver.problem import Problem
+from solver.problem import PRECISIONS, Problem
 
 LAUNCHERS = ("megatron-lm", "none")
 PLANNED_LAUNCHERS = (
@@ -25,7 +25,6 @@ PLANNED_LAUNCHERS = (
     "accelerate", "nanotron", "ms-swift", "llama-factory",
 )  # fmt: skip
 ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
-PRECISIONS = ("bf16", "fp16", "fp8")
 MAX_ZERO_STAGE = 3
 MAX_VALUE = 2**31 - 1
 WORDS = {"recompute_granularity": RECOMPUTE, "pipeline_schedule": SCHEDULES}

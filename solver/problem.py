@@ -9,7 +9,6 @@ from profiles.cluster import ClusterSpec
 from profiles.model import ModelSpec
 from solver.options import SearchOptions
 
-OPTIMIZERS = ("adamw",)
 PRECISIONS = ("bf16", "fp16", "fp8")
 
 
@@ -23,11 +22,6 @@ class Workload:
     optimizer: str = "adamw"
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
-        return self.global_batch_size * self.seq_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
