@@ -1,6 +1,6 @@
 """The importer of the operator database: what it refuses, and what it reads from a wheel."""
 
-import importlib.util
+import sys
 import zipfile
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_another_package_is_refused_by_its_name(tmp_path: Path) -> None:
         Wheel(wheel_of(tmp_path, "numpy"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as if it were not there
     with pytest.raises(ProfileError, match="needs pyarrow: pip install pyarrow"):
         Wheel(wheel_of(tmp_path, "aiconfigurator-core"))

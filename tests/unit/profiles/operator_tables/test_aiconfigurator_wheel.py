@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from profiles.errors import ProfileError
 from profiles.importers.aiconfigurator_rows import (
@@ -17,9 +19,6 @@ from profiles.importers.aiconfigurator_rows import (
     gemm_points,
     grouped_points,
 )
-
-arrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
 
 DATA = "aiconfigurator_core/systems/data/some_gpu"
 TABLES: Mapping[str, Mapping[str, list[object]]] = {
@@ -83,7 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
         archive.writestr("aiconfigurator_core/systems/some_gpu.yaml", "gpu: {mem_bw: 1000}\n")
         for name, columns in TABLES.items():
             buffer = io.BytesIO()
-            parquet.write_table(arrow.table(dict(columns)), buffer)
+            parquet.write_table(pa.table(dict(columns)), buffer)
             archive.writestr(f"{DATA}/{name}.parquet", buffer.getvalue())
     return Wheel(path)
 
