@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from math import exp, inf, isfinite
+from math import exp, inf
 from typing import Any
 
 from profiles.errors import InvalidProblemError
 from profiles.profile import Constants, Profile
-from profiles.residual import Residual
+from profiles.residual import MAX_LOG, Residual
 
 FORMAT = "meshwright-calibration/1"
 MAX_RUNS = 4096  # of one calibration file; keeps a hostile file from filling the memory
 
-MAX_LOG_OFFSET = 4.6  # a hundredfold
+MAX_LOG_OFFSET = MAX_LOG
+_MAX_NUMBER = 1e9  # of a residual; sums of products of such stay far from an overflow
+_MIN_SCALE = 1e-6  # of lengths and spreads
+_MAX_SCALE = 1e3
+_MAX_NAME = 200  # characters
 
 # Physical upper bounds: shares of a line rate or of a time cannot exceed 1 (0.95 where a protocol or
 # a refresh takes its part), latencies and traffic what no published measurement exceeds.
@@ -30,9 +34,10 @@ UPPER_BOUNDS: Mapping[str, float] = {
     "collective_latency_s": 1.5e-4, "network_latency_s": 6e-4, "update_bytes": 60.0,
     "transfer_exposed": 1.5, "loss_bytes": 120.0,
 }  # fmt: skip
-_RESIDUAL_NUMBERS = (
-    "amplitude", "length", "trend_amplitude", "trend_length", "noise", "scale",
-)  # fmt: skip
+_RESIDUAL_NUMBERS: Mapping[str, float] = {  # the least value of each
+    "amplitude": 0.0, "length": _MIN_SCALE, "trend_amplitude": 0.0, "trend_length": _MIN_SCALE,
+    "noise": _MIN_SCALE, "scale": _MIN_SCALE,
+}  # fmt: skip
 LOWER_BOUNDS: Mapping[str, float] = {"reserve": 1.0}
 
 
@@ -103,16 +108,16 @@ def read_calibration(text: str) -> Calibration:
         sigma = document["log_memory_sigma"]
         calibration = Calibration(
             cluster=str(document["cluster"]),
-            stack=str(document["stack"]),
-            gpu=str(document["gpu"]),
-            num_runs=int(document["num_runs"]),
+            stack=_name(document["stack"]),
+            gpu=_name(document["gpu"]),
+            num_runs=int(_within(document["num_runs"], 0.0, _MAX_NUMBER)),
             log_offsets=offsets,
             residual=_residual_of(document["residual"]),
             memory_residual=_residual_of(document["memory_residual"]),
-            log_memory_sigma=None if sigma is None else _number(sigma),
+            log_memory_sigma=None if sigma is None else _within(sigma, _MIN_SCALE, MAX_LOG),
             findings=tuple(str(finding) for finding in document["findings"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise InvalidProblemError.of(
             "/", "is not a calibration written by `meshwright calibrate`"
         ) from fault
@@ -135,22 +140,34 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
     even = len({len(row) for row in points}) == 1
     if not 0 < runs <= MAX_RUNS or len(points) != runs or len(precision) != runs or not square or not even:
         raise ValueError("matrices of different sizes")
-    if min(_number(raw[name]) for name in ("length", "trend_length", "noise", "scale")) <= 0.0:
-        raise ValueError("must be positive")
     return Residual(
         points=points,
         weights=weights,
         precision=precision,
-        **{name: _number(raw[name]) for name in _RESIDUAL_NUMBERS},
+        **{name: _within(raw[name], least, _MAX_SCALE) for name, least in _RESIDUAL_NUMBERS.items()},
     )
 
 
 def _number(raw: object) -> float:
-    """A finite number."""
-    value = float(raw)  # type: ignore[arg-type]  # a wrong type is a TypeError, caught above
-    if not isfinite(value):
-        raise ValueError("not finite")
+    """A number that arithmetic can bear."""
+    return _within(raw, -_MAX_NUMBER, _MAX_NUMBER)
+
+
+def _within(raw: object, least: float, most: float) -> float:
+    """A number between two, both included; NaN is not."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        raise TypeError("not a number")
+    value = float(raw)
+    if not least <= value <= most:
+        raise ValueError("out of range")
     return value
+
+
+def _name(raw: str) -> str:
+    """A short printable name, fit to be shown."""
+    if len(raw) > _MAX_NAME or not raw.isprintable():
+        raise ValueError("not a name")
+    return raw
 
 
 def _rows(raw: list[list[float]]) -> tuple[tuple[float, ...], ...]:

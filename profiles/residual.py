@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+MAX_LOG = 4.6  # a hundredfold; what is more comes from a broken process
 
 
 def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
@@ -42,9 +43,9 @@ class Residual:
         return near, self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
 
     def log_factor(self, features: FloatArray) -> FloatArray:
-        """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F): (n,)."""
+        """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
         near, _ = self._kernels(features)
-        return np.asarray(near @ np.array(self.weights))
+        return np.asarray(np.clip(near @ np.array(self.weights), -MAX_LOG, MAX_LOG))
 
     def sigma(self, features: FloatArray) -> FloatArray:
         """Spread of ``ln(measured / predicted)`` of one run at each row, noise included: (n,)."""
@@ -52,4 +53,5 @@ class Residual:
         known = near + trend
         prior = self.amplitude**2 + self.trend_amplitude**2
         left = prior - np.einsum("nk,kl,nl->n", known, np.array(self.precision), known)
-        return np.asarray(self.scale * np.sqrt(np.maximum(left, 0.0) + self.noise**2))
+        spread = self.scale * np.sqrt(np.maximum(left, 0.0) + self.noise**2)
+        return np.asarray(np.minimum(spread, MAX_LOG))

@@ -19,7 +19,7 @@ from profiles.profile import Profile, default_profile
 from service.cli.exits import FOUND, say_warnings
 from service.cli.files import write_text
 from service.cli.screen import screen
-from service.json_input import shown_path
+from service.json_input import shown, shown_path
 from solver.calibrate import calibrate
 from solver.calibration.choose import measuring_order
 from solver.calibration.observations import Observation
@@ -48,7 +48,7 @@ def run_calibrate(
     if measured or not measure_next:
         calibration = calibrate(measured, cluster=runs[0].cluster)
     if calibration is not None and out is not None:
-        _write(out, json.dumps(calibration.to_json(), indent=1) + "\n")
+        _write(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n")
     if as_json:
         learnt = calibration.to_json() if calibration else None
         document = {"calibration": learnt, "measure_next": following}
@@ -120,12 +120,11 @@ def _shown(calibration: Calibration | None, following: Sequence[str]) -> list[Re
     """What was learnt, and what to measure."""
     parts: list[RenderableType] = []
     if calibration is not None:
-        head = (
-            f"{calibration.cluster}: calibrated on {calibration.num_runs} timed runs ({calibration.stack})"
-        )
+        runs, name = f"{calibration.num_runs} timed runs", shown(calibration.cluster)
+        head = f"{name}: calibrated on {runs} ({calibration.stack})"
         parts += [Text(head, style="bold"), *_constants(calibration), *_spread(calibration)]
     if following:
-        parts.append(Text(f"worth measuring next: {', '.join(following)}"))
+        parts.append(Text(f"worth measuring next: {', '.join(map(shown, following))}"))
     return parts
 
 

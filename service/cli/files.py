@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from errno import EISDIR
 from pathlib import Path
 
 from profiles.errors import InvalidProblemError
@@ -16,6 +17,8 @@ ANSWER_FILE = "answer.json"
 
 def write_text(path: Path, text: str) -> None:
     """Write under a temporary name beside ``path``, then rename."""
+    if not path.name:
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

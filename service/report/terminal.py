@@ -19,6 +19,7 @@ from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, 
 from solver.problem import Problem
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
+_GENERAL = "not calibrated on your cluster"
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
@@ -160,7 +161,7 @@ def _split(stage_layers: Sequence[int]) -> str:
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     """The costs that the figures rest on, and every warning."""
-    said = f"Profile: {_profile(answer, problem)}, not calibrated on your cluster."
+    said = f"Profile: {_profile(answer, problem)}."
     outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
     return [wrapped(said, width, indent=2), *outside, *_warnings(answer.warnings, width)]
 
@@ -184,8 +185,8 @@ def _profile(answer: Answer, problem: Problem) -> str:
     version = answer.versions.get("profile", "unknown")
     here = default_profile(problem.cluster, problem.launcher)
     if here.version != version:
-        return f"version {version}"
-    return f"{here.group.gpu.display_name} under {here.framework.name}, from the catalog"
+        return f"version {version}, not the catalog's: calibrated, or of another release"
+    return f"{here.group.gpu.display_name} under {here.framework.name}, from the catalog, {_GENERAL}"
 
 
 def _next(answer: Answer, problem: Problem) -> str:

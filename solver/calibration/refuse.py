@@ -9,6 +9,7 @@ import numpy as np
 
 from profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
 from profiles.profile import Constants, Profile
+from profiles.units import GIB
 from solver.calibration.observations import Observation
 from solver.columns import FloatArray
 
@@ -17,13 +18,22 @@ _TWINS = 0.8  # features closer than this differ in little more than one halved 
 _FAR = 2.0  # prior widths
 _BARELY = 0.02  # relative move below which a constant counts as unmoved
 _MAX_NAMED = 5
+_MAX_SHOWN = 64  # characters of a run's name
+_UNITS = 1.1  # a peak given in GB and read as GiB still fits
 
 
 def impossible(one: Observation, profile: Profile) -> str | None:
     """Why a run cannot have happened as stated; None when it can.
 
-    A step cannot be faster than the model's FLOPs at the GPUs' dense peak in the run's precision.
+    A step cannot be faster than the model's FLOPs at the GPUs' dense peak in the run's precision, and
+    its peak memory cannot exceed the GPU's.
     """
+    has_bytes = profile.group.gpu.memory_bytes
+    if one.peak_memory_bytes is not None and one.peak_memory_bytes > _UNITS * has_bytes:
+        return (
+            f"run {_called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB is more than the "
+            f"{has_bytes / GIB:.4g} GiB of {profile.group.gpu.slug}"
+        )
     if one.step_time_s is None:
         return None
     workload, gpu = one.problem.workload, profile.group.gpu
@@ -33,9 +43,14 @@ def impossible(one: Observation, profile: Profile) -> str | None:
     if one.step_time_s >= least_s:
         return None
     return (
-        f"run {one.name} is left out: {one.step_time_s:.4g} s is less than the {least_s:.4g} s that its "
-        f"FLOPs take at the peak of {gpu.slug}"
+        f"run {_called(one)} is left out: {one.step_time_s:.4g} s is less than the {least_s:.4g} s that "
+        f"its FLOPs take at the peak of {gpu.slug}"
     )
+
+
+def _called(one: Observation) -> str:
+    """A run's name, printable and short."""
+    return "".join(char if char.isprintable() else "?" for char in one.name[:_MAX_SHOWN])
 
 
 def contradictions(
@@ -49,9 +64,11 @@ def contradictions(
     for index in worst[:_MAX_NAMED]:
         twin = int(apart[index].argmin())
         slower = "slower" if leave_one_out[index] > 0 else "faster"
-        text = f"run {observations[index].name} is {abs(leave_one_out[index]):.1f} spreads {slower} than "
+        text = (
+            f"run {_called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {slower} than "
+        )
         if apart[index, twin] < _TWINS:
-            text += f"the other runs say; the most alike is {observations[twin].name}"
+            text += f"the other runs say; the most alike is {_called(observations[twin])}"
         else:
             text += "the other runs say"
         findings.append(text)

@@ -90,7 +90,10 @@ def test_a_calibration_is_read_as_it_was_written() -> None:
         ("format", "another/1"), ("log_offsets", {"gemm": "fast"}), ("log_offsets", {"colour": 0.1}),
         ("log_offsets", [1]), ("residual", {}), ("num_runs", None), ("log_offsets", {"gemm": 99.0}),
         ("log_memory_sigma", "wide"),
-        ("log_offsets", {"gemm": float("nan")}),
+        ("log_offsets", {"gemm": float("nan")}), ("log_offsets", {"gemm": 10**400}),
+        ("log_offsets", {"gemm": True}), ("num_runs", float("inf")), ("num_runs", -1),
+        ("log_memory_sigma", -0.1), ("log_memory_sigma", 1e300),
+        ("gpu", "a" * 100_000), ("stack", "\x1b[31m"),
     ],
 )  # fmt: skip
 def test_a_broken_calibration_is_refused(part: str, value: object) -> None:
@@ -113,6 +116,11 @@ def test_what_is_no_calibration_at_all_is_refused(text: str) -> None:
         ("length", 0.0),
         ("noise", -1.0),
         ("precision", [[1.0, 2.0]]),
+        ("weights", [1e300]),
+        ("amplitude", 1e200),
+        ("scale", 1e300),
+        ("length", 1e-300),
+        ("points", [[1e300] * 18]),
     ],
 )
 def test_a_residual_that_means_nothing_is_refused(part: str, value: object) -> None:

@@ -3,7 +3,7 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from profiles.residual import Residual, squared_distances
+from profiles.residual import MAX_LOG, Residual, squared_distances
 
 
 def one_run(**changes: float) -> Residual:
@@ -36,3 +36,13 @@ def test_scale_stretches_the_whole_spread() -> None:
 def test_distances_are_those_of_every_pair() -> None:
     a, b = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
     assert squared_distances(a, b).tolist() == [[0.0], [25.0]]
+
+
+def test_a_broken_process_moves_a_prediction_a_hundredfold_at_most() -> None:
+    broken = Residual(
+        points=((0.0,),), weights=(1e9,), precision=((-1e9,),), amplitude=1.0, length=1.0,
+        trend_amplitude=0.0, trend_length=1.0, noise=1.0, scale=1.0,
+    )  # fmt: skip
+    here = np.zeros((1, 1))
+    assert broken.log_factor(here) == broken.sigma(here) == MAX_LOG
+    assert np.exp(MAX_LOG) == pytest.approx(100.0, rel=0.01)

@@ -109,6 +109,19 @@ def test_a_run_faster_than_the_peak_of_its_gpus_is_left_out_and_named(
     assert calibration.log_offsets == honest.log_offsets
 
 
+@pytest.mark.parametrize("peak", [float("inf"), 2.0 * 40.0 * 2**30])
+def test_a_peak_beyond_the_memory_of_the_gpu_is_left_out_and_said(
+    observations: list[Observation], peak: float
+) -> None:
+    runs = as_if(observations)[:4]
+    runs[0] = replace(runs[0], peak_memory_bytes=peak, name="TOO\x1bBIG" + "!" * 1000)
+    calibration = calibrate(runs, cluster="x")
+    assert calibration.num_runs == 3
+    (finding,) = [finding for finding in calibration.findings if "left out" in finding]
+    assert finding.startswith("run TOO?BIG!")
+    assert len(finding) < 200
+
+
 def test_only_impossible_runs_are_refused(observations: list[Observation]) -> None:
     with pytest.raises(InvalidProblemError, match="is left out"):
         calibrate([replace(observations[0], step_time_s=1e-3)], cluster="x")

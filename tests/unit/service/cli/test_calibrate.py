@@ -86,3 +86,24 @@ def test_a_file_that_is_no_calibration_is_refused_with_its_name(tmp_path: Path, 
 def test_a_missing_calibration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match="No such file"):
         profile_for(a_problem(), tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_calibration_written_to_no_file_is_refused(tmp_path: Path, out: str) -> None:
+    with pytest.raises(InvalidProblemError, match="directory"):
+        calibrate(table(tmp_path / "runs.csv", measured=2), out=Path(out))
+
+
+def test_a_peak_that_no_number_holds_writes_no_nan(tmp_path: Path) -> None:
+    path, out = table(tmp_path / "runs.csv", measured=3), tmp_path / "cluster.json"
+    with path.open(encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    rows[0]["peak_memory_gib"] = "1e300"  # bytes: 1e309, an infinity
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert calibrate(path, out=out) == 0
+    written = json.loads(out.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert written["num_runs"] == 2
+    assert profile_for(a_problem(), out).residual is not None

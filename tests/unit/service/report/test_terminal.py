@@ -67,7 +67,7 @@ def test_a_profile_is_named_by_its_title_only_where_it_is_the_one_at_hand() -> N
     here = default_profile(problem.cluster, problem.launcher)
     titled = an_answer(versions={"profile": here.version})
     assert "Profile: H100 SXM 80GB under megatron-core, from the catalog, not calibrated" in text_of(titled)
-    assert "Profile: version 0123456789ab, not calibrated" in text_of(
+    assert "Profile: version 0123456789ab, not the catalog's" in text_of(
         an_answer(versions={"profile": "0123456789ab"})
     )
 
@@ -120,8 +120,11 @@ def test_time_and_memory_of_the_best_plan_are_split_by_cause() -> None:
     assert "weights 4.1 │ gradients 8.2 │ optimizer 6.1 │ activations 24.5 │ context 2.0 GiB" in text
 
 
-def test_an_uncalibrated_profile_is_called_so() -> None:
-    assert "not calibrated on your cluster" in text_of(an_answer())
+def test_only_the_profile_of_the_catalog_is_called_uncalibrated() -> None:
+    problem = a_problem()
+    here = default_profile(problem.cluster, problem.launcher).version
+    assert "not calibrated on your cluster" in text_of(an_answer(versions={"profile": here}))
+    assert "not calibrated" not in text_of(an_answer(versions={"profile": "0123456789ab"}))
 
 
 def test_what_lies_outside_the_measurements_and_every_warning_is_said() -> None:
