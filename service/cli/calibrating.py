@@ -70,9 +70,11 @@ def profile_for(problem: Problem, path: Path | None) -> Profile:
     if path is None:
         return profile
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        with path.open("rb") as handle:
+            content = handle.read(_MAX_BYTES + 1)  # a device has no size and no end
+        if len(content) > _MAX_BYTES:
             raise InvalidProblemError.of("--profile", f"{shown_path(path)}: larger than any calibration")
-        text = path.read_text(encoding="utf-8")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = getattr(fault, "strerror", None) or "cannot be read as text"
         raise InvalidProblemError.of("--profile", f"{shown_path(path)}: {reason}") from None

@@ -107,3 +107,8 @@ def test_a_peak_that_no_number_holds_writes_no_nan(tmp_path: Path) -> None:
     written = json.loads(out.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert written["num_runs"] == 2
     assert profile_for(a_problem(), out).residual is not None
+
+
+def test_a_calibration_without_an_end_is_refused() -> None:
+    with pytest.raises(InvalidProblemError, match="larger than any calibration"):
+        profile_for(a_problem(), Path("/dev/zero"))
