@@ -40,7 +40,7 @@ types: $(STAMP) ## mypy --strict
 layering: $(STAMP) ## import-linter contracts
 	@$(BIN)/lint-imports
 
-check: test lint types layering ## what CI runs
+check: test lint types layering ## tests, lint, types and layering
 
 accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md
 	@$(BIN)/python benchmarks/accuracy.py

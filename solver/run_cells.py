@@ -23,6 +23,7 @@ REQUIRED_COLUMNS = (
     "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
 )  # fmt: skip
 MAX_ROWS = 1_000_000
+COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md; an empty cell means unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,11 @@ def read_cells(path: Path) -> Iterator[Cells]:
                         f"/rows/{line - 2}", f"line {line}: too many cells or rows"
                     )
                 yield Cells(line, row)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidProblemError.of("/runs", f"cannot be read as CSV ({type(error).__name__})") from error
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InvalidProblemError.of("/runs", f"{path.name[:64]}: {reason}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidProblemError.of("/runs", f"{path.name[:64]} is not CSV in UTF-8") from error
 
 
 def _check_header(header: Sequence[str]) -> None:
@@ -108,7 +112,10 @@ def _check_header(header: Sequence[str]) -> None:
     names = list(header)
     missing = [name for name in REQUIRED_COLUMNS if name not in names]
     doubled = sorted({name for name in names if names.count(name) > 1})
-    errors = [FieldError(pointer=f"/columns/{name}", message="this column is missing") for name in missing]
+    errors = []
+    if missing:
+        what = f"missing: {', '.join(missing)}"
+        errors.append(FieldError(pointer="/columns", message=what, allowed=COLUMNS_ARE_DESCRIBED))
     errors += [
         FieldError(pointer=f"/columns/{name[:64]}", message="this column stands twice") for name in doubled
     ]

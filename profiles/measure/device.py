@@ -36,7 +36,8 @@ def load_torch() -> ModuleType:
     except ImportError as fault:
         why = "which is not installed" if fault.name == "torch" else "which does not load"
         raise ProfileError(
-            f'measuring needs PyTorch 2.5 or newer, {why}: pip install "meshwright[profile]", '
+            f"measuring needs PyTorch 2.5 or newer, {why}: "
+            '.venv/bin/pip install -e ".[profile]" in the checkout, '
             "or install the build that your cluster trains with"
         ) from None
     return torch

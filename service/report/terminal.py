@@ -20,6 +20,7 @@ from solver.problem import Problem
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster"
+_UNCALIBRATED = ", uncalibrated"  # how the title of a catalog profile ends
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
@@ -181,7 +182,10 @@ def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
 
 
 def _profile(answer: Answer, problem: Problem) -> str:
-    """The profile by its title where this installation has it, else by its version."""
+    """The profile by its title where the answer or this installation has it, else by its version."""
+    title = answer.notes.get("profile")
+    if title is not None and not title.endswith(_UNCALIBRATED):
+        return title
     version = answer.versions.get("profile", "unknown")
     here = default_profile(problem.cluster, problem.launcher)
     if here.version != version:

@@ -240,6 +240,7 @@ def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         warnings=(*warnings, *found.certificate.warnings),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
+        notes={"profile": found.profile.title},
     )
 
 

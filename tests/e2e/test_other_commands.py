@@ -147,7 +147,7 @@ def test_runs_that_calibrate_are_not_scored(few_runs: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.csv"], "error: runs: cannot be read as CSV (FileNotFoundError)"),
+        (["nowhere.csv"], "error: runs: nowhere.csv: No such file or directory"),
         ([str(RUNS), "--choose", "best"], 'error: --choose: unknown "best". Known: random, suggested'),
     ],
 )

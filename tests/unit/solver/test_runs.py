@@ -93,7 +93,9 @@ def test_what_cannot_be_expressed_is_refused_with_a_reason(
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidProblemError, match=r"columns\.seq_length"):
+    with pytest.raises(
+        InvalidProblemError, match=r"columns: missing: seq_length\. Allowed: the columns of"
+    ):
         read_runs(table(tmp_path / "runs.csv", ROW, without="seq_length"))
 
 

@@ -269,3 +269,10 @@ def test_csv_has_one_line_a_plan_and_units_in_its_names() -> None:
     assert [row["rank"] for row in rows] == ["1", "2"]
     assert rows[0]["step_time_s"] == "32.8"
     assert rows[0]["stage_layers"] == " ".join(["4"] * 20)
+
+
+def test_a_calibrated_profile_is_named_and_not_called_uncalibrated() -> None:
+    answer = an_answer(notes={"profile": "A100 SXM 80 GB under megatron-core, calibrated on 16 runs"})
+    text = " ".join(text_of(answer).split())
+    assert "Profile: A100 SXM 80 GB under megatron-core, calibrated on 16 runs." in text
+    assert "not calibrated" not in text
