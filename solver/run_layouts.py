@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from profiles.library import find_gpu
 from profiles.model import ModelSpec
-from solver.columns import SCHEDULES
+from solver.columns import RECOMPUTE, SCHEDULES
 from solver.plan import Configuration
 from solver.run_cells import Cells
 from solver.run_shapes import RefusedRunError, needed
@@ -64,6 +64,8 @@ def _even(layers: int, chunks: int) -> tuple[int, ...]:
 def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:
     """Granularity, and how many layers of a chunk recompute."""
     stated = cells.text("recompute") or "none"
+    if stated not in RECOMPUTE:
+        raise RefusedRunError(f"recompute = {stated[:40]} is not modelled")
     if stated == "full":
         return "full", max(stage_layers)
     if stated == "selective" and cells.text("recompute_modules") == "layer":

@@ -82,6 +82,7 @@ def test_uneven_layers_leave_the_ends_lighter(tmp_path: Path) -> None:
         ({"micro_batch_size": ""}, "micro_batch_size is not known"),
         ({"layers_per_stage": "16-17"}, "layers_per_stage"),
         ({"pipeline_schedule": "spiral"}, "spiral"),
+        ({"recompute": "sometimes"}, "sometimes"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused_with_a_reason(
