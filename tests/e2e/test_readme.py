@@ -26,7 +26,7 @@ def printed(state: Path) -> str:
 
 def test_the_transcript_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> None:
     text, now = README.read_text(), printed(tmp_path)
-    if os.environ.get("UPDATE_README"):
+    if os.environ.get("UPDATE_README") == "1":
         README.write_text(BLOCK.sub(lambda found: f"{found[1]}```\n{now}```\n{found[3]}", text))
         text = README.read_text()
     shown = BLOCK.search(text)

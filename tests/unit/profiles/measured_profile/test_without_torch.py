@@ -28,6 +28,8 @@ def test_without_torch_the_command_says_what_to_install_and_ends_with_2(tmp_path
     )
     run = python(code + "from service.cli.main import main\nmain()")
     assert run.returncode == 2
-    assert run.stderr.startswith("error: measuring needs PyTorch 2.5 or newer, which is not installed: pip")
+    assert run.stderr.startswith(
+        "error: measuring needs PyTorch 2.5 or newer, which is not installed: .venv/bin/pip"
+    )
     assert run.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
