@@ -50,13 +50,6 @@ class ServiceClient:
         """Close the connection."""
         self._http.close()
 
-    def is_ready(self) -> bool:
-        """Whether the service takes jobs."""
-        try:
-            return self._http.get("/readyz").is_success
-        except httpx.HTTPError:
-            return False
-
     def submit(self, request: Mapping[str, object], *, key: str | None, fresh: bool) -> dict[str, Any]:
         """The job of a request."""
         headers = {"Idempotency-Key": key} if key else {}
