@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
-from profiles.importers.run_logs import MAX_BATCH, MAX_GIB, OUT_OF_MEMORY, LogLine, RunLog, Step, timestamp
+from profiles.importers.run_logs import (
+    MAX_BATCH,
+    MAX_GIB,
+    OUT_OF_MEMORY,
+    LogLine,
+    RunLog,
+    Step,
+    read_steps,
+    timestamp,
+)
 from profiles.measurements import MeasuredRun
 from profiles.units import GIB
 
@@ -79,11 +88,4 @@ def read_deepspeed_log(path: Path | str) -> MeasuredRun:
     Raises:
         ProfileError: no steps, or a broken one.
     """
-    file = ForeignFile.open(path)
-    log = RunLog(file=file, framework="deepspeed")
-    for line in log.lines():
-        step = _STEP.search(line.text)
-        if step and not line.is_cut:
-            _step(log, line, int(step[1]))
-        _configuration(log, line)
-    return log.finish()
+    return read_steps(path, "deepspeed", pattern=_STEP, on_step=_step, on_line=_configuration)

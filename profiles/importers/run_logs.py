@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 
@@ -202,3 +203,25 @@ def _tokens(kept: list[Step], median: float | None, configuration: Mapping[str, 
         return logged
     batch, seq_length, num_gpus = (float(part) for part in parts if part)
     return batch * seq_length / (median * num_gpus)
+
+
+def read_steps(
+    path: Path | str,
+    framework: str,
+    *,
+    pattern: re.Pattern[str],
+    on_step: Callable[[RunLog, LogLine, int], None],
+    on_line: Callable[[RunLog, LogLine], None],
+) -> MeasuredRun:
+    """A log whose steps stand on one line each; the first group of ``pattern`` is the step's number.
+
+    Raises:
+        ProfileError: no steps, or a broken one.
+    """
+    log = RunLog(file=ForeignFile.open(path), framework=framework)
+    for line in log.lines():
+        step = pattern.search(line.text)
+        if step and not line.is_cut:
+            on_step(log, line, int(step[1]))
+        on_line(log, line)
+    return log.finish()

@@ -20,6 +20,7 @@ from profiles.importers.run_logs import (
     LogLine,
     RunLog,
     Step,
+    read_steps,
     timestamp,
 )
 from profiles.measurements import MeasuredRun
@@ -121,11 +122,4 @@ def read_torchtitan_log(path: Path | str) -> MeasuredRun:
     Raises:
         ProfileError: no steps, or a broken one.
     """
-    file = ForeignFile.open(path)
-    log = RunLog(file=file, framework="torchtitan")
-    for line in log.lines():
-        step = _STEP.search(line.text)
-        if step and not line.is_cut:
-            _step(log, line, int(step[1]))
-        _configuration(log, line)
-    return log.finish()
+    return read_steps(path, "torchtitan", pattern=_STEP, on_step=_step, on_line=_configuration)
