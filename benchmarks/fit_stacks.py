@@ -3,7 +3,8 @@
 Two levels: all stacks together round the values in ``stacks.yaml`` (global), then each stack round
 the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 loss on
 ``ln(measured / predicted)`` with a noise of 4 %, the log-normal priors of
-``solver/calibration/priors.py``, and every cluster's weight capped at 60 runs. The spreads of
+``solver/calibration/priors.py``, and every cluster's weight capped at 60 runs. Each constant is written
+with its uncertainty, and marked where the runs do not identify it. The spreads of
 uncalibrated predictions (``log_time_sigma``, ``log_memory_sigma``) are those of the clusters that are
 left out of the fit one at a time, never those of the fit itself.
 
@@ -15,45 +16,57 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from profiles.levels import STACKS_FILE, LevelConstant, forget_levels
 from profiles.profile import Constants, stack_constants
 from solver.accuracy import validate
 from solver.calibration.batches import ProfileOf
 from solver.calibration.leftover import forget_spreads
 from solver.runs import CATALOG_RUNS, Run, read_runs
-from solver.stacks.evidence import CLUSTER_WEIGHT, MEMORY, TIME, Evidence, fitted, linearised, teaches
+from solver.stacks.evidence import (
+    CLUSTER_WEIGHT,
+    MEMORY,
+    TIME,
+    Evidence,
+    Linear,
+    fitted,
+    linearised,
+    teaches,
+)
 from solver.stacks.leave_out import blind_profile_of, cluster_of, left_out_log_errors, sigma_of
+from solver.stacks.uncertainty import level_constants
 
 SPREADS = CATALOG_RUNS.parent.parent / "calibration" / "spreads.yaml"
-STACKS = CATALOG_RUNS.parent.parent / "calibration" / "stacks.yaml"
 _MIN_RUNS = 40  # with fewer, a stack keeps its memory constants and takes the spread of all stacks
 
 
-def _constants(values: Mapping[str, Any]) -> Constants:
-    """A level of the file as constants."""
-    return Constants(**{n: float(v) for n, v in values.items() if n != "fitted_on"})
+def _entry(constant: LevelConstant) -> dict[str, Any]:
+    """A constant as the file holds it."""
+    entry = asdict(constant)
+    if constant.identified:
+        del entry["identified"]
+    return entry
 
 
-def _shown(values: Mapping[str, float]) -> dict[str, float]:
-    """Three significant digits."""
-    return {name: float(f"{value:.3g}") for name, value in values.items()}
+def _own(found: Mapping[str, LevelConstant], general: Constants) -> dict[str, dict[str, Any]]:
+    """What a stack has of its own: what its runs identify, or moved by more than a hundredth."""
+
+    def moved(name: str) -> bool:
+        base = getattr(general, name)
+        return bool(abs(found[name].value - base) > abs(base) / 100)
+
+    return {name: _entry(one) for name, one in found.items() if one.identified or moved(name)}
 
 
-def _differing(found: Constants, general: Constants, names: Sequence[str]) -> dict[str, float]:
-    """The fitted constants that moved by more than a hundredth."""
-    pairs = {name: (getattr(found, name), getattr(general, name)) for name in names}
-    return {name: own for name, (own, base) in pairs.items() if abs(own - base) > abs(base) / 100}
-
-
-def _mean_error(evidence: Evidence, constants: Constants) -> float:
+def _mean_error(linear: Linear) -> float:
     """Mean absolute relative error."""
-    return float(np.abs(np.expm1(-linearised(evidence, constants).left)).mean())
+    return float(np.abs(np.expm1(-linear.left)).mean())
 
 
 def _header(path: Path) -> str:
@@ -65,40 +78,50 @@ def _header(path: Path) -> str:
 def fit_levels(wanted: list[str], evidence: Evidence) -> None:
     """Fit both levels of one quantity (or only the wanted stacks) and write them to the catalog."""
     quantity, names = evidence.quantity, evidence.quantity.names
-    levels = yaml.safe_load(STACKS.read_text(encoding="utf-8"))
-    start = _constants(levels["global"])
-    general = start
+    levels = yaml.safe_load(STACKS_FILE.read_text(encoding="utf-8"))
+    general = stack_constants(None)
     if quantity.global_widths and not wanted:
-        general = fitted(evidence, start, start=start, widths=quantity.global_widths)
-        print(f"global: {_mean_error(evidence, start):.1%} -> {_mean_error(evidence, general):.1%}")
-    levels["global"] |= _shown({name: getattr(general, name) for name in names})
+        before, widths = linearised(evidence, general), quantity.global_widths
+        general = fitted(evidence, general, start=general, widths=widths)
+        after = linearised(evidence, general)
+        print(f"global: {_mean_error(before):.1%} -> {_mean_error(after):.1%}")
+        found = level_constants(general, after, widths)
+        levels["global"]["constants"] |= {name: _entry(one) for name, one in found.items()}
     for stack in sorted(set(evidence.stacks)):
-        if wanted and stack not in wanted:
+        mine = evidence.of_stack(stack)
+        few = quantity is MEMORY and len(mine.runs) < _MIN_RUNS
+        if few or (wanted and stack not in wanted):
             continue
-        mine, shipped = evidence.of_stack(stack), stack_constants(stack)
-        if quantity is MEMORY and len(mine.runs) < _MIN_RUNS:
-            continue
-        centre = replace(shipped, **{name: getattr(general, name) for name in names})
-        found = fitted(mine, centre, start=shipped, widths=quantity.widths)
-        print(f"{stack}: {len(mine.runs)} runs, {_mean_error(mine, found):.1%}", flush=True)
-        own = {n: v for n, v in levels["stacks"].get(stack, {}).items() if n not in names}
+        level = levels["stacks"].setdefault(stack, {"constants": {}})
+        kept = {name: entry for name, entry in level["constants"].items() if name not in names}
+        level["constants"] = kept | _fitted_stack(stack, mine, general)
         if quantity is TIME:
-            own["fitted_on"] = f"{len(mine.runs)} open runs"
-        levels["stacks"][stack] = own | _shown(_differing(found, general, names))
+            level["fitted_on"] = f"{len(mine.runs)} open runs"
     _write(levels)
+
+
+def _fitted_stack(stack: str, mine: Evidence, general: Constants) -> dict[str, dict[str, Any]]:
+    """One stack's own constants, fitted round the global ones."""
+    quantity, shipped = mine.quantity, stack_constants(stack)
+    centre = replace(shipped, **{name: getattr(general, name) for name in quantity.names})
+    found = fitted(mine, centre, start=shipped, widths=quantity.widths)
+    after = linearised(mine, found)
+    print(f"{stack}: {len(mine.runs)} runs, {_mean_error(after):.1%}", flush=True)
+    return _own(level_constants(found, after, quantity.widths), general)
 
 
 def _write(levels: dict[str, Any]) -> None:
     """Write the file back under its header."""
-    STACKS.write_text(
-        _header(STACKS) + yaml.safe_dump(levels, sort_keys=False, width=100), encoding="utf-8"
-    )
+    text = yaml.safe_dump(levels, sort_keys=False, width=200, default_flow_style=None)
+    STACKS_FILE.write_text(_header(STACKS_FILE) + text, encoding="utf-8")
+    forget_levels()
+    stack_constants.cache_clear()
 
 
 def fit_spreads() -> None:
     """Set both spreads of every level from what is left out."""
     runs = read_runs(CATALOG_RUNS)
-    levels = yaml.safe_load(STACKS.read_text(encoding="utf-8"))
+    levels = yaml.safe_load(STACKS_FILE.read_text(encoding="utf-8"))
     for name, evidence in (
         ("log_time_sigma", Evidence.of_times(runs)),
         ("log_memory_sigma", Evidence.of_peaks(runs)),
@@ -156,9 +179,7 @@ def main() -> None:
     wanted = list(parser.parse_args().stack)
     for evidence in evidences:
         fit_levels(wanted, evidence)
-        stack_constants.cache_clear()
     fit_spreads()
-    stack_constants.cache_clear()
     fit_scale()
 
 

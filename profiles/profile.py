@@ -10,19 +10,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
-
-import yaml
 
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.collectives import Fabric
 from profiles.errors import ProfileError, UnknownNameError
 from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
+from profiles.levels import level_values
 from profiles.operators import GpuOperators, operators_of
 from profiles.residual import Residual
-
-_CATALOG = Path(__file__).parent / "catalog" / "calibration"
 
 # What a launcher runs, and what the families of measured runs are called.
 _FRAMEWORK_OF: Mapping[str, str] = {
@@ -129,20 +124,17 @@ class Profile:
 
 
 @cache
-def stack_constants(stack: str) -> Constants:
-    """The constants of one stack, filled up from the global level.
+def stack_constants(stack: str | None) -> Constants:
+    """The constants of one stack, filled up from the global level; None: the global level itself.
 
     Raises:
         ProfileError: the file lacks a constant or has an unknown one.
     """
-    text = (_CATALOG / "stacks.yaml").read_text(encoding="utf-8")
-    levels: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
-    values = {**levels["global"], **levels["stacks"].get(stack, {})}
-    values.pop("fitted_on", None)
+    values = level_values(stack)
     known = {f.name for f in fields(Constants)}
     if values.keys() != known:
         raise ProfileError(f"stacks.yaml, {stack}: wrong constants {sorted(values.keys() ^ known)}")
-    return Constants(**{name: float(value) for name, value in values.items()})
+    return Constants(**values)
 
 
 def framework_of(launcher_or_framework: str) -> str:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import yaml
 
-from profiles.library import CATALOG
 from profiles.profile import Constants, Profile, stack_constants
 from solver.accuracy import RunPrediction, validate
 from solver.calibrate import default_profile_of
@@ -38,16 +36,9 @@ class LeftOut:
     log_error: float  # ln(measured / predicted)
 
 
-def general_constants() -> Constants:
-    """The global level of the catalog."""
-    text = (CATALOG / "calibration" / "stacks.yaml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text)["global"]
-    return Constants(**{name: float(v) for name, v in values.items() if name != "fitted_on"})
-
-
 def blind_constants(evidence: Evidence, key_of: KeyOf) -> dict[tuple[str, str], Constants]:
     """The constants of each (stack, key), fitted on the stack's runs with other keys."""
-    general, blind = general_constants(), {}
+    general, blind = stack_constants(None), {}
     for stack in sorted(set(evidence.stacks)):
         mine = evidence.of_stack(stack)
         shipped = stack_constants(stack)
