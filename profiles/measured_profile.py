@@ -84,6 +84,7 @@ class Subject:
     dtype: str  # bf16, fp16 or fp32
     expert_parallel_size: int
     quick: bool  # few repeats, few payloads
+    with_collectives: bool = False  # layers were timed with their tensor-parallel collectives inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ class Machine:
     cuda: str | None = None  # or ROCm, that torch was built with
     driver: str | None = None
     threads: int | None = None  # of torch on a CPU
+    gpu: str | None = None  # catalog slug, where it is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

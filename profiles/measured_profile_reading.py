@@ -93,6 +93,7 @@ def _subject(reader: FieldReader) -> Subject:
         dtype=_required_choice(reader, "dtype", DTYPES),
         expert_parallel_size=reader.integer("expert_parallel_size"),
         quick=_required_flag(reader, "quick"),
+        with_collectives=reader.flag("with_collectives", default=False),
     )
     reader.refuse_unknown()
     return subject
@@ -108,6 +109,7 @@ def _machine(reader: FieldReader) -> Machine:
         cuda=_optional_text(reader, "cuda"),
         driver=_optional_text(reader, "driver"),
         threads=reader.optional_integer("threads"),
+        gpu=_optional_text(reader, "gpu"),
     )
     reader.refuse_unknown()
     return machine

@@ -22,8 +22,8 @@ def measured_profile_schema() -> Schema:
     parts: dict[str, Schema] = {
         "format": {"const": FORMAT},
         "version": {"const": VERSION},
-        "subject": _object(_SUBJECT),
-        "machine": _object(_MACHINE, optional=("cuda", "driver", "threads")),
+        "subject": _object(_SUBJECT, optional=("with_collectives",)),
+        "machine": _object(_MACHINE, optional=("cuda", "driver", "threads", "gpu")),
         "sessions": {
             "type": "array",
             "minItems": 1,
@@ -52,6 +52,7 @@ _SUBJECT: dict[str, Schema] = {
     "dtype": {"enum": ["bf16", "fp16", "fp32"]},
     "expert_parallel_size": _COUNT,
     "quick": _FLAG,
+    "with_collectives": _FLAG,
 }
 _MACHINE: dict[str, Schema] = {
     "kind": {"enum": ["cuda", "cpu"]},
@@ -62,6 +63,7 @@ _MACHINE: dict[str, Schema] = {
     "cuda": _TEXT,
     "driver": _TEXT,
     "threads": _COUNT,
+    "gpu": _TEXT,
 }
 _SESSION: dict[str, Schema] = {
     "started_at": _TEXT,

@@ -16,6 +16,7 @@ from profiles.collectives import Fabric
 from profiles.errors import ProfileError, UnknownNameError
 from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
 from profiles.levels import level_values
+from profiles.measured_layers import MeasuredLayers
 from profiles.operators import GpuOperators, operators_of
 from profiles.residual import Residual
 
@@ -88,6 +89,7 @@ class Profile:
     gpu_operators: GpuOperators
     group: NodeGroup  # the node group that decides: the slowest GPU of a mixed cluster
     time_factor: float = 1.0  # a cluster's own calibration
+    layers: MeasuredLayers | None = None  # timed ones, preferred over the operator tables
     residual: Residual | None = None  # what calibration found beside the constants: step time
     memory_residual: Residual | None = None  # the same of peak memory
     log_time_sigma: float = 0.15
@@ -120,6 +122,7 @@ class Profile:
                 self.memory_residual,
             )
         )
+        text += "" if self.layers is None else repr(asdict(self.layers))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from profiles.model import ModelSpec
 from profiles.profile import Profile
-from solver.columns import Columns, FloatArray, IntArray
+from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.cost.assemble import Chunks, Stages, assemble, chunks_of
+from solver.cost.context import context_of
+from solver.cost.layers_measured import is_timed, log_sigma_of_timed
 from solver.cost.measured_range import extrapolated
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.cost.price import price
@@ -41,6 +43,7 @@ class _Priced:
     stages: Stages
     phi: FloatArray
     log_time_sigma: FloatArray  # of each row
+    layers_timed: BoolArray  # rows whose layers are priced as they were timed
     extrapolated: list[tuple[str, ...]]  # what lies outside the measured range, by row
 
 
@@ -65,8 +68,17 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
         stages=assemble(prices, columns, layout, splits),
         phi=fill_share(columns),
         log_time_sigma=_log_time_sigma(problem, columns, profile),
+        layers_timed=_layers_timed(problem, columns, profile, layout),
         extrapolated=extrapolated(problem, columns, profile),
     )
+
+
+def _layers_timed(problem: Problem, columns: Columns, profile: Profile, layout: LayerLayout) -> BoolArray:
+    """Rows whose every kind of layer was timed at that shard and micro-batch, shape (n,)."""
+    if profile.layers is None:
+        return np.zeros(len(columns), dtype=np.bool_)
+    ctx = context_of(problem, columns, profile)
+    return np.asarray(np.all([is_timed(ctx, kind) for kind in layout.kinds], axis=0))
 
 
 def _log_time_sigma(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
@@ -184,7 +196,8 @@ def _prediction(
     peak = profile.group.gpu.peak_bf16_flops
     flops = problem.model.model_flops_per_token(seq)
     again = recomputed_flops_per_token(problem.model, seq, configuration, priced.layout)
-    band = exp(Z_80_PERCENT * float(priced.log_time_sigma[row]))
+    sigma = float(priced.log_time_sigma[row])
+    band = exp(Z_80_PERCENT * (log_sigma_of_timed(sigma, breakdown) if priced.layers_timed[row] else sigma))
     return Prediction(
         step_time_s=step,
         step_time_low_s=step / band,

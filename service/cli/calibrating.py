@@ -13,17 +13,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from profiles.calibration import Calibration, read_calibration
+from profiles.calibration import Calibration
 from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.profile import Profile, default_profile
+from profiles.profile import Profile
 from service.cli.exits import FOUND, say_warnings
 from service.cli.files import write_text
 from service.cli.screen import screen
+from service.given_profiles import GivenProfile, profile_with, read_given
 from service.json_input import shown, shown_path
 from solver.calibrate import calibrate
 from solver.calibration.choose import measuring_order
 from solver.calibration.observations import Observation
-from solver.features import NUM_FEATURES, features_of
+from solver.features import features_of
 from solver.problem import Problem
 from solver.runs import Run, read_runs
 
@@ -60,32 +61,37 @@ def run_calibrate(
     return FOUND
 
 
-def profile_for(problem: Problem, path: Path | None) -> Profile:
-    """The profile of a problem's cluster and launcher, corrected by a calibration file where one is given.
+def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile:
+    """The profile of a problem's cluster and launcher, corrected by the profile files that are given.
 
     Raises:
-        InvalidProblemError: the file cannot be read or is no calibration.
+        InvalidProblemError: a file cannot be read, is no calibration or measured profile, or holds for
+            another GPU.
     """
-    profile = default_profile(problem.cluster, problem.launcher)
-    if path is None:
-        return profile
+    paths = [] if path is None else [path] if isinstance(path, Path) else list(path)
+    profile, warnings = profile_with(problem, [_given(one) for one in paths])
+    say_warnings(warnings)
+    return profile
+
+
+def _given(path: Path) -> GivenProfile:
+    """The calibration or measured profile in a file."""
     try:
         with path.open("rb") as handle:
             content = handle.read(_MAX_BYTES + 1)  # a device has no size and no end
         if len(content) > _MAX_BYTES:
-            raise InvalidProblemError.of("--profile", f"{shown_path(path)}: larger than any calibration")
+            raise InvalidProblemError.of("--profile", f"{shown_path(path)}: larger than any profile")
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = getattr(fault, "strerror", None) or "cannot be read as text"
         raise InvalidProblemError.of("--profile", f"{shown_path(path)}: {reason}") from None
     try:
-        calibration = read_calibration(text)
+        return read_given(text)
     except InvalidProblemError as fault:
-        raise InvalidProblemError.of("--profile", f"{shown_path(path)} {fault.errors[0].message}") from None
-    if not calibration.fits_features(NUM_FEATURES):
-        raise InvalidProblemError.of("--profile", f"{shown_path(path)} was written by another version")
-    say_warnings(calibration.mismatches(profile))
-    return calibration.applied(profile)
+        first = fault.errors[0]
+        where = f", {first.pointer}:" if first.pointer.strip("/") else ""
+        message = f"{shown_path(path)}{where} {first.message}"
+        raise InvalidProblemError.of("--profile", message, allowed=first.allowed) from None
 
 
 def _is_measured(one: Observation) -> bool:

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from service.cli.problem_options import Request, with_request
+from service.cli.problem_options import PROFILE_HELP, Request, with_request
 
 
 @with_request
 def plan(
     request: Request,
     *,
-    profile: Annotated[Path | None, typer.Option(help="Calibration written by calibrate --out.")] = None,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="The answer as JSON, alone on stdout.")
     ] = False,

@@ -28,7 +28,12 @@ Form = Literal["table", "json", "csv"]
 
 
 def run_plan(
-    request: Request, *, form: Form, save_dir: Path | None, force: bool, calibration: Path | None = None
+    request: Request,
+    *,
+    form: Form,
+    save_dir: Path | None,
+    force: bool,
+    calibration: Sequence[Path] | None = None,
 ) -> int:
     """Search and print; the exit code.
 

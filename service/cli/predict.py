@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.problem_options import Request, with_request
+from service.cli.problem_options import PROFILE_HELP, Request, with_request
 
 _SET_HELP = "Part of the configuration; tp, pp, … or full names."
 
@@ -17,7 +17,7 @@ def predict(
     request: Request,
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)] = None,
-    profile: Annotated[Path | None, typer.Option(help="Calibration written by calibrate --out.")] = None,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""

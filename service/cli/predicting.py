@@ -26,7 +26,7 @@ def run_predict(
     config: Path | None,
     assign: Sequence[str],
     as_json: bool,
-    calibration: Path | None = None,
+    calibration: Sequence[Path] | None = None,
 ) -> int:
     """Price the configuration of a file with ``NAME=VALUE`` over it; the exit code.
 

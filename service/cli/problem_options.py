@@ -20,6 +20,9 @@ from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
 
 Request = dict[str, object]
+PROFILE_HELP = (
+    "Calibration (calibrate --out), or measured profile (profile, import); one for each GPU type."
+)
 _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
 
 

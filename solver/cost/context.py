@@ -10,6 +10,7 @@ from profiles.cluster import GpuSpec
 from profiles.collectives import Fabric, Group
 from profiles.errors import InvalidProblemError
 from profiles.frameworks import FrameworkFacts, with_options
+from profiles.measured_layers import MeasuredLayers
 from profiles.model import ModelSpec
 from profiles.operators import GpuOperators
 from profiles.profile import Constants, Profile
@@ -36,6 +37,7 @@ class Context:
     constants: Constants
     operators: GpuOperators
     fabric: Fabric
+    layers: MeasuredLayers | None
     columns: Columns
     seq_length: int
     optimizer: str
@@ -144,6 +146,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         constants=profile.constants,
         operators=profile.gpu_operators,
         fabric=fabric,
+        layers=profile.layers,
         columns=columns,
         seq_length=workload.seq_length,
         optimizer=workload.optimizer,

@@ -33,6 +33,7 @@ from solver.cost.compute import (
     memory_bound,
 )
 from solver.cost.context import Context, context_of
+from solver.cost.layers_measured import beyond_price, shared_out, timed_together
 from solver.cost.memory import (
     buffer_bytes,
     checkpoint_bytes,
@@ -98,6 +99,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     floor_s = constants.floor_s * (constants.floor_moe if kind == "moe" else 1.0)
     forward = _floored(busy.forward, floor_s)
     backward = _floored(busy.backward + again, floor_s * constants.floor_backward)
+    beyond = _beyond(ctx, kind, compute, tensor)
+    forward, backward = forward + beyond.forward, backward + beyond.backward
     gathers = weight_gathers(ctx, layer_weights(ctx, kind), PassSeconds(forward=forward, backward=backward))
     causes = {
         "compute": compute.forward + compute.backward,
@@ -108,11 +111,26 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         "data_parallel": gathers.forward + gathers.backward,
         "rest": forward + backward - busy.forward - busy.backward - again,
     }
+    passes = PassSeconds(forward=forward, backward=backward) + gathers
     return PartPrice(
-        passes=PassSeconds(forward=forward, backward=backward) + gathers,
+        passes=passes,
         replay=np.where(ctx.full, forward, 0.0),
-        causes=causes,
+        causes=causes if ctx.layers is None else shared_out(causes, passes.forward + passes.backward),
     )
+
+
+def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
+    """What a timed layer takes beyond its price; nothing where none was timed."""
+    if ctx.layers is None:
+        return _nothing(ctx)
+    constants = ctx.constants
+    busy = timed_together(ctx, compute, tensor)
+    floor_s = constants.floor_s * (constants.floor_moe if kind == "moe" else 1.0)
+    floored = PassSeconds(
+        forward=_floored(busy.forward, floor_s),
+        backward=_floored(busy.backward, floor_s * constants.floor_backward),
+    )
+    return beyond_price(ctx, kind, floored)
 
 
 def _nothing(ctx: Context) -> PassSeconds:
@@ -138,6 +156,8 @@ def _end_price(
     for layer in layers:
         passes = passes + layer.passes
         causes = {name: value + layer.causes[name] for name, value in causes.items()}
+    if ctx.layers is not None:
+        causes = shared_out(causes, passes.forward + passes.backward)
     return PartPrice(passes=passes, replay=zero, causes=causes)
 
 
@@ -146,6 +166,7 @@ def _head_price(ctx: Context) -> PartPrice:
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
     one, pair, own = compute, tensor, output_weights(ctx)
+    compute = compute + beyond_price(ctx, "head", timed_together(ctx, compute, tensor))
     for _ in range(depth):
         h = ctx.model.hidden_size
         project = Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)
@@ -158,9 +179,9 @@ def _head_price(ctx: Context) -> PartPrice:
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     """Time of every part in order: layer kinds, embedding, head."""
-    first = _end_price(
-        ctx, embedding_seconds(ctx), vocabulary_parallel(ctx), own=embedding_weights(ctx), layers=[]
-    )
+    compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
+    compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
+    first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[])
     return [*(_layer_price(ctx, kind) for kind in layout.kinds), first, _head_price(ctx)]
 
 

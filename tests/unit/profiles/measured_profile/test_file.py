@@ -22,7 +22,7 @@ PROFILE = measured_profile(FORWARD, LAYER)
 RAW: dict[str, Any] = json.loads(json.dumps(PROFILE.to_json()))
 VALIDATOR = Draft202012Validator(measured_profile_schema())
 OPTIONAL = {"cuda", "driver", "host_s", "command", "device_state", "work_flops", "moved_bytes"}
-OPTIONAL |= {"peak_memory_bytes", "activation_bytes"}
+OPTIONAL |= {"peak_memory_bytes", "activation_bytes", "with_collectives", "gpu"}
 
 
 def paths(raw: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -1,0 +1,73 @@
+"""Profiles that somebody gives: a calibration, or what was timed on a machine; and what they change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from profiles.calibration import FORMAT as CALIBRATION
+from profiles.calibration import Calibration, read_calibration
+from profiles.errors import InvalidProblemError
+from profiles.measured_profile import FORMAT as MEASURED
+from profiles.measured_profile import MeasuredProfile
+from profiles.measured_profile_reading import measured_profile_from_json
+from profiles.profile import Profile, default_profile
+from solver.calibration.measured import with_measured
+from solver.features import NUM_FEATURES
+from solver.problem import Problem
+
+GivenProfile: TypeAlias = Calibration | MeasuredProfile
+
+
+def read_given(text: str) -> GivenProfile:
+    """The calibration or measured profile in a JSON text.
+
+    Raises:
+        InvalidProblemError: neither, or broken; pointers start at the document.
+    """
+    try:
+        document = json.loads(text)
+        named = document.get("format") if isinstance(document, dict) else None
+    except (ValueError, RecursionError):
+        raise InvalidProblemError.of("", "is not JSON") from None
+    if named == MEASURED:
+        return measured_profile_from_json(document)
+    if named != CALIBRATION:
+        raise InvalidProblemError.of("/format", "is no profile", allowed=f"{CALIBRATION}, {MEASURED}")
+    calibration = read_calibration(text)
+    if not calibration.fits_features(NUM_FEATURES):
+        raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")
+    return calibration
+
+
+def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profile, tuple[str, ...]]:
+    """The profile of a problem with what was given, and what to know about it.
+
+    Of several measured profiles the one of the GPU that sets the pace counts.
+
+    Raises:
+        InvalidProblemError: nothing given holds for the problem's GPU, or two things at once.
+    """
+    profile = default_profile(problem.cluster, problem.launcher)
+    if not given:
+        return profile, ()
+    slug = profile.group.gpu.slug
+    others = {group.gpu.slug for group in problem.cluster.groups} - {slug}
+    warnings = [f"{gpu} was measured, {slug} sets the pace" for gpu in map(_gpu, given) if gpu in others]
+    fitting = [one for one in given if _gpu(one) not in others]
+    if len(fitting) > 1:
+        raise InvalidProblemError.of("/profile", f"several profiles for {slug}; give one")
+    if not fitting:
+        raise InvalidProblemError.of("/profile", f"none was measured on {slug}, which sets the pace")
+    one = fitting[0]
+    if isinstance(one, Calibration):
+        return one.applied(profile), (*warnings, *one.mismatches(profile))
+    if one.machine.gpu is None and one.machine.kind != "cpu":
+        warnings.append(f"measured on {one.machine.device}, taken for {slug}")
+    return with_measured(problem, profile, one), tuple(warnings)
+
+
+def _gpu(one: GivenProfile) -> str | None:
+    """Where it was measured; None: not known."""
+    return one.gpu if isinstance(one, Calibration) else one.machine.gpu

@@ -1,0 +1,97 @@
+"""A profile with what was timed: layers exactly, constants fitted on operators and layers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiles.errors import InvalidProblemError
+from profiles.measured_profile import MeasuredProfile, Measurement, Timing
+from profiles.profile import Profile
+from solver.calibration.measured import with_measured
+from solver.columns import Columns
+from solver.cost.compute import Gemm, gemm_seconds
+from solver.cost.context import context_of
+from solver.cost.price import price
+from solver.problem import Problem
+from tests.measured_profiles import MACHINE, SUBJECT, measured_profile
+from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+
+PROBLEM = a_problem()
+SIZES = (1024, 2048, 4096, 8192)
+
+
+def one(group: str, operator: str, kind: str, seconds: float, **shape: int) -> Measurement:
+    return Measurement(
+        task=f"{group}/{operator}/{sorted(shape.items())}",
+        group=group,  # type: ignore[arg-type]
+        operator=operator,
+        kind=kind,
+        shape=shape,
+        timing=Timing(median_s=seconds, p10_s=seconds, p90_s=seconds, repeats=5),
+    )
+
+
+def a_measured(*measurements: Measurement, **machine: object) -> MeasuredProfile:
+    subject = replace(SUBJECT, model=GPT, seq_length=2048)
+    changes: dict[str, object] = {"gpu": "h100-sxm-80gb"} | machine
+    made = replace(MACHINE, **changes)  # type: ignore[arg-type]
+    return replace(measured_profile(*measurements), subject=subject, machine=made)
+
+
+def gemms(profile: Profile, problem: Problem, slower: float) -> list[Measurement]:
+    """Forward products that take ``slower`` times the table's seconds."""
+    ctx = context_of(problem, Columns.of([a_layout()]), profile)
+    found = []
+    for size in SIZES:
+        gemm = Gemm(m=np.full(1, float(size)), n=float(size), k=float(size))
+        seconds = slower * float(gemm_seconds(ctx, [gemm], "bf16").forward[0])
+        found.append(one("gemm", "mlp_up", "forward", seconds, m=size, n=size, k=size))
+    return found
+
+
+def layer(forward_s: float, *, tp: int = 1, micro_batch: int = 1) -> list[Measurement]:
+    sizes = {"tensor_parallel_size": tp, "micro_batch_size": micro_batch, "seq_length": 2048}
+    passes = {"forward": forward_s, "backward": 2.2 * forward_s}
+    return [one("layer", "dense_layer", kind, seconds, **sizes) for kind, seconds in passes.items()]
+
+
+def test_slower_products_lower_their_level_and_nothing_else() -> None:
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(*gemms(base, PROBLEM, 1.25)))
+    # 1 / 1.25 of the rate
+    assert fitted.constants.gemm / base.constants.gemm == pytest.approx(0.8)
+    assert replace(fitted.constants, gemm=base.constants.gemm) == base.constants
+    assert fitted.layers is None
+
+
+def test_products_as_fast_as_the_tables_change_nothing() -> None:
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(*gemms(base, PROBLEM, 1.0)))
+    assert fitted.constants.gemm == pytest.approx(base.constants.gemm, rel=1e-6)
+
+
+def test_timed_layers_are_priced_as_they_were_timed_and_their_neighbours_alike() -> None:
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(*layer(6e-3), *layer(3.5e-3, tp=2)))
+    rows = Columns.of([a_layout(), a_layout(tensor_parallel_size=4)])
+    plain, prices = price(PROBLEM, rows, base), price(PROBLEM, rows, fitted)
+    assert prices.forward_s[0, 0] == pytest.approx(6e-3, rel=1e-9)
+    # tp 4 was not timed, yet it is as much slower than its price as tp 2, not as fast as the table
+    assert prices.forward_s[1, 0] > 1.5 * plain.forward_s[1, 0]
+    assert "2 timed layers" in fitted.title
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [({"kind": "cpu"}, "measured on a CPU"), ({"gpu": "l40s"}, "measured on l40s, not on h100-sxm-80gb")],
+)
+def test_another_machine_prices_nothing_here(machine: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidProblemError, match=message):
+        with_measured(PROBLEM, a_profile(PROBLEM), a_measured(*layer(6e-3), **machine))
+
+
+def test_a_profile_without_compute_is_refused() -> None:
+    collective = one("collectives", "all_reduce", "forward", 1e-3, ranks=8, payload_bytes=2**20)
+    with pytest.raises(InvalidProblemError, match="no layer, matrix product or attention"):
+        with_measured(PROBLEM, a_profile(PROBLEM), a_measured(collective))
