@@ -91,6 +91,7 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
         forward_s=forward,
         backward_s=backward,
         replay_s=forward * full[:, None] * np.array([1.0] * num_kinds + [0.0, 0.0]),
+        weight_gradient_s=0.0 * backward,
         tail_s=layers(0.0, rng.choice([1e-4, 5e-3]), (0.5, 0.5)),
         transfer_s=np.where(pp > 1, rng.uniform(0.0, 2e-4, n), 0.0),
         rank_tail_s=rng.uniform(0.0, 1e-3, n),

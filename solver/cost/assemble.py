@@ -2,8 +2,8 @@
 
 The one place where parts are added up: the search, the prediction and the independent check all
 call it. Vectorised over rows; ``stage_layers`` is (n, C), zero-padded behind pp * vpp chunks.
-Chunk c of a row sits on pipeline rank ``c mod pp``; chunk 0 holds the embedding, the last one the
-head. In a chunk the first ``recompute_layers`` layers are the fully recomputed ones.
+Chunk c of a row sits on pipeline rank ``c mod pp`` (``schedule.rank_of_chunk``); chunk 0 holds the
+embedding, the last one the head. In a chunk the first ``recompute_layers`` layers are the fully recomputed ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import numpy as np
 
 from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import fill_share, in_flight
+from solver.cost.schedule import (
+    fill_share,
+    has_v_shape,
+    in_flight,
+    rank_of_chunk,
+    splits_backward,
+)
 
 MEMORY_TERMS = (
     "weights", "gradients", "optimizer", "activations", "workspace", "buffers", "context", "reserve",
@@ -27,8 +33,12 @@ class Chunks:
 
     valid: BoolArray  # (n, C)
     rank: IntArray  # (n, C)
+    last: IntArray  # (n,) the last chunk
+    head_rank: IntArray  # (n,) its rank
     parts: FloatArray  # (n, C, P) number of each part
     replayed: FloatArray  # (n, C, P) fully recomputed ones among them
+    num_ranks: int  # R, of the longest pipeline
+    regular: bool  # in every row chunk c sits on rank c mod R
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,7 @@ class Stages:
 
     chunk_forward_s: FloatArray  # (n, C) one micro-batch, transfer included
     chunk_backward_s: FloatArray  # (n, C)
+    chunk_weight_s: FloatArray  # (n, C) of the backward pass, the weight gradients; 0 where none is split
     rank_time_s: FloatArray  # (n, R) forward and backward of one micro-batch, all chunks
     rank_tail_s: FloatArray  # (n, R)
     memory_bytes: dict[str, FloatArray]  # (n, R) each, by MEMORY_TERMS
@@ -45,63 +56,112 @@ class Stages:
     @property
     def peak_memory_bytes(self) -> FloatArray:
         """Memory of every rank, all terms, shape (n, R); 0 where a row has no such rank."""
-        return np.where(self.rank_valid, np.sum(list(self.memory_bytes.values()), axis=0), 0.0)
+        return np.where(self.rank_valid, _total(self.memory_bytes), 0.0)
+
+
+def _total(terms: dict[str, FloatArray]) -> FloatArray:
+    """Sum of all terms."""
+    first, *others = terms.values()
+    total = first.copy()
+    for term in others:
+        total += term
+    return total
 
 
 def chunks_of(columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> Chunks:
     """Count the parts of every chunk; ``stage_layers`` sums to the number of layers in each row."""
-    pp = columns.pipeline_parallel_size[:, None]
-    num_chunks = pp * columns.virtual_pipeline_size[:, None]
-    index = np.arange(stage_layers.shape[1])[None, :]
+    p, width = columns.pipeline_parallel_size, stage_layers.shape[1]
+    num_chunks, num_ranks = p * columns.virtual_pipeline_size, int(p.max(initial=1))
+    rank = rank_of_chunk(columns, width)
     ends = np.minimum(np.cumsum(stage_layers, axis=1), layout.num_layers)
     starts = np.minimum(ends, np.maximum(ends - stage_layers, 0))
     replay_ends = np.minimum(starts + columns.recompute_layers[:, None], ends)
-    shape = (*stage_layers.shape, len(layout.kinds) + 2)
-    parts, replayed = np.zeros(shape), np.zeros(shape)
-    parts[..., :-2] = layout.cumulative[ends] - layout.cumulative[starts]
-    replayed[..., :-2] = layout.cumulative[replay_ends] - layout.cumulative[starts]
-    parts[..., -2] = index == 0
-    parts[..., -1] = index == num_chunks - 1
-    return Chunks(valid=index < num_chunks, rank=index % pp, parts=parts, replayed=replayed)
+    # parts lead in memory, so that the counts of one kind lie together
+    shape = (len(layout.kinds) + 2, *stage_layers.shape)
+    parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
+    for kind, before in enumerate(layout.cumulative.T.copy()):
+        parts[..., kind] = before[ends] - before[starts]
+        replayed[..., kind] = before[replay_ends] - before[starts]
+    parts[:, 0, -2] = 1.0
+    parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
+    return Chunks(
+        valid=np.arange(width)[None, :] < num_chunks[:, None],
+        rank=rank,
+        last=num_chunks - 1,
+        head_rank=rank[np.arange(len(p)), num_chunks - 1],
+        parts=parts,
+        replayed=replayed,
+        num_ranks=num_ranks,
+        regular=bool((p == num_ranks).all()) and not has_v_shape(columns),
+    )
 
 
-def _by_rank(values: FloatArray, chunks: Chunks, num_ranks: int) -> FloatArray:
-    """Add chunk values (n, C) up to ranks (n, R)."""
-    n = len(values)
+def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
+    """Add chunk values (n, C), 0 where a row has no chunk, up to ranks (n, R)."""
+    (n, width), num_ranks = values.shape, chunks.num_ranks
+    if chunks.regular:
+        rounds = -(-width // num_ranks)
+        if rounds * num_ranks > width:
+            values = np.pad(values, ((0, 0), (0, rounds * num_ranks - width)))
+        blocks = values.reshape(n, rounds, num_ranks)
+        total = blocks[:, 0].copy()
+        for number in range(1, rounds):
+            total += blocks[:, number]
+        return total
     flat = (np.arange(n)[:, None] * num_ranks + chunks.rank).ravel()
-    weights = np.where(chunks.valid, values, 0.0).ravel()
-    summed: FloatArray = np.bincount(flat, weights=weights, minlength=n * num_ranks).astype(np.float64)
+    summed: FloatArray = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks).astype(np.float64)
     return summed.reshape(n, num_ranks)
 
 
-def _priced(counts: FloatArray, price: FloatArray) -> FloatArray:
-    """Counts (n, C, P) times prices (n, P), summed over parts: (n, C)."""
-    priced: FloatArray = np.einsum("ncp,np->nc", counts, price)
-    return priced
+def _layers(counts: list[FloatArray], price: FloatArray) -> FloatArray:
+    """Counts (n, X) of each kind of layer times prices (n, P), summed: (n, X)."""
+    total: FloatArray = counts[0] * price[:, :1]
+    for kind, count in enumerate(counts[1:], start=1):
+        total += count * price[:, kind, None]
+    return total
+
+
+def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> FloatArray:
+    """Layers, the embedding at position 0, and the head at position ``head`` of each row: (n, X)."""
+    total = _layers(counts, price)
+    total[:, 0] += price[:, -2]
+    total[np.arange(len(total)), head] += price[:, -1]
+    return total
+
+
+def _kinds(counts: FloatArray) -> list[FloatArray]:
+    """Counts (n, C, P) by kind of layer."""
+    return [counts[..., kind] for kind in range(counts.shape[2] - 2)]
+
+
+def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
+    """Activations in flight of every rank, (n, R)."""
+    counted, width = in_flight(columns), chunks.valid.shape[1]
+    held = np.pad(counted, ((0, 0), (0, max(width - counted.shape[1], 0))))[:, :width]
+    replayed = _kinds(chunks.replayed)
+    kept = [part - again for part, again in zip(_kinds(chunks.parts), replayed, strict=True)]
+    each = _whole(kept, prices.activation_bytes, chunks.last)
+    each += _layers(replayed, prices.checkpoint_bytes)
+    each *= held
+    return _by_rank(each, chunks)
 
 
 def _memory(
-    prices: RowPrices, columns: Columns, chunks: Chunks, rank_valid: BoolArray
+    prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
 ) -> dict[str, FloatArray]:
-    """Bytes of every rank by term."""
-    num_ranks = rank_valid.shape[1]
-    counted = in_flight(columns)
-    width = chunks.valid.shape[1]
-    held = np.pad(counted, ((0, 0), (0, max(width - counted.shape[1], 0))))[:, :width].astype(np.float64)
-    kept = _priced(chunks.parts - chunks.replayed, prices.activation_bytes)
-    kept += _priced(chunks.replayed, prices.checkpoint_bytes)
-    is_last = np.arange(num_ranks)[None, :] == columns.pipeline_parallel_size[:, None] - 1
+    """Bytes of every rank by term; ``held`` are each rank's layers by kind."""
+    is_last = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
     head = np.where(is_last, prices.head_workspace_bytes[:, None], 0.0)
     ones = rank_valid.astype(np.float64)
     terms = {
-        "weights": _by_rank(_priced(chunks.parts, prices.weights_bytes), chunks, num_ranks),
-        "gradients": _by_rank(_priced(chunks.parts, prices.gradients_bytes), chunks, num_ranks),
-        "optimizer": _by_rank(_priced(chunks.parts, prices.optimizer_bytes), chunks, num_ranks),
-        "activations": _by_rank(held * kept, chunks, num_ranks),
+        "weights": _whole(held, prices.weights_bytes, chunks.head_rank),
+        "gradients": _whole(held, prices.gradients_bytes, chunks.head_rank),
+        "optimizer": _whole(held, prices.optimizer_bytes, chunks.head_rank),
+        "activations": _activations(prices, columns, chunks),
         "workspace": np.maximum(head, prices.replay_workspace_bytes[:, None]) * ones,
         "buffers": prices.buffer_bytes[:, None] * ones,
     }
-    allocated = np.sum(list(terms.values()), axis=0)
+    allocated = _total(terms)
     terms["context"] = prices.context_bytes[:, None] * ones
     terms["reserve"] = allocated * (prices.reserve[:, None] - 1.0)
     return terms
@@ -110,20 +170,25 @@ def _memory(
 def assemble(prices: RowPrices, columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> Stages:
     """Stage times and memory of every row under its split, shapes as in ``Stages``."""
     chunks = chunks_of(columns, layout, stage_layers)
-    num_ranks = int(columns.pipeline_parallel_size.max(initial=1))
-    rank_valid = np.arange(num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
-    transfer = np.where(chunks.valid, prices.transfer_s[:, None], 0.0)
-    forward = _priced(chunks.parts, prices.forward_s) + transfer
-    backward = (
-        _priced(chunks.parts, prices.backward_s) + _priced(chunks.replayed, prices.replay_s) + transfer
-    )
-    tail = _by_rank(_priced(chunks.parts, prices.tail_s), chunks, num_ranks)
+    rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
+    layers, replayed = _kinds(chunks.parts), _kinds(chunks.replayed)
+    transfer = chunks.valid * prices.transfer_s[:, None]
+    forward = _whole(layers, prices.forward_s, chunks.last) + transfer
+    backward = _whole(layers, prices.backward_s, chunks.last)
+    backward += _layers(replayed, prices.replay_s)
+    backward += transfer
+    weight = np.zeros_like(forward)
+    if splits_backward(columns).any():
+        weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)
+    held = [_by_rank(count, chunks) for count in layers]
+    tail = _whole(held, prices.tail_s, chunks.head_rank) + prices.rank_tail_s[:, None]
     return Stages(
-        chunk_forward_s=np.where(chunks.valid, forward, 0.0),
-        chunk_backward_s=np.where(chunks.valid, backward, 0.0),
-        rank_time_s=_by_rank(forward + backward, chunks, num_ranks),
-        rank_tail_s=np.where(rank_valid, tail + prices.rank_tail_s[:, None], 0.0),
-        memory_bytes=_memory(prices, columns, chunks, rank_valid),
+        chunk_forward_s=forward,
+        chunk_backward_s=backward,
+        chunk_weight_s=weight,
+        rank_time_s=_by_rank(forward + backward, chunks),
+        rank_tail_s=tail * rank_valid,
+        memory_bytes=_memory(prices, columns, chunks, held, rank_valid),
         rank_valid=rank_valid,
     )
 

@@ -50,6 +50,7 @@ from solver.cost.parameters import (
 )
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.cost.residuals import with_residuals
+from solver.cost.split_backward import weight_gradients_s
 from solver.cost.tails import Tail, copies_s, rank_tail_s, tail_of
 from solver.problem import Problem
 
@@ -262,6 +263,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     tails = _tails(ctx, weights, parts)
     prices = RowPrices(
         **_time_prices(parts, tails),
+        weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
         fixed_s=np.full_like(ctx.t, ctx.constants.fixed_s),

@@ -29,9 +29,9 @@ def test_gpipe_holds_every_micro_batch() -> None:
     assert held(**FOUR, pipeline_schedule="gpipe") == [8, 8, 8, 8]
 
 
-def test_zb_2p_holds_twice_as_many() -> None:
-    # twice what 1F1B holds, less one
-    assert held(**FOUR, pipeline_schedule="zb_2p") == [7, 5, 3, 1]
+def test_zb_2p_has_room_for_twice_as_many_on_every_rank() -> None:
+
+    assert held(**FOUR, pipeline_schedule="zb_2p") == [8, 8, 8, 8]
 
 
 def test_an_interleaved_first_rank_runs_ahead_by_2p_minus_1_passes_and_a_chunk_round() -> None:
