@@ -46,8 +46,11 @@ class Configuration:
         return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
 
     def layers_of_rank(self, stage: int) -> tuple[int, ...]:
-        """Layers of each chunk that pipeline rank ``stage`` holds; chunk c sits on rank c mod pp."""
-        return self.stage_layers[stage :: self.pipeline_parallel_size]
+        """Layers of each chunk that rank ``stage`` holds; chunk c sits on rank c mod pp, or in a V."""
+        pp = self.pipeline_parallel_size
+        if self.pipeline_schedule in ("zb_v", "dualpipe_v") and self.virtual_pipeline_size > 1:
+            return (self.stage_layers[stage], self.stage_layers[2 * pp - 1 - stage])
+        return self.stage_layers[stage::pp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,17 @@ from solver.cost.measured_range import extrapolated
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import fill_share
+from solver.cost.schedule import V_SHAPED, fill_share
 from solver.features import features
 from solver.plan import Configuration, Prediction, StagePrediction
 from solver.problem import Problem
 from solver.search.simulate import rank_finish_s
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
-SIMULATED = ("none", "gpipe", "1f1b", "interleaved_1f1b")
+_ANY_COUNT = (
+    "looped_bfs",
+    *V_SHAPED,
+)  # schedules of several chunks a rank that run any number of micro-batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +92,10 @@ def _log_time_sigma(problem: Problem, columns: Columns, profile: Profile) -> Flo
 
 
 def _can_simulate(configuration: Configuration) -> bool:
-    """Whether the event simulation knows the schedule, its groups divide, and it ends in seconds."""
+    """Whether the micro-batches fit the groups in which the schedule's order is written."""
     c = configuration
     whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
-    return c.pipeline_schedule in SIMULATED and whole
+    return whole or c.pipeline_schedule in _ANY_COUNT
 
 
 def _finish_s(priced: _Priced, row: int, configuration: Configuration) -> FloatArray:
@@ -106,6 +109,7 @@ def _finish_s(priced: _Priced, row: int, configuration: Configuration) -> FloatA
             pp=pp,
             num_microbatches=c.num_microbatches,
             schedule=c.pipeline_schedule,
+            weight_s=priced.stages.chunk_weight_s[row, :num_chunks].tolist(),
         )
         return np.array(finish)
     rank_time, phi = priced.stages.rank_time_s[row, :pp], priced.phi[row]

@@ -3,7 +3,8 @@
 The one place where parts are added up: the search, the prediction and the independent check all
 call it. Vectorised over rows; ``stage_layers`` is (n, C), zero-padded behind pp * vpp chunks.
 Chunk c of a row sits on pipeline rank ``c mod pp`` (``schedule.rank_of_chunk``); chunk 0 holds the
-embedding, the last one the head. In a chunk the first ``recompute_layers`` layers are the fully recomputed ones.
+embedding, the last one the head. In a chunk the first ``recompute_layers`` layers are the fully
+recomputed ones.
 """
 
 from __future__ import annotations
@@ -80,8 +81,10 @@ def chunks_of(columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> 
     shape = (len(layout.kinds) + 2, *stage_layers.shape)
     parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
     for kind, before in enumerate(layout.cumulative.T.copy()):
-        parts[..., kind] = before[ends] - before[starts]
-        replayed[..., kind] = before[replay_ends] - before[starts]
+        only = len(layout.kinds) == 1  # then layers before l are l
+        first = starts if only else before[starts]
+        parts[..., kind] = (ends if only else before[ends]) - first
+        replayed[..., kind] = (replay_ends if only else before[replay_ends]) - first
     parts[:, 0, -2] = 1.0
     parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
     return Chunks(
@@ -109,7 +112,9 @@ def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
             total += blocks[:, number]
         return total
     flat = (np.arange(n)[:, None] * num_ranks + chunks.rank).ravel()
-    summed: FloatArray = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks).astype(np.float64)
+    summed: FloatArray = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks).astype(
+        np.float64
+    )
     return summed.reshape(n, num_ranks)
 
 

@@ -52,7 +52,9 @@ class RowPrices:
     forward_s: FloatArray
     backward_s: FloatArray
     replay_s: FloatArray  # added to the backward pass of a fully recomputed layer; 0 for K, K + 1
-    weight_gradient_s: FloatArray  # of backward_s: what a split backward pass puts off; 0 where none is split
+    weight_gradient_s: (
+        FloatArray  # of backward_s: what a split backward pass puts off; 0 where none is split
+    )
     tail_s: FloatArray  # once per step after the last micro-batch: exposed gradient / parameter
     #                     collectives and the optimizer, by part
     # Time of the row, shape (n,).

@@ -20,11 +20,17 @@ V_SHAPED = ("zb_v", "dualpipe_v")  # two chunks a rank, the second ones in rever
 AUTOMATIC = {"zb_1p": 1, "zb_2p": 2}  # order made for the times; p, 2 p micro-batches in memory
 BYPASSES_SYNC = ("zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v")  # ranks do not wait for one another at its end
 
-_ALL_HELD = [SCHEDULES.index(name) for name in ("gpipe", "looped_bfs")]
-_ONE_P = [SCHEDULES.index(name) for name in ("interleaved_zb", "zb_1p", "zb_h1")]
-_ZB_2P, _ZB_H2 = SCHEDULES.index("zb_2p"), SCHEDULES.index("zb_h2")
-_V_SHAPED = [SCHEDULES.index(name) for name in V_SHAPED]
-_SPLIT = [SCHEDULES.index(name) for name in SPLIT_BACKWARD]
+
+def _among(names: tuple[str, ...]) -> BoolArray:
+    """Which of SCHEDULES are among ``names``; indexed by ``columns.pipeline_schedule``."""
+    return np.array([name in names for name in SCHEDULES])
+
+
+_ALL_HELD = _among(("gpipe", "looped_bfs"))
+_ONE_P = _among(("interleaved_zb", "zb_1p", "zb_h1"))
+_ZB_2P, _ZB_H2 = _among(("zb_2p",)), _among(("zb_h2",))
+_V_SHAPED, _SPLIT = _among(V_SHAPED), _among(SPLIT_BACKWARD)
+_OWN_COUNT = _SPLIT | _ALL_HELD
 # Bubble over that of 1F1B with equal forward, input-gradient and weight-gradient times.
 _BUBBLE = {"zb_1p": 1 / 3, "zb_h1": 1 / 3, "zb_2p": 0.05, "zb_h2": 0.05, "zb_v": 0.1, "dualpipe_v": 0.1}
 _FILL = np.array([_BUBBLE.get(name, 1.0) for name in SCHEDULES])
@@ -32,71 +38,78 @@ _FILL = np.array([_BUBBLE.get(name, 1.0) for name in SCHEDULES])
 
 def splits_backward(columns: Columns) -> BoolArray:
     """Rows whose weight gradients are passes of their own, shape (n,)."""
-    return np.asarray(np.isin(columns.pipeline_schedule, _SPLIT))
+    return np.asarray(_SPLIT[columns.pipeline_schedule])
+
+
+def _in_a_v(columns: Columns) -> BoolArray:
+    """Rows whose chunks lie in a V over their ranks, shape (n,)."""
+    return np.asarray(_V_SHAPED[columns.pipeline_schedule] & (columns.virtual_pipeline_size > 1))
 
 
 def has_v_shape(columns: Columns) -> bool:
     """Whether any row's chunks lie in a V over its ranks."""
-    shaped = np.isin(columns.pipeline_schedule, _V_SHAPED)
-    return bool((shaped & (columns.virtual_pipeline_size > 1)).any())
+    return bool(_in_a_v(columns).any())
 
 
 def rank_of_chunk(columns: Columns, num_chunks: int) -> IntArray:
     """The rank that holds each of ``num_chunks`` chunks, (n, C): ``c mod p``, or a V down and up again."""
-    p = columns.pipeline_parallel_size[:, None]
-    chunk = np.arange(num_chunks)[None, :]
-    if not has_v_shape(columns):
-        return np.asarray(chunk % p)
-    shaped = np.isin(columns.pipeline_schedule, _V_SHAPED)
-    return np.where(shaped[:, None] & (chunk < 2 * p), np.minimum(chunk, 2 * p - 1 - chunk), chunk % p)
+    p, chunk = _common(columns.pipeline_parallel_size), np.arange(num_chunks)[None, :]
+    rank, shaped = chunk % p, _in_a_v(columns)
+    if shaped.any():
+        rank = np.where(shaped[:, None] & (chunk < 2 * p), np.minimum(chunk, 2 * p - 1 - chunk), rank)
+    return np.broadcast_to(rank, (len(columns), num_chunks))
+
+
+def _common(sizes: IntArray) -> IntArray:
+    """Sizes (n,) as (n, 1), or (1, 1) where all are equal: far fewer divisions."""
+    if len(sizes) and (sizes == sizes[0]).all():
+        return sizes[:1, None]
+    return sizes[:, None]
 
 
 def in_flight(columns: Columns) -> IntArray:
     """Micro-batches whose activations each chunk holds at its rank's peak, shape (n, C).
 
     C is the largest pp * vpp of the rows; entries of chunks that a row lacks are 0. A 1F1B rank r
-    holds ``min(m, p - r)``. An interleaved rank has run ``W = min(m v, 2 (p - 1 - r) + (v - 1) p + 1)``
-    chunk passes before its first backward pass; pass k belongs to chunk ``(k div p) mod v``.
+    holds ``min(m, p - r)``. An interleaved rank has run ``W = 2 (p - 1 - r) + (v - 1) p + 1`` chunk passes
+    before its first backward pass; pass k belongs to chunk ``(k div p) mod v``; none holds more than m.
 
     Where weight gradients wait, their inputs do: a micro-batch counts until its weight gradient is done
     (M_W is 32 of the 34 bytes of M_B with flash attention, arXiv:2401.10241, section 3). So every rank
     of ZB-H1 holds p, ``p - r`` in flight and r that wait; ZB-H2 likewise 2 p - 1; ZB-1p and ZB-2p up to
-    their limit; a V-shaped rank 2 p half stages: ``2 p - 1 - r`` of its first chunk, ``r + 1`` of the other.
+    their limit; a V-shaped rank 2 p half stages, ``2 p - 1 - r`` of its first chunk and ``r + 1`` of the
+    other.
     """
-    p = columns.pipeline_parallel_size[:, None]
-    v = columns.virtual_pipeline_size[:, None]
-    m = columns.num_microbatches[:, None]
+    p, v = columns.pipeline_parallel_size, columns.virtual_pipeline_size
+    m, schedule = columns.num_microbatches[:, None], columns.pipeline_schedule
+    most = int(v.max(initial=1)) + 1
+    pairs, of_row = np.unique(p * most + v, return_inverse=True)  # few among many rows
     chunk = np.arange(int((p * v).max(initial=1)))[None, :]
-    held = np.minimum(m, p - chunk) if (v == 1).all() else _interleaved_in_flight(columns, chunk)
-    schedule = columns.pipeline_schedule
-    if np.isin(schedule, (*_SPLIT, *_ALL_HELD)).any():
-        held = np.minimum(m, _by_schedule(columns, chunk, held))
-        held = np.where(np.isin(schedule, _ALL_HELD)[:, None], m, held)
-    return np.where(chunk < p * v, held, 0)
+    room = _alternating(pairs[:, None] // most, pairs[:, None] % most, chunk)[of_row]
+    if _OWN_COUNT[schedule].any():
+        own = _zero_bubble(schedule[:, None], p[:, None], v[:, None], room)
+        own = np.where(_ALL_HELD[schedule][:, None], m, own)
+        room = np.where(chunk < (p * v)[:, None], own, 0)
+    return np.minimum(m, room)
 
 
-def _interleaved_in_flight(columns: Columns, chunk: IntArray) -> IntArray:
-    """1F1B with one or several chunks a rank."""
-    p = columns.pipeline_parallel_size[:, None]
-    v = columns.virtual_pipeline_size[:, None]
-    m = columns.num_microbatches[:, None]
-    rank, virtual = chunk % p, chunk // p
-    passes = np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1)
+def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:
+    """Forward passes of each chunk before its rank's first backward pass: 1F1B, one or several chunks."""
+    rank = chunk % p
+    passes = 2 * (p - 1 - rank) + (v - 1) * p + 1
     rounds, rest = passes // (p * v), passes % (p * v)
-    interleaved = rounds * p + np.clip(rest - virtual * p, 0, p)
-    return np.minimum(np.where(v > 1, interleaved, p - rank), m)
+    interleaved = rounds * p + np.clip(rest - chunk // p * p, 0, p)
+    return np.where(chunk < p * v, np.where(v > 1, interleaved, p - rank), 0)
 
 
-def _by_schedule(columns: Columns, chunk: IntArray, plain: IntArray) -> IntArray:
-    """Micro-batches that zero-bubble schedules have room for, others as in ``plain``."""
-    p = columns.pipeline_parallel_size[:, None]
-    schedule = columns.pipeline_schedule[:, None]
-    shaped = np.where(chunk < p, 2 * p - 1 - chunk, 2 * p - chunk)
-    shaped = np.where(columns.virtual_pipeline_size[:, None] > 1, shaped, p)
-    held = np.where(np.isin(schedule, _ONE_P), p, plain)
-    held = np.where(schedule == _ZB_2P, 2 * p, held)
-    held = np.where(schedule == _ZB_H2, 2 * p - 1, held)
-    return np.where(np.isin(schedule, _V_SHAPED), shaped, held)
+def _zero_bubble(schedule: IntArray, p: IntArray, v: IntArray, others: IntArray) -> IntArray:
+    """Micro-batches that zero-bubble schedules have room for."""
+    chunk = np.arange(others.shape[1])[None, :]
+    shaped = np.where(v > 1, np.where(chunk < p, 2 * p - 1 - chunk, 2 * p - chunk), p)
+    room = np.where(_ONE_P[schedule], p, others)
+    room = np.where(_ZB_2P[schedule], 2 * p, room)
+    room = np.where(_ZB_H2[schedule], 2 * p - 1, room)
+    return np.where(_V_SHAPED[schedule], shaped, room)
 
 
 def fill_share(columns: Columns) -> FloatArray:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-
 # Memory of a micro-batch that waits for its weight gradient alone, over that of one in flight: 32 of
 # 34 bytes a token and hidden unit with flash attention (arXiv:2401.10241, section 3).
 WAITING_SHARE = 32.0 / 34.0

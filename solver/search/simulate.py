@@ -9,7 +9,7 @@ input gradient and its weight gradient are one each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC, SPLIT_BACKWARD, V_SHAPED
 from solver.errors import InvalidPlanError
@@ -70,18 +70,18 @@ def rank_finish_s(
         weight = tuple(weight_s) if weight_s is not None else _third_s(forward, backward)
     limit = _AUTOMATIC_PASSES if schedule in AUTOMATIC else MAX_PASSES
     few = min(m, max(limit // (2 * len(forward) * pp), 4) * pp)
-    simulated = _finish_s(forward, backward, weight, pp, few, schedule)
+    finish = partial(_finish_s, (forward, backward, weight), pp=pp, schedule=schedule)
+    simulated = finish(few)
     if few == m:
         return list(simulated)
     half = few // (2 * pp) * pp
-    before = _finish_s(forward, backward, weight, pp, half, schedule)
-    late = (max(simulated) - max(before)) / (few - half)
+    late = (max(simulated) - max(finish(half))) / (few - half)
     further = (m - few) * max(late, _growth_s(forward, backward, pp, schedule))
     return [finish + further for finish in simulated]
 
 
 def _third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Weight gradients of chunks whose three kinds of pass take equally long, at most their backward pass."""
+    """Weight gradients of chunks whose three kinds of pass take equally long; at most the backward pass."""
     return tuple(min((f + b) / 3.0, b) for f, b in zip(forward_s, backward_s, strict=True))
 
 
@@ -105,21 +105,18 @@ def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: i
 
 
 @lru_cache(maxsize=4096)
-def _finish_s(
-    forward_s: tuple[float, ...],
-    backward_s: tuple[float, ...],
-    weight_s: tuple[float, ...],
-    pp: int,
-    m: int,
-    schedule: str,
-) -> list[float]:
-    """The same; a plan is simulated when it is ranked, predicted and checked, so results are kept."""
+def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedule: str) -> list[float]:
+    """The same; a plan is simulated when it is ranked, predicted and checked, so results are kept.
+
+    ``seconds`` are forward passes, whole backward passes, and weight gradients or nothing.
+    """
+    forward_s, backward_s, weight_s = seconds
     vpp = len(forward_s) // pp
     input_s = tuple(b - w for b, w in zip(backward_s, weight_s, strict=True)) if weight_s else backward_s
     block_s = [0.0, *forward_s, *reversed(input_s)]
     end = [0.0] * m + [-1.0] * (m * (len(block_s) - 1))
-    for seconds in weight_s:
-        block_s += [0.0, seconds]
+    for own in weight_s:
+        block_s += [0.0, own]
         end += [0.0] * m + [-1.0] * m
     orders = [slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
     found = [_run(orders, block_s, end, m=m, schedule=schedule)]
