@@ -19,9 +19,8 @@ from profiles.units import GIB
 from solver.calibrate import calibrate as calibrated_on
 from solver.calibrate import default_profile_of
 from solver.calibration.batches import UNSEEN_TERMS, ProfileOf
-from solver.calibration.choose import Choice, measuring_order
+from solver.calibration.choose import Candidates, Choice, measuring_order, random_order
 from solver.calibration.observations import Observation, memory_configuration
-from solver.features import features_of
 from solver.figures import Figures, Scored, figures_of
 from solver.plan import Prediction, StagePrediction
 from solver.predict import predict
@@ -62,6 +61,22 @@ class RunPrediction:
             out_of_memory=measured.out_of_memory,
             out_of_memory_probability=p.out_of_memory_probability,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How runs to calibrate on are chosen."""
+
+    choose: Choice
+    seed: int
+    profile_of: ProfileOf
+
+    def order(self, usable: Sequence[Run]) -> Iterator[int]:
+        """The runs in the order in which they would be measured; nothing measured is looked at."""
+        if self.choose == "random":
+            return random_order(len(usable), self.seed)
+        asked = [Observation.of_shape(run.shape) for run in usable if run.shape is not None]
+        return measuring_order(Candidates.of(asked, self.profile_of))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,17 +146,19 @@ def peak_as_measured(prediction: Prediction, memory_kind: str, memory_rank: str)
     return max(seen_bytes(stage, memory_kind) for stage in prediction.stages)
 
 
-def _chosen(runs: Sequence[Run], wanted: int, choose: Choice, seed: int) -> list[Run]:
+def _chosen(runs: Sequence[Run], wanted: int, draw: Draw) -> list[Run]:
     """The runs of one cluster to calibrate on, by their configurations alone.
 
-    ``wanted`` counts runs that return a time; one that ran out of memory stays chosen as a label.
+    ``wanted`` counts runs that return a time; one that ran out of memory stays chosen as a label. The
+    order of the rows changes nothing: ties go to the first run by name.
     """
-    usable = [run for run in runs if run.shape is not None]
+    usable = sorted((run for run in runs if run.shape is not None), key=lambda run: run.run_id)
     wanted = min(wanted, len(usable) // 2)
-    features = [features_of(r.shape.problem, r.shape.configuration) for r in usable if r.shape is not None]
+    if wanted <= 0:
+        return []
     chosen: list[Run] = []
     timed = 0
-    for index in measuring_order(features, wanted, choose=choose, seed=seed):
+    for index in draw.order(usable):
         if timed >= wanted:
             break
         chosen.append(usable[index])
@@ -209,11 +226,12 @@ def validate(
     by_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in rows:
         by_cluster[run.cluster].append(run)
+    draw = Draw(choose=choose, seed=seed, profile_of=profile_of)
     chosen: set[int] = set()
     calibrations: dict[str, Calibration] = {}
     findings: list[str] = []
     for cluster, runs in by_cluster.items():
-        picked = _chosen(runs, calibrate, choose, seed) if calibrate > 0 else []
+        picked = _chosen(runs, calibrate, draw)
         chosen |= {id(run) for run in picked}
         observations = [one for one in map(Observation.of, picked) if one is not None]
         if not observations:

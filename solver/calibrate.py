@@ -57,14 +57,15 @@ def calibrate(
 
     Args:
         observations: runs of one cluster; those with a step time teach time, those with a peak or
-            that ran out of memory teach memory.
+            that ran out of memory teach memory; their order changes nothing.
         cluster: what to call it.
         profile_of: the uncalibrated profile of an observation.
 
     Raises:
         InvalidProblemError: there is no run, or none is possible.
     """
-    refused = [(one, impossible(one, profile_of(one))) for one in observations]
+    ordered = sorted(observations, key=lambda one: (one.name, repr(one)))
+    refused = [(one, impossible(one, profile_of(one))) for one in ordered]
     possible = [one for one, reason in refused if reason is None]
     if not possible:
         reasons = [reason for _, reason in refused if reason]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from math import exp
 from pathlib import Path
 
@@ -21,10 +22,9 @@ from service.cli.files import write_text
 from service.cli.screen import screen
 from service.given_profiles import GivenProfile, profile_with, read_given
 from service.json_input import shown, shown_path
-from solver.calibrate import calibrate
-from solver.calibration.choose import measuring_order
+from solver.calibrate import calibrate, default_profile_of
+from solver.calibration.choose import Candidates, measuring_order
 from solver.calibration.observations import Observation
-from solver.features import features_of
 from solver.problem import Problem
 from solver.runs import Run, read_runs
 
@@ -119,9 +119,8 @@ def _next(observations: Sequence[Observation], count: int) -> list[str]:
     if len(done) == len(observations):
         message = "every row is measured; add rows without step_time_s as candidates"
         raise InvalidProblemError.of("--measure-next", message)
-    points = [features_of(one.problem, one.configuration) for one in observations]
-    order = measuring_order(points, len(done) + count, measured=done)
-    return [observations[index].name for index in order[:count]]
+    order = measuring_order(Candidates.of(observations, default_profile_of), done)
+    return [observations[index].name for index in islice(order, count)]
 
 
 def _shown(calibration: Calibration | None, following: Sequence[str]) -> list[RenderableType]:

@@ -9,7 +9,7 @@ soft-L1 does: their noise grows with the part of the residual that only noise ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ _ITERATIONS = 6
 _REWEIGHTINGS = 3
 _HALVINGS = 5
 _SETTLED = 1e-3
+_LEAST_TRUST = 1e-3  # keeps the widths positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,8 @@ def fit(
     first = _descend(task, prior, np.zeros(len(widths)))
     at_prior = measured - first.predicted + first.jacobian @ first.offsets
     process = chosen_process(prior, features, at_prior, first.from_constants)
-    return _descend(task, process, first.offsets)
+    trusted = replace(task, widths=max(process.trust, _LEAST_TRUST) * task.widths)
+    return _descend(trusted, process, process.trust * first.offsets)
 
 
 def _descend(task: _Task, process: Process, start: FloatArray) -> Fit:

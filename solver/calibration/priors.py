@@ -25,15 +25,17 @@ MEMORY_WIDTHS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """The residual process before any run: kernel, noise, and how freely the runs may change them."""
+    """What the runs of a cluster may differ by from its stack, before any run is heard."""
 
-    amplitude: float
-    noise: float
-    length: float
-    freedom: float  # spread of ln(amplitude) and ln(noise) about the values above
+    amplitude: float  # of the residual process, log
+    noise: float  # of one run, log
+    length: float  # of the residual process, features
+    freedom: float  # spread of ln(amplitude) about the value above
+    noise_freedom: float  # spread of ln(noise)
+    trust: float = 1.0  # share of the constants' prior widths that is used
 
 
-# Amplitude, noise and length are those that predicted left-out runs best on the open clusters; the
-# choice is flat (doubling any of them costs 0.2 points of error).
-TIME_PROCESS = Process(amplitude=0.08, noise=0.025, length=1.4, freedom=0.5)
-MEMORY_PROCESS = Process(amplitude=0.05, noise=0.05, length=1.4, freedom=1.0)
+# The values that predicted left-out runs best on the open clusters; the choice is flat (half or twice
+# any of them costs 0.2 points of error).
+TIME_PROCESS = Process(amplitude=0.12, noise=0.03, length=1.4, freedom=0.8, noise_freedom=0.7)
+MEMORY_PROCESS = Process(amplitude=0.05, noise=0.05, length=1.4, freedom=1.0, noise_freedom=1.0)

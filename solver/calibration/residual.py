@@ -16,8 +16,11 @@ from profiles.residual import squared_distances
 from solver.calibration.priors import Process
 from solver.columns import FloatArray
 
-_AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # multiples of the prior's that are tried
-_NOISES = (0.5, 1.0, 2.0, 4.0)
+_AMPLITUDES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)  # multiples of the prior's that are tried
+_NOISES = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Of the constants' prior widths, with the prior chance of each: whether a cluster's runs differ by what
+# its constants explain is for the runs to say.
+_TRUSTS = {0.0: 0.25, 0.5: 0.25, 1.0: 0.5}
 
 
 def kernel(features: FloatArray, process: Process) -> FloatArray:
@@ -29,10 +32,11 @@ def kernel(features: FloatArray, process: Process) -> FloatArray:
 def chosen_process(
     prior: Process, features: FloatArray, left: FloatArray, from_constants: FloatArray
 ) -> Process:
-    """Amplitude and noise by marginal likelihood, held near the prior's.
+    """Amplitude, noise and trust in the constants by marginal likelihood, held near the prior's.
 
-    The geometric mean over a grid, weighted by likelihood: few runs barely tell neighbours apart, and
-    the best cell alone would jump between them.
+    The mean over a grid, weighted by likelihood (of amplitude and noise the geometric one): few runs
+    barely tell neighbours apart, and the best cell alone would jump between them. With no run to tell,
+    or runs that nothing explains, the noise stays large and the calibration near the stack.
 
     Args:
         prior: where to look, and how freely.
@@ -40,16 +44,23 @@ def chosen_process(
         left: measured less predicted at the stack's constants, log, (K,).
         from_constants: covariance that the constants' priors give the runs, (K, K).
     """
-
-    def score(factors: tuple[float, float]) -> float:
-        tried = replace(prior, amplitude=prior.amplitude * factors[0], noise=prior.noise * factors[1])
-        covariance = from_constants + kernel(features, tried) + tried.noise**2 * np.eye(len(left))
-        _, log_volume = np.linalg.slogdet(covariance)
-        surprise = float(left @ np.linalg.solve(covariance, left)) + float(log_volume)
-        return -0.5 * surprise - 0.5 * sum((log(factor) / prior.freedom) ** 2 for factor in factors)
-
-    tried = list(product(_AMPLITUDES, _NOISES))
-    scores = np.array([score(factors) for factors in tried])
-    weights = np.exp(scores - scores.max())
-    amplitude, noise = np.exp(weights @ np.log(tried) / weights.sum())
-    return replace(prior, amplitude=prior.amplitude * float(amplitude), noise=prior.noise * float(noise))
+    near = kernel(features, prior)
+    cells, scores = [], []
+    for trust, amplitude in product(_TRUSTS, _AMPLITUDES):
+        # one decomposition serves every noise
+        values, vectors = np.linalg.eigh(trust**2 * from_constants + amplitude**2 * near)
+        turned = vectors.T @ left
+        for noise in _NOISES:
+            variances = np.maximum(values, 0.0) + (noise * prior.noise) ** 2
+            surprise = float((turned**2 / variances + np.log(variances)).sum())
+            held = (log(amplitude) / prior.freedom) ** 2 + (log(noise) / prior.noise_freedom) ** 2
+            cells.append((log(amplitude), log(noise), trust))
+            scores.append(log(_TRUSTS[trust]) - 0.5 * (surprise + held))
+    weights = np.exp(np.array(scores) - max(scores))
+    amplitude, noise, trust = weights @ np.array(cells) / weights.sum()
+    return replace(
+        prior,
+        amplitude=prior.amplitude * float(np.exp(amplitude)),
+        noise=prior.noise * float(np.exp(noise)),
+        trust=float(trust),
+    )

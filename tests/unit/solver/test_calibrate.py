@@ -79,6 +79,23 @@ def test_no_surprise_changes_next_to_nothing(observations: list[Observation]) ->
     assert calibration.findings == ()
 
 
+def test_the_order_of_the_runs_changes_nothing(observations: list[Observation]) -> None:
+    runs = as_if(observations, gemm=0.9)[:8]
+    assert calibrate(runs, cluster="x") == calibrate(runs[::-1], cluster="x")
+
+
+def test_two_runs_that_contradict_each_other_leave_the_constants_near_the_stack(
+    observations: list[Observation],
+) -> None:
+    # the same configuration, once half as slow again and once half as fast again: nothing is learnt
+    run = as_if(observations)[3]
+    slow, fast = ((run.step_time_s or 0.0) * factor for factor in (1.5, 1.0 / 1.5))
+    pair = [replace(run, name="a", step_time_s=slow), replace(run, name="b", step_time_s=fast)]
+    calibration = calibrate(pair, cluster="x")
+    assert max(abs(offset) for offset in calibration.log_offsets.values()) < 0.03
+    assert np.mean(log_errors(calibration, as_if(observations))) < 0.03
+
+
 def test_the_band_is_narrow_near_a_measured_run_and_wide_far_from_all(
     observations: list[Observation],
 ) -> None:

@@ -1,44 +1,64 @@
+from itertools import islice
+
 import numpy as np
 
-from solver.calibration.choose import Choice, measuring_order
-from solver.columns import FloatArray
+from solver.calibration.choose import Candidates, measuring_order, random_order
 
 
-def points(*values: float) -> list[FloatArray]:
-    return [np.array([value]) for value in values]
+def points(*values: float) -> Candidates:
+    features = np.array(values, dtype=np.float64)[:, None]
+    return Candidates(features=features, effects=np.zeros((len(values), 1)))
 
 
-def test_the_first_suggestion_is_central_and_the_next_ones_far_apart() -> None:
-    # mean 4.8: the point 5 first, then 10 (5 away; 0 is as far and comes first), then the other end
-    order = measuring_order(points(0.0, 4.0, 5.0, 5.0, 10.0), 5)
-    assert order[0] == 2
-    assert set(order[1:3]) == {0, 4}
+def test_the_first_suggestion_is_the_one_that_tells_most_about_all() -> None:
+    # far from each other but for 4, 5 and 6: 5 stands among them
+    assert next(measuring_order(points(-20.0, 4.0, 5.0, 6.0, 30.0))) == 2
 
 
-def test_few_suggestions_stay_central() -> None:
-    order = measuring_order(points(0.0, 4.0, 5.0, 6.0, 10.0), 2)
-    assert set(order[:3]) == {1, 2, 3}
+def test_a_twin_of_what_is_known_is_suggested_last() -> None:
+    order = list(measuring_order(points(0.0, 0.0, 9.0, 18.0)))
+    assert order[0] == 0
+    assert order[-1] == 1
+
+
+def test_runs_that_depend_alike_on_the_same_constant_are_one_question() -> None:
+    # all far apart as configurations; the first three hang on one constant, the fourth on another
+    effects = np.array([[0.5, 0.0], [0.5, 0.0], [0.5, 0.0], [0.0, 0.5]])
+    far = Candidates(features=100.0 * np.arange(4.0)[:, None], effects=effects)
+    assert set(islice(measuring_order(far), 2)) == {0, 3}
 
 
 def test_every_run_is_suggested_once() -> None:
-    choices: tuple[Choice, ...] = ("suggested", "random")
-    for choose in choices:
-        order = measuring_order(points(*range(20)), 16, choose=choose, seed=3)
-        assert sorted(order) == list(range(20))
+    assert sorted(measuring_order(points(*range(20)))) == list(range(20))
+    assert sorted(random_order(20, seed=3)) == list(range(20))
+
+
+def test_wanting_more_runs_does_not_change_the_first() -> None:
+    many = points(*np.random.default_rng(0).normal(size=60))
+    assert list(islice(measuring_order(many), 4)) == list(islice(measuring_order(many), 16))[:4]
 
 
 def test_the_random_order_follows_the_seed() -> None:
-    many = points(*range(50))
-    first = measuring_order(many, 5, choose="random", seed=1)
-    assert first == measuring_order(many, 5, choose="random", seed=1)
-    assert first != measuring_order(many, 5, choose="random", seed=2)
+    first = list(islice(random_order(50, seed=1), 5))
+    assert first == list(islice(random_order(50, seed=1), 5))
+    assert first != list(islice(random_order(50, seed=2), 5))
 
 
 def test_what_was_measured_is_not_suggested_again_and_what_is_far_from_it_comes_first() -> None:
-    order = measuring_order(points(0.0, 1.0, 5.0, 9.0), 8, measured=[0])
-    assert order == [3, 2, 1]
+    order = list(measuring_order(points(0.0, 1.0, 5.0, 90.0), measured=[0, 0]))
+    assert sorted(order) == [1, 2, 3]
+    assert order[-1] == 1
 
 
 def test_nothing_is_left_to_suggest_when_all_is_measured() -> None:
-    assert measuring_order(points(0.0, 1.0), 2, measured=[1, 0]) == []
-    assert measuring_order([], 2) == []
+    assert list(measuring_order(points(0.0, 1.0), measured=[1, 0])) == []
+    assert list(measuring_order(points())) == []
+
+
+def test_among_more_runs_than_are_judged_every_one_can_be_suggested() -> None:
+    # two runs in three hang on one constant, the rest on another: one of each kind
+    effects = np.zeros((3000, 2))
+    effects[:2000, 0], effects[2000:, 1] = 0.5, 0.5
+    many = Candidates(features=np.zeros((3000, 1)), effects=effects)
+    first, second = islice(measuring_order(many), 2)
+    assert first < 2000 <= second
