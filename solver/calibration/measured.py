@@ -37,7 +37,7 @@ NAMES = (
 OF_COLLECTIVES = ("collective_latency_s", "fast_link")
 LEVELS = {"gemm": "gemm", "attention": "attention", "memory_bound": "hbm"}  # constant of each operator
 # A layer of another code than the stack's is off by its own fusing; 10 % is no outlier.
-LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5)
+LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5, noise_freedom=0.5)
 _INSTANT_BYTES_PER_S = 1e30
 
 
