@@ -39,9 +39,11 @@ def measured_from_layers(source: LayerProfile, taken: Taken) -> tuple[MeasuredPr
     Raises:
         InvalidProblemError: the file holds no layer of that model.
     """
+    if taken.model.moe is not None:
+        raise InvalidProblemError.of("--model", "has experts; foreign layer times are read as dense layers")
     groups: dict[tuple[int, int], list[LayerRecord]] = defaultdict(list)
     notes: dict[str, None] = {}
-    for record in source.layers:
+    for record in source.layers or _records_of_passes(source):
         if record.seq_length in (None, taken.seq_length):
             groups[(record.tensor_parallel_size, record.micro_batch_size)].append(record)
         else:
@@ -54,7 +56,31 @@ def measured_from_layers(source: LayerProfile, taken: Taken) -> tuple[MeasuredPr
             measurements += _passes(operator, times, taken.seq_length, shard)
     if not measurements:
         raise InvalidProblemError.of("/layers", "the file holds no layer times for this model")
-    profile = MeasuredProfile(
+    return measured_profile_of(tuple(measurements), taken), tuple(notes)
+
+
+def _records_of_passes(source: LayerProfile) -> list[LayerRecord]:
+    """One layer from passes of different depth, where the source has no layers of their own."""
+    places = sorted({(entry.micro_batch_size, entry.seq_length) for entry in source.passes})
+    seconds = {
+        place: source.layer_forward_s(micro_batch_size=place[0], seq_length=place[1]) for place in places
+    }
+    return [
+        LayerRecord(
+            layer=0,
+            tensor_parallel_size=1,
+            micro_batch_size=batch,
+            seq_length=seq,
+            forward_s=seconds[batch, seq],
+        )
+        for batch, seq in places
+        if (seconds[batch, seq] or 0.0) > 0.0
+    ]
+
+
+def measured_profile_of(measurements: tuple[Measurement, ...], taken: Taken) -> MeasuredProfile:
+    """Measurements of another tool with what was told beside them."""
+    return MeasuredProfile(
         subject=Subject(
             model=taken.model,
             seq_length=taken.seq_length,
@@ -73,9 +99,8 @@ def measured_from_layers(source: LayerProfile, taken: Taken) -> tuple[MeasuredPr
         ),
         sessions=(taken.session,),
         completed=tuple(dict.fromkeys(one.task for one in measurements)),
-        measurements=tuple(measurements),
+        measurements=measurements,
     )
-    return profile, tuple(notes)
 
 
 def _parts(

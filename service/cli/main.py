@@ -15,6 +15,7 @@ from service.cli import (
     database,
     demo,
     export,
+    import_file,
     jobs,
     plan,
     predict,
@@ -61,6 +62,7 @@ app.command("export")(export.export)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)
 app.command("profile")(profile.profile)
+app.command("import")(import_file.import_file)
 app.command("models")(catalogs.models)
 app.command("clusters")(catalogs.clusters)
 app.command("gpus")(catalogs.gpus)

@@ -30,7 +30,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     problem: Annotated[Path | None, typer.Argument(help="Problem file (JSON or YAML).")] = None,
     *,
     model: Annotated[str | None, typer.Option(help="Catalog name, or a Hugging Face config.json.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Catalog name of the cluster.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Catalog name, or a cluster file.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type, instead of --cluster.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
@@ -107,7 +107,10 @@ def _cluster_part(cluster: str | None, gpu: str | None) -> dict[str, object]:
     """A catalog cluster, or one group of nodes of a GPU type."""
     if cluster is not None and gpu is not None:
         raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
-    return {"name": cluster} if cluster is not None else {"groups": [{"gpu": gpu}]}
+    if cluster is None:
+        return {"groups": [{"gpu": gpu}]}
+    is_file = Path(cluster).suffix.lower() in {".yaml", ".yml", ".json"}
+    return dict(read_problem_file(Path(cluster))) if is_file else {"name": cluster}
 
 
 def _override(request: Request, section: str, values: Mapping[str, object]) -> None:

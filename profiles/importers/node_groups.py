@@ -1,0 +1,67 @@
+"""Fields of a node group that foreign files know: topologies of a node, trees of switches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from profiles.cluster import GpuSpec
+from profiles.measurements import NodeTopology, SwitchTree
+from profiles.shape import Json
+from profiles.units import GB
+
+# One NVLink in one direction (NVIDIA's white papers: V100, A100 and H100 25 GB/s, Blackwell 50 GB/s).
+_NVLINK_BYTES_PER_S: Mapping[str, float] = {
+    "volta": 25.0 * GB, "ampere": 25.0 * GB, "hopper": 25.0 * GB, "blackwell": 50.0 * GB,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFields:
+    """What a file says of a node group, in the words of a request, and what was made of the rest."""
+
+    fields: Mapping[str, Json]
+    notes: tuple[str, ...] = ()
+
+
+def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> GroupFields:
+    """GPUs, islands and links of one node."""
+    fields: dict[str, Json] = {"gpus_per_node": len(topology.gpus), "island_gpus": topology.island_gpus}
+    notes = []
+    if topology.num_hosts > 1:
+        fields["gpus_per_node"] = len(topology.gpus) // topology.num_hosts
+        notes.append(f"the dump joins {topology.num_hosts} hosts: GPUs are shared out evenly")
+    if topology.island_gpus > 1:
+        links = min(place.nvlinks for place in topology.gpus)
+        one = _NVLINK_BYTES_PER_S.get(gpu.architecture)
+        if links and one:
+            fields["intra_node"] = _link("nvlink", links * one, gpu.intra_node.latency_s, source)
+    else:
+        slots = [place.pcie_bytes_per_s for place in topology.gpus]
+        if all(slots):
+            slowest = min(slot for slot in slots if slot)
+            fields["intra_node"] = _link("pcie", slowest, gpu.intra_node.latency_s, source)
+    if "intra_node" not in fields:
+        notes.append("the speed of the links between GPUs is not stated: the GPU's usual link is kept")
+    rates = [nic.bytes_per_s for nic in topology.nics]
+    if rates and all(rates):
+        total = sum(rate for rate in rates if rate) / max(len(topology.gpus), 1)
+        fields["inter_node"] = _link(gpu.inter_node.kind, total, gpu.inter_node.latency_s, source)
+    else:
+        notes.append(f"{len(rates)} network cards without a rate: the GPU's usual network is kept")
+    return GroupFields(fields=fields, notes=tuple(notes))
+
+
+def fields_of_switches(tree: SwitchTree) -> GroupFields:
+    """The number of nodes; levels of switches are not priced."""
+    levels = {len(tree.path(node)) for switch in tree.switches for node in switch.nodes}
+    leaves = sum(bool(switch.nodes) for switch in tree.switches)
+    note = (
+        f"{leaves} leaf switches in {max(levels, default=0)} levels are not priced: all nodes count alike"
+    )
+    return GroupFields(fields={"num_nodes": tree.num_nodes}, notes=(note,))
+
+
+def _link(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:
+    """A link as a request writes it."""
+    return {"kind": kind, "bytes_per_s": bytes_per_s, "latency_s": latency_s, "source": source}

@@ -1,0 +1,62 @@
+"""``meshwright import``: its options; the work is done in ``service.cli.importing``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_file(
+    file: Annotated[Path, typer.Argument(help="The foreign file.")],
+    *,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help="Its format; told from its content where left out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; stdout where left out.")] = None,
+    into: Annotated[Path | None, typer.Option(help="Cluster file or table of runs to add it to.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Catalog name or config.json: what was measured.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU type that it was measured on.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Nodes of a new cluster file.")] = None,
+    group: Annotated[int, typer.Option(min=0, help="Which node group of the cluster file.")] = 0,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence of measured layers.")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32 of measured layers.")] = "bf16",
+    cluster: Annotated[str | None, typer.Option(help="What to call the cluster.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="What a training log leaves out."),
+    ] = None,
+) -> None:
+    """Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.
+
+    nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf: a cluster file, for
+    --cluster. Sailor, Metis, Galvatron, SimuMax: a measured profile, for --profile. Hugging Face
+    config.json: a model file, for --model. Training logs: a row of runs, for calibrate.
+
+    \b
+    Examples:
+      meshwright import topo.txt --gpu h100 --num-nodes 16 --out cluster.yaml
+      meshwright import all_reduce.log --into cluster.yaml
+      meshwright import profile.json --model opt-350m --gpu a100-sxm-40gb --out layers.json
+      meshwright import train.log --model llama-3.1-8b --gpu h100 --into runs.csv
+    """  # noqa: D301 - the escape is meant: it keeps the lines of the examples
+    from service.cli.importing import ImportRequest, run_import  # noqa: PLC0415 - loaded when needed
+
+    request = ImportRequest(
+        file=file,
+        format_name=format_name,
+        out=out,
+        into=into,
+        model=model,
+        gpu=gpu,
+        num_nodes=num_nodes,
+        group=group,
+        seq_length=seq_length,
+        dtype=dtype,
+        cluster=cluster,
+        assign=tuple(assign or ()),
+    )
+    raise typer.Exit(run_import(request))

@@ -1,0 +1,236 @@
+"""Turns a foreign file into one of ours, and says what was read, what was not, and how to use it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from profiles.cluster import GpuSpec
+from profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from profiles.importers.foreign_file import ForeignFile
+from profiles.importers.huggingface import looks_like_config
+from profiles.importers.layer_times import Taken, measured_from_layers
+from profiles.importers.product_times import measured_from_products
+from profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
+from profiles.importers.simumax import SystemTimings
+from profiles.inline import model_from_mapping
+from profiles.library import find_gpu, gpu_names, model_names
+from profiles.measured_profile import MeasuredProfile, Session
+from profiles.measured_profile_reading import DTYPES
+from profiles.measurements import LayerProfile, MeasuredRun
+from profiles.model import ModelSpec
+from profiles.shape import model_to_mapping
+from service.cli.assignments import settings_of
+from service.cli.exits import FOUND, say_warnings
+from service.cli.files import write_text
+from service.cli.imported_clusters import cluster_text
+from service.cli.problem_options import model_part
+from service.imported_runs import NEEDED, RunFacts, run_row, table_with
+from service.json_input import shown, shown_path
+from service.versions import version_of
+
+HUGGING_FACE = "huggingface"
+# Sailor and Metis time a layer on all its tensor-parallel ranks at once, Galvatron on one GPU.
+_WITH_COLLECTIVES = {"sailor": True, "metis": True, "galvatron": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """The options as they were typed."""
+
+    file: Path
+    format_name: str | None = None
+    out: Path | None = None
+    into: Path | None = None
+    model: str | None = None
+    gpu: str | None = None
+    num_nodes: int | None = None
+    group: int = 0
+    seq_length: int | None = None
+    dtype: str = "bf16"
+    cluster: str | None = None
+    assign: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of the file."""
+
+    text: str
+    read: str  # what was read, in words
+    notes: tuple[str, ...]  # what was ignored or assumed
+    usage: str  # how to use it
+
+
+def run_import(request: ImportRequest) -> int:
+    """Import, write (or print) the outcome, and say on stderr what was made of it; the exit code.
+
+    Raises:
+        InvalidProblemError: an option is missing or wrong, or the file says nothing that can be used.
+        ProfileError: the file is broken.
+    """
+    if request.out is not None and request.into is not None:
+        raise InvalidProblemError.of("--into", "give --out or --into, not both")
+    imported = _imported(request)
+    target = request.into or request.out
+    sys.stderr.write(f"read {shown_path(request.file)}: {imported.read}\n")
+    say_warnings(imported.notes)
+    if target is None:
+        sys.stdout.write(imported.text)
+        return FOUND
+    try:
+        write_text(target, imported.text)
+    except OSError as fault:
+        reason = fault.strerror or "cannot be written"
+        raise InvalidProblemError.of("--out", f"{shown_path(target)}: {reason}") from None
+    sys.stderr.write(f"wrote {target}; use it with: {imported.usage.format(target)}\n")
+    return FOUND
+
+
+def _imported(request: ImportRequest) -> Imported:
+    """The outcome by the kind of file."""
+    name = _format(request)
+    if name == HUGGING_FACE:
+        return _model(request)
+    found = import_profile(request.file, name)
+    title = FORMATS[name].title
+    if isinstance(found, LayerProfile):
+        return _layers(request, name, found)
+    if isinstance(found, SystemTimings):
+        profile, notes = measured_from_products(found, _taken(request, with_collectives=False))
+        return _measured(profile, f"{title}, {len(profile.measurements)} matrix products", notes)
+    if isinstance(found, MeasuredRun):
+        return _run(request, title, found)
+    gpu = find_gpu(request.gpu, pointer="--gpu") if request.gpu else None
+    text, read, notes = cluster_text(
+        found,
+        gpu=gpu,
+        into=request.into,
+        group=request.group,
+        num_nodes=request.num_nodes,
+        name=request.cluster,
+        source=f"{title}, {request.file.name}",
+    )
+    return Imported(text=text, read=f"{title}, {read}", notes=notes, usage="meshwright plan --cluster {}")
+
+
+def _format(request: ImportRequest) -> str:
+    """The file's format, as given or as its content tells."""
+    known = (*format_names(), HUGGING_FACE)
+    if request.format_name is not None:
+        if request.format_name not in known:
+            raise UnknownNameError.among("--format", request.format_name, known)
+        return request.format_name
+    file = ForeignFile.open(request.file)
+    if file.text.lstrip().startswith("{"):
+        try:
+            if looks_like_config(file.json()):
+                return HUGGING_FACE
+        except ProfileError:
+            pass  # detect_format names the fault of the file
+    return detect_format(request.file)
+
+
+def _model(request: ImportRequest) -> Imported:
+    """A Hugging Face config as a model of ours."""
+    model = model_from_mapping(model_part(str(request.file)))
+    billions = model.num_parameters() / 1e9
+    read = f"Hugging Face config, {model.num_layers} layers, {billions:.1f} billion parameters"
+    text = json.dumps(model_to_mapping(model), indent=1) + "\n"
+    return Imported(text=text, read=read, notes=(), usage="meshwright plan --model {}")
+
+
+def _layers(request: ImportRequest, name: str, found: LayerProfile) -> Imported:
+    """Layer times as a measured profile."""
+    gpu = request.gpu or _hint(found.gpu, gpu_names())
+    model = request.model or _hint(found.model, model_names())
+    taken = _taken(
+        ImportRequest(
+            file=request.file, gpu=gpu, model=model, seq_length=request.seq_length, dtype=request.dtype
+        ),
+        with_collectives=_WITH_COLLECTIVES.get(name, False),
+    )
+    profile, notes = measured_from_layers(found, taken)
+    times = len({one.task for one in profile.measurements})
+    read = f"{FORMATS[name].title}, {times} timed parts of {taken.model.name} on {taken.gpu.slug}"
+    return _measured(profile, read, notes)
+
+
+def _hint(word: str | None, known: Iterable[str]) -> str | None:
+    """A name that a source gives, where the catalog knows it."""
+    return word.lower() if word and word.lower() in known else None
+
+
+def _measured(profile: MeasuredProfile, read: str, notes: tuple[str, ...]) -> Imported:
+    """A measured profile as its file."""
+    text = json.dumps(profile.to_json(), indent=1, allow_nan=False) + "\n"
+    return Imported(text=text, read=read, notes=notes, usage="meshwright plan --profile {}")
+
+
+def _taken(request: ImportRequest, *, with_collectives: bool) -> Taken:
+    """What a foreign profile leaves to the options."""
+    model, gpu = _model_of(request), _gpu_of(request)
+    if request.dtype not in DTYPES:
+        raise UnknownNameError.among("--dtype", request.dtype, DTYPES)
+    seq_length = request.seq_length or model.max_position_embeddings
+    if not seq_length or seq_length < 1:
+        raise InvalidProblemError.of("--seq-length", "is required: the file does not say it")
+    session = Session(
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=f"meshwright import {request.file.name}"[:200],
+        meshwright=version_of("meshwright"),
+    )
+    return Taken(
+        model=model,
+        gpu=gpu,
+        seq_length=seq_length,
+        dtype=request.dtype,
+        with_collectives=with_collectives,
+        session=session,
+    )
+
+
+def _model_of(request: ImportRequest) -> ModelSpec:
+    """The model that was measured."""
+    if request.model is None:
+        raise InvalidProblemError.of("--model", "is required: the file does not say what was measured")
+    try:
+        return model_from_mapping(model_part(request.model))
+    except UnknownNameError as fault:
+        near = fault.errors[0]
+        raise InvalidProblemError.of(
+            "--model", near.message, allowed=near.allowed, nearest=near.nearest
+        ) from None
+
+
+def _gpu_of(request: ImportRequest) -> GpuSpec:
+    """The GPU type that was measured."""
+    if request.gpu is None:
+        raise InvalidProblemError.of("--gpu", "is required: the file does not say what it was measured on")
+    return find_gpu(request.gpu, pointer="--gpu")
+
+
+def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
+    """A training log as a row of a table of runs."""
+    settings: Mapping[str, object] = settings_of("--set", request.assign)
+    facts = RunFacts(
+        run_id=request.file.stem[:100],
+        cluster=request.cluster or "imported",
+        source=title,
+        model=_model_of(request),
+        gpu=_gpu_of(request),
+        settings=settings,
+    )
+    row = run_row(run, facts)
+    existing = ""
+    if request.into is not None and request.into.exists():
+        existing = ForeignFile.open(request.into).text
+    time = f"{run.step_time_s:.4g} s a step" if run.step_time_s else "it ran out of memory"
+    empty = [name for name in NEEDED if not row[name]]
+    notes = tuple(f"{shown(name)} is not in the log: give --set {name}=…" for name in empty)
+    usage = "meshwright calibrate {}"
+    return Imported(text=table_with(existing, row), read=f"{title}, {time}", notes=notes, usage=usage)
