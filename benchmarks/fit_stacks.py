@@ -81,9 +81,10 @@ def fit_levels(wanted: list[str], evidence: Evidence) -> None:
     levels = yaml.safe_load(STACKS_FILE.read_text(encoding="utf-8"))
     general = stack_constants(None)
     if quantity.global_widths and not wanted:
-        before, widths = linearised(evidence, general), quantity.global_widths
-        general = fitted(evidence, general, start=general, widths=widths)
-        after = linearised(evidence, general)
+        shared, widths = evidence.shared, quantity.global_widths
+        before = linearised(shared, general)
+        general = fitted(shared, general, start=general, widths=widths)
+        after = linearised(shared, general)
         print(f"global: {_mean_error(before):.1%} -> {_mean_error(after):.1%}")
         found = level_constants(general, after, widths)
         levels["global"]["constants"] |= {name: _entry(one) for name, one in found.items()}

@@ -61,6 +61,8 @@ class FrameworkFacts:
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
+    overlap_experts: bool = False  # all-to-alls run under the computing of another micro-batch
+    cuda_graphs: bool = False  # layers are captured and replayed, so the CPU hardly limits them
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
     source: str = ""
 

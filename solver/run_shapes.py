@@ -171,9 +171,13 @@ def _software_options(cells: Cells) -> dict[str, str | int | float | bool]:
 
 
 def _is_recipe(cells: Cells) -> bool:
-    """Whether NeMo or Megatron-Bridge set the flags: their performance recipes reduce in bf16."""
+    """Whether NeMo or Megatron-Bridge set the flags.
+
+    Their performance recipes reduce in bf16, capture CUDA graphs and overlap all-to-alls
+    (docs.nvidia.com/nemo/megatron-bridge: training/cuda-graphs, training/communication-overlap).
+    """
     framework = (cells.text("framework") or "").lower()
-    return "nemo" in framework or "bridge" in framework
+    return any(word in framework for word in ("nemo", "bridge", "nvidia"))
 
 
 def _usual_precision(slug: str) -> str:
@@ -192,6 +196,9 @@ def workload_of(cells: Cells) -> Workload:
         options.setdefault("precision_recipe", recipe)
     if cells.text("framework_family") == "megatron-core" and (precision == "fp8" or _is_recipe(cells)):
         options.setdefault("gradient_dtype", "bf16")
+    if cells.text("framework_family") == "megatron-core" and _is_recipe(cells):
+        options |= {"cuda_graphs": True, "overlap_experts": True}
+        options.setdefault("loss_fused", True)
     return Workload(
         global_batch_size=needed(cells, "global_batch_size"),
         seq_length=needed(cells, "seq_length"),

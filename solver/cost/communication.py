@@ -17,6 +17,7 @@ from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 from solver.cost.parameters import Weights
 
 _ACTIVATION_BYTES = 2.0
+_MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
 
 
 def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
@@ -40,15 +41,19 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     """What ring attention adds: keys and values go round once, twice with their gradients.
 
     Attention hides the exchange but for a least share: ``max(attention + share * x, x) - attention``.
+    Each part of the keys but the first is merged into an fp32 output, twice as much in the backward pass
+    (Transformer Engine 2, ``context_parallel.py``: ``flash_attn_fwd_out_correction``).
     """
     model = ctx.model
     kv = np.maximum(model.num_kv_heads / ctx.t, 1.0) * (model.head_dim + model.v_head_dim)
+    outputs = ctx.tokens * model.num_attention_heads / ctx.t * model.v_head_dim
+    merged = (ctx.c - 1.0) * outputs * _MERGE_BYTES / ctx.hbm_bytes_per_s
     payload = ctx.tokens * ctx.c * kv * _ACTIVATION_BYTES
     once = np.where(ctx.c > 1, all_gather_s(payload, ctx.context_group, ctx.fabric), 0.0)
     share = ctx.constants.context_exposed
     forward = np.maximum(share * once, once - attention.forward)
     backward = np.maximum(share * 2.0 * once, 2.0 * once - attention.backward)
-    return PassSeconds(forward=forward, backward=backward)
+    return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)
 
 
 def expert_parallel(ctx: Context) -> PassSeconds:
@@ -71,7 +76,8 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     once = np.where(ctx.e > 1, all_to_all_s(sent, ctx.expert_group, ctx.fabric), 0.0)
     routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
     once = once + all_gather_s(routed, ctx.expert_tensor_group, ctx.fabric)
-    seconds = 2.0 * once * ctx.constants.expert_exposed
+    hidden = ctx.facts.overlap_experts & ((ctx.columns.virtual_pipeline_size > 1) | (ctx.p == 1))
+    seconds = 2.0 * once * np.where(hidden, ctx.constants.expert_exposed, 1.0)
     return PassSeconds(forward=seconds, backward=seconds)
 
 

@@ -98,7 +98,7 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds
     forward = np.zeros_like(ctx.t)
     backward = np.zeros_like(ctx.t)
     for g in gemms:
-        share = ctx.constants.grouped_gemm * g.m / (g.m + operators.grouped_m0) if g.grouped else 1.0
+        share = _grouped_share(ctx, g) if g.grouped else 1.0
         sides = ((g.m, g.n, g.k), (g.m, g.k, g.n), (g.n, g.k, g.m))
         seconds = [
             gemm_s(
@@ -116,13 +116,23 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds
     return PassSeconds(forward=forward, backward=backward)
 
 
+def _grouped_share(ctx: Context, gemm: Gemm) -> FloatArray:
+    """Rate of a grouped product over that of a plain one; a rank's only expert is a plain product."""
+    share = ctx.constants.grouped_gemm * gemm.m / (gemm.m + ctx.operators.grouped_m0)
+    return np.where(np.asarray(gemm.count) > 1.0, share, 1.0)
+
+
 def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """All linear layers of one transformer layer; experts by their table where it holds."""
+    """All linear layers of one transformer layer; several experts by their table where it holds."""
     gemms, moe = layer_gemms(ctx, kind), ctx.model.moe
     if kind == "dense" or moe is None or not ctx.experts_measured:
         return gemm_seconds(ctx, gemms, ctx.linear_precision)
-    forward = routed_mlp_s(ctx, moe)
-    experts = PassSeconds(forward=forward, backward=forward * ctx.operators.experts_backward)
+    alone = gemm_seconds(ctx, [g for g in gemms if g.grouped], ctx.linear_precision)
+    forward, several = routed_mlp_s(ctx, moe), ctx.e < moe.num_experts
+    experts = PassSeconds(
+        forward=np.where(several, forward, alone.forward),
+        backward=np.where(several, forward * ctx.operators.experts_backward, alone.backward),
+    )
     return experts + gemm_seconds(ctx, [g for g in gemms if not g.grouped], ctx.linear_precision)
 
 

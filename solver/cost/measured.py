@@ -31,7 +31,7 @@ def flash_lookup(ctx: Context) -> Lookup:
     model = ctx.model
     heads = model.num_attention_heads / ctx.t
     kv = np.minimum(np.maximum(model.num_kv_heads / ctx.t, 1.0), heads)
-    seq_length = np.full_like(heads, ctx.seq_length)
+    seq_length = ctx.seq_length / ctx.c
     head_dim = np.full_like(heads, (model.head_dim + model.v_head_dim) / 2.0)
     table = load_operator_tables(ctx.operators.tables).find("attention_forward")
     return table, (ctx.micro_batch, heads, kv, seq_length, head_dim)
@@ -40,15 +40,16 @@ def flash_lookup(ctx: Context) -> Lookup:
 def flash_s(ctx: Context) -> FloatArray:
     """Forward seconds of one layer's flash attention.
 
-    A sliding window and context parallelism take their part of a whole sequence's time.
+    A ring of context parallelism runs one kernel for each part of the keys, as long as a rank's part of
+    the sequence; a sliding window takes its part of a whole sequence's time.
     """
     table, arguments = flash_lookup(ctx)
-    level, shape = ctx.constants.attention, (ctx.micro_batch, ctx.t)
+    level, shape = ctx.constants.attention, (ctx.micro_batch, ctx.t, ctx.c)
     seconds = _seconds(ctx, (table, arguments), level=level, shape=shape)
     attended = 2.0 * ctx.model.attended_tokens(ctx.seq_length) / ctx.seq_length
     if table.grid.axes[-1].count == 1:
         attended *= (_WIDE_HEAD / min(ctx.model.head_dim, _WIDE_HEAD)) ** _NARROWER
-    return seconds * attended / ctx.c
+    return seconds * attended * ctx.c
 
 
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:

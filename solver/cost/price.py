@@ -33,6 +33,7 @@ from solver.cost.compute import (
     memory_bound,
 )
 from solver.cost.context import Context, context_of
+from solver.cost.floor import floored, layer_floor_s
 from solver.cost.layers_measured import beyond_price, shared_out, timed_together
 from solver.cost.memory import (
     buffer_bytes,
@@ -69,15 +70,6 @@ class PartPrice:
     causes: dict[str, FloatArray]  # of forward + backward; sums to their sum
 
 
-def _floored(seconds: FloatArray, floor_s: float) -> FloatArray:
-    """Smooth maximum of a pass and its CPU floor."""
-    low, high = np.minimum(seconds, floor_s), np.maximum(seconds, floor_s)
-    ratio = (low / high) ** 2
-    ratio *= ratio
-    ratio *= ratio
-    return np.asarray(high * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
-
-
 def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
     """Tensor-parallel blocks of a layer: attention and the MLP or the shared experts.
 
@@ -89,20 +81,16 @@ def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
 
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     """Time of one transformer layer."""
-    constants = ctx.constants
     attention = core_attention(ctx)
     compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)
     again = np.where(ctx.selective, attention.forward, 0.0)
-    busy = compute + tensor + rings + experts
-    floor_s = constants.floor_s * (constants.floor_moe if kind == "moe" else 1.0)
-    forward = _floored(busy.forward, floor_s)
-    backward = _floored(busy.backward + again, floor_s * constants.floor_backward)
+    busy = compute + tensor + rings + experts + PassSeconds(forward=np.zeros_like(again), backward=again)
     beyond = _beyond(ctx, kind, compute, tensor)
-    forward, backward = forward + beyond.forward, backward + beyond.backward
-    gathers = weight_gathers(ctx, layer_weights(ctx, kind), PassSeconds(forward=forward, backward=backward))
+    passes = floored(busy, layer_floor_s(ctx, kind), ctx.constants.floor_backward) + beyond
+    gathers = weight_gathers(ctx, layer_weights(ctx, kind), passes)
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -110,13 +98,13 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         "expert_parallel": experts.forward + experts.backward,
         "recompute": again,
         "data_parallel": gathers.forward + gathers.backward,
-        "rest": forward + backward - busy.forward - busy.backward - again,
+        "rest": passes.forward + passes.backward - busy.forward - busy.backward,
     }
-    passes = PassSeconds(forward=forward, backward=backward) + gathers
+    whole = passes + gathers
     return PartPrice(
-        passes=passes,
-        replay=np.where(ctx.full, forward, 0.0),
-        causes=causes if ctx.layers is None else shared_out(causes, passes.forward + passes.backward),
+        passes=whole,
+        replay=np.where(ctx.full, passes.forward, 0.0),
+        causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
 
 
@@ -124,14 +112,9 @@ def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSec
     """What a timed layer takes beyond its price; nothing where none was timed."""
     if ctx.layers is None:
         return _nothing(ctx)
-    constants = ctx.constants
     busy = timed_together(ctx, compute, tensor)
-    floor_s = constants.floor_s * (constants.floor_moe if kind == "moe" else 1.0)
-    floored = PassSeconds(
-        forward=_floored(busy.forward, floor_s),
-        backward=_floored(busy.backward, floor_s * constants.floor_backward),
-    )
-    return beyond_price(ctx, kind, floored)
+    price_s = floored(busy, layer_floor_s(ctx, kind), ctx.constants.floor_backward)
+    return beyond_price(ctx, kind, price_s)
 
 
 def _nothing(ctx: Context) -> PassSeconds:

@@ -25,7 +25,8 @@ from solver.runs import Run
 NOISE = 0.04
 CLUSTER_WEIGHT = 60.0  # runs for which a cluster counts at most
 STEP = -0.05  # of a finite difference
-LEFT_OUT = ("megatron-ci-",)  # tiny models of continuous integration
+TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other
+SLOW_NODE = "megatron-ci-gb200"  # single nodes of it: 1.7 s a step whatever they run, no cause published
 SLOW_NETWORK = "ultrascale-h100-efa"  # pipelines across its nodes: up to 5x slow, no cause published
 
 
@@ -108,6 +109,11 @@ class Evidence:
         """The runs of one stack."""
         return self.at(np.array([own == stack for own in self.stacks], dtype=bool))
 
+    @property
+    def shared(self) -> Evidence:
+        """The runs that teach what holds for every stack."""
+        return self.at(np.array([not run.cluster.startswith(TINY) for run in self.runs], dtype=bool))
+
     def at(self, mask: BoolArray) -> Evidence:
         """The runs where the mask holds."""
         index = np.flatnonzero(mask)
@@ -123,9 +129,11 @@ class Evidence:
 
 def teaches(run: Run) -> bool:
     """Whether a run would teach nothing false."""
-    if run.shape is None or run.cluster.startswith(LEFT_OUT):
+    if run.shape is None:
         return False
     several_nodes = run.shape.problem.cluster.num_nodes > 1
+    if run.cluster == SLOW_NODE and not several_nodes:
+        return False
     pipelined = run.shape.configuration.pipeline_parallel_size > 1
     return not (run.cluster == SLOW_NETWORK and several_nodes and pipelined)
 

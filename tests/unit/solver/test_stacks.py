@@ -75,10 +75,17 @@ def test_constants_move_no_further_than_their_bounds() -> None:
     assert after.gemm == pytest.approx(shipped.gemm * np.exp(9.0))
 
 
-def test_tiny_models_of_continuous_integration_teach_nothing() -> None:
+def test_tiny_models_of_continuous_integration_teach_their_own_stack_only() -> None:
     rows = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "megatron-ci-a100"]
-    assert rows
-    assert not any(teaches(run) for run in rows)
+    evidence = Evidence.of_times(rows)
+    assert set(evidence.stacks) == {"megatron-core"}
+    assert len(evidence.runs) == len(rows)
+    assert not evidence.shared.runs
+
+
+def test_single_nodes_that_take_1_7_s_whatever_they_run_teach_nothing() -> None:
+    rows = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "megatron-ci-gb200" and run.shape]
+    assert {run.shape.problem.cluster.num_nodes for run in rows if run.shape and teaches(run)} == {2}
 
 
 def test_sigma_is_that_whose_central_80_percent_hold_80_percent() -> None:

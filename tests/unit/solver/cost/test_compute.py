@@ -81,9 +81,12 @@ def test_flash_attention_takes_its_table_at_the_level_of_the_stack() -> None:
     assert flash_s(problem) == pytest.approx(table_s / level, rel=0.02)
 
 
-def test_a_rank_of_a_context_parallel_group_computes_its_part_of_the_scores() -> None:
-    problem = a_problem(a_model(), seq_length=8192)
-    assert flash_s(problem, context_parallel_size=4) == pytest.approx(flash_s(problem) / 4)
+def test_a_rank_of_a_context_parallel_ring_runs_a_kernel_for_each_part_of_the_keys() -> None:
+    # 4 ranks of 8192 tokens: each computes a quarter of the scores, at the rate of 2048 tokens
+    whole, part = a_problem(a_model(), seq_length=8192), a_problem(a_model(), seq_length=2048)
+    ring = flash_s(whole, context_parallel_size=4)
+    assert ring == pytest.approx(4 * flash_s(part), rel=1e-3)
+    assert ring > 1.05 * flash_s(whole) / 4
 
 
 def test_few_heads_on_a_rank_use_the_gpu_worse_than_many() -> None:
@@ -157,6 +160,19 @@ def test_experts_with_few_rows_use_the_gpu_worse() -> None:
     few = routed_forward_s(a_problem(a_moe_model(), seq_length=256))
     many = routed_forward_s(a_problem(a_moe_model(), seq_length=2048))
     assert few > 1.5 * many / 8
+
+
+def test_the_only_expert_of_a_rank_is_a_plain_product() -> None:
+    # 8 experts on 8 ranks: two GEMMs like those of a dense layer, no grouped kernel
+    model = a_moe_model()
+    layout = a_layout(expert_parallel_size=8, data_parallel_size=8, stage_layers=(32,))
+    alone = [
+        context_of(problem, Columns.of([layout]), a_profile(problem, grouped_gemm=share))
+        for problem in [a_problem(model)]
+        for share in (0.5, 1.0)
+    ]
+    seconds = [float(linear_seconds(ctx, "moe").forward[0]) for ctx in alone]
+    assert seconds[0] == seconds[1]
 
 
 def test_experts_without_a_gate_have_two_matrices_of_three() -> None:
