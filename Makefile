@@ -48,8 +48,8 @@ accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md
 accuracy-short: $(STAMP) ## the accuracy gates, and a few clusters calibrated; writes nothing
 	@$(BIN)/python benchmarks/accuracy.py --quick
 
-bench-cost: $(STAMP) ## configurations priced a second
-	@$(BIN)/python benchmarks/cost.py
+bench-cost: $(STAMP) ## configurations priced a second, beside published tools (ARGS="--calculon PATH --write")
+	@$(BIN)/python benchmarks/cost.py $(ARGS)
 
 bench-search: $(STAMP) ## search times on known problems
 	@$(BIN)/python benchmarks/search.py
@@ -60,4 +60,4 @@ operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfi
 	    b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json --out profiles/catalog/operators/backward.json
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-torch out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-torch .venv-peers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -10,6 +10,7 @@ recomputed ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -74,17 +75,17 @@ def chunks_of(columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> 
     p, width = columns.pipeline_parallel_size, stage_layers.shape[1]
     num_chunks, num_ranks = p * columns.virtual_pipeline_size, int(p.max(initial=1))
     rank = rank_of_chunk(columns, width)
-    ends = np.minimum(np.cumsum(stage_layers, axis=1), layout.num_layers)
-    starts = np.minimum(ends, np.maximum(ends - stage_layers, 0))
-    replay_ends = np.minimum(starts + columns.recompute_layers[:, None], ends)
     # parts lead in memory, so that the counts of one kind lie together
     shape = (len(layout.kinds) + 2, *stage_layers.shape)
     parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
-    for kind, before in enumerate(layout.cumulative.T.copy()):
-        only = len(layout.kinds) == 1  # then layers before l are l
-        first = starts if only else before[starts]
-        parts[..., kind] = (ends if only else before[ends]) - first
-        replayed[..., kind] = (replay_ends if only else before[replay_ends]) - first
+    again = np.minimum(stage_layers, columns.recompute_layers[:, None])
+    if len(layout.kinds) == 1:
+        parts[..., 0], replayed[..., 0] = stage_layers, again
+    else:
+        starts = np.cumsum(stage_layers, axis=1) - stage_layers
+        for kind, before in enumerate(layout.cumulative.T.copy()):
+            parts[..., kind] = before[starts + stage_layers] - before[starts]
+            replayed[..., kind] = before[starts + again] - before[starts]
     parts[:, 0, -2] = 1.0
     parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
     return Chunks(
@@ -107,10 +108,7 @@ def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
         if rounds * num_ranks > width:
             values = np.pad(values, ((0, 0), (0, rounds * num_ranks - width)))
         blocks = values.reshape(n, rounds, num_ranks)
-        total = blocks[:, 0].copy()
-        for number in range(1, rounds):
-            total += blocks[:, number]
-        return total
+        return reduce(np.add, (blocks[:, number] for number in range(rounds)))
     flat = (np.arange(n)[:, None] * num_ranks + chunks.rank).ravel()
     summed: FloatArray = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks).astype(
         np.float64
