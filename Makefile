@@ -49,7 +49,7 @@ accuracy-short: $(STAMP) ## the accuracy gates, and a few clusters calibrated; w
 	@$(BIN)/python benchmarks/accuracy.py --quick
 
 bench-cost: $(STAMP) ## configurations priced a second, beside published tools (ARGS="--calculon PATH --write")
-	@$(BIN)/python benchmarks/cost.py $(ARGS)
+	@$(BIN)/python -m benchmarks.cost $(ARGS)
 
 bench-search: $(STAMP) ## search times on known problems
 	@$(BIN)/python benchmarks/search.py

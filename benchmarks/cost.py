@@ -1,6 +1,6 @@
 """How many configurations a second the cost model prices, beside two published tools.
 
-    .venv/bin/python benchmarks/cost.py [--calculon PATH] [--write]
+    .venv/bin/python -m benchmarks.cost [--calculon PATH] [--write]
 
 All tools estimate the same configurations of GPT-3 175B on 1 024 A100, one process each, pinned to one
 core, and are timed in CPU seconds. llm-analysis is installed into an environment of its own
@@ -22,7 +22,8 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from cost_rows import Batch
+
+from benchmarks.cost_rows import Batch
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "how-the-cost-model-works.md"
@@ -61,7 +62,10 @@ def ours(batch: Batch) -> list[Rate]:
     return [
         Rate(tool="Meshwright", what=whole, count=n, seconds=tuple(sum(run) for run in runs)),
         Rate(
-            tool="Meshwright", what="prices, splits left open", count=n, seconds=tuple(run[0] for run in runs)
+            tool="Meshwright",
+            what="prices, splits left open",
+            count=n,
+            seconds=tuple(run[0] for run in runs),
         ),
     ]
 
@@ -89,7 +93,15 @@ def llm_analysis(batch: Batch) -> Rate | None:
     if not (PEERS / "installed").exists():
         print(f"installing {LLM_ANALYSIS} into {PEERS.name} (first time only)")
         venv.create(PEERS, with_pip=True, clear=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", LLM_ANALYSIS]
+        install = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            LLM_ANALYSIS,
+        ]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"llm-analysis could not be installed: {done.stderr.strip().splitlines()[-1]}")
@@ -113,7 +125,10 @@ def calculon(batch: Batch, checkout: Path | None) -> Rate | None:
 
 def table(title: str, rates: list[Rate]) -> list[str]:
     """Rates of one set of configurations; ratios are to the first row."""
-    lines = [f"**{title}**", "", "| tool | what it computes | configurations | a second (median) | slowest … fastest | Meshwright is |", "|---|---|---|---|---|---|"]  # fmt: skip  # noqa: E501
+    head = (
+        "tool | what it computes | configurations | a second (median) | slowest … fastest | Meshwright is"
+    )
+    lines = [f"**{title}**", "", f"| {head} |", "|---|---|---|---|---|---|"]
     for rate in rates:
         ratio = rates[0].per_second / rate.per_second
         times = "–" if rate.tool == "Meshwright" else f"{ratio:,.0f} × as fast"

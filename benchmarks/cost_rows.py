@@ -48,7 +48,7 @@ class Batch:
         )
 
     def common(self) -> Batch:
-        """Those that the other tools can express: no context parallelism, chunks or partial recomputation."""
+        """Those that the other tools can express: no context parallelism, one chunk a rank."""
         c = self.columns
         whole = (c.recompute_layers == 0) | (c.recompute_layers == ALL_LAYERS)
         plain = (c.virtual_pipeline_size == 1) & (c.context_parallel_size == 1) & (c.zero_stage <= 1)

@@ -1,7 +1,9 @@
 """Runs in the environment of llm-analysis: estimates configurations again and again and times them.
 
-Standard input: JSON {"rows": [{tensor, pipeline, data, micro_batch, batch, recompute, zero}], "repeats": n}.
-Standard output, last line: JSON {"version", "seconds": [CPU seconds of each repeat], "done": rows estimated}.
+Standard input: JSON {"rows": [{tensor, pipeline, data, micro_batch, batch, recompute, zero}],
+"repeats": n}.
+Standard output, last line: JSON {"version", "seconds": [CPU seconds of each repeat], "done": rows that
+were estimated}.
 """
 
 from __future__ import annotations

@@ -79,13 +79,16 @@ def chunks_of(columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> 
     shape = (len(layout.kinds) + 2, *stage_layers.shape)
     parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
     again = np.minimum(stage_layers, columns.recompute_layers[:, None])
-    if len(layout.kinds) == 1:
-        parts[..., 0], replayed[..., 0] = stage_layers, again
-    else:
+    parts[..., 0], replayed[..., 0] = stage_layers, again
+    if len(layout.kinds) > 1:  # all layers so far; those of other kinds leave
         starts = np.cumsum(stage_layers, axis=1) - stage_layers
-        for kind, before in enumerate(layout.cumulative.T.copy()):
-            parts[..., kind] = before[starts + stage_layers] - before[starts]
-            replayed[..., kind] = before[starts + again] - before[starts]
+        for kind in range(1, len(layout.kinds)):
+            before = layout.cumulative[:, kind].astype(np.float64)
+            first = before[starts]
+            parts[..., kind] = before[starts + stage_layers] - first
+            replayed[..., kind] = before[starts + again] - first
+            parts[..., 0] -= parts[..., kind]
+            replayed[..., 0] -= replayed[..., kind]
     parts[:, 0, -2] = 1.0
     parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
     return Chunks(
