@@ -60,6 +60,7 @@ class Selection:
     max_ep: int = 16
     cast: str = "trtllm/1.3.0rc20"
     nccl: str = "2.29.2"
+    memory_bytes_per_s: float = 0.0  # where the wheel's figure is another card's
 
 
 def _blackwell(gpu: str) -> Selection:
@@ -87,7 +88,9 @@ SELECTIONS: Mapping[str, Selection] = {
     "b300_sxm": _blackwell("b300"),
     "gb300": _blackwell("gb300"),
     "l40s": Selection(gpu="l40s", nccl="2.27.3"),
-    "rtx_pro_6000_server": Selection(gpu="rtx-pro-6000-server", fp8=("vllm/0.24.0",)),
+    "rtx_pro_6000_server": Selection(
+        gpu="rtx-pro-6000-server", fp8=("vllm/0.24.0",), memory_bytes_per_s=1597e9
+    ),
 }
 
 
@@ -103,7 +106,7 @@ def jobs(wheel: Wheel, system: str) -> Iterator[Job]:
             "bf16": float(facts["gpu"]["bfloat16_tc_flops"]),
             "fp8": float(facts["gpu"].get("fp8_tc_flops", 0)),
         },
-        memory_bytes_per_s=float(facts["gpu"]["mem_bw"]),
+        memory_bytes_per_s=chosen.memory_bytes_per_s or float(facts["gpu"]["mem_bw"]),
         link_bytes_per_s=float(facts["node"]["intra_node_bw"]),
     )
     for precision, versions in (("bf16", chosen.bf16), ("fp8", chosen.fp8)):
