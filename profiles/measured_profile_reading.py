@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from profiles.measured_profile import (
     Subject,
     Timing,
 )
+from profiles.model import ModelSpec
 from profiles.reading import FieldReader
 from profiles.shape import model_from_shape
 from profiles.units import MIB
@@ -88,7 +90,7 @@ def _subject(reader: FieldReader) -> Subject:
     """The model has faults of its own, which are raised at once."""
     model = reader.value("model")
     subject = Subject(
-        model=model_from_shape(model if isinstance(model, dict) else {}),
+        model=_model(model if isinstance(model, dict) else {}),
         seq_length=reader.integer("seq_length"),
         dtype=_required_choice(reader, "dtype", DTYPES),
         expert_parallel_size=reader.integer("expert_parallel_size"),
@@ -97,6 +99,15 @@ def _subject(reader: FieldReader) -> Subject:
     )
     reader.refuse_unknown()
     return subject
+
+
+def _model(raw: dict[str, object]) -> ModelSpec:
+    """The model that was measured; its faults point into the file."""
+    try:
+        return model_from_shape(raw)
+    except InvalidProblemError as fault:
+        errors = [replace(error, pointer=f"/subject{error.pointer}") for error in fault.errors]
+        raise InvalidProblemError(errors) from None
 
 
 def _machine(reader: FieldReader) -> Machine:

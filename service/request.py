@@ -41,6 +41,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
         workload=_workload(request.workload),
         launcher=request.launcher,
         options=_options(request.search),
+        profile=request.profile,
     )
     check_limits(problem)
     return problem
@@ -49,6 +50,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 def problem_to_mapping(problem: Problem) -> dict[str, object]:
     """The canonical request of ``problem``: complete, in a fixed order, made of plain JSON values."""
     workload, options = problem.workload, problem.options
+    given = {} if problem.profile is None else {"profile": problem.profile}
     return {
         "model": dict(model_to_mapping(problem.model)),
         "cluster": dict(cluster_to_mapping(problem.cluster)),
@@ -71,6 +73,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
             "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
         },
+        **given,
     }
 
 

@@ -83,6 +83,12 @@ class ProblemRequest(_Part):
     workload: WorkloadRequest
     launcher: str = Field(default="megatron-lm", max_length=64)
     search: SearchRequest = Field(default_factory=SearchRequest)
+    profile: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="id of a stored profile; of a problem file, the path of a profile file",
+    )
 
 
 _KINDS = {

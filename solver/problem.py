@@ -33,3 +33,4 @@ class Problem:
     workload: Workload
     launcher: str = "megatron-lm"  # a launcher id, "any" or "none"
     options: SearchOptions = field(default_factory=SearchOptions)
+    profile: str | None = None  # measured costs that somebody gave, by name; None: those that ship

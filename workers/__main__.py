@@ -19,13 +19,13 @@ from service.queue import queue_for
 from service.settings import Settings, fault_of
 from workers.poller import poll, sweep
 from workers.runner import Runner, SearchCall
-from workers.search import run_search
+from workers.search import StoredSearch
 
 PARENT_LOOK_S = 1.0
 DATABASE_LOOK_S = 1.0
 
 
-def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> int:
+def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> int:
     """Run until SIGTERM or Ctrl-C; a running job is then given back."""
     arguments = _arguments(argv)
     given = {"database_url": arguments.database_url, "redis_url": arguments.redis_url}
@@ -46,14 +46,14 @@ def main(argv: list[str] | None = None, *, search: SearchCall = run_search) -> i
     return 0
 
 
-def _work(settings: Settings, search: SearchCall, leaving: threading.Event, *, celery: bool) -> None:
+def _work(settings: Settings, search: SearchCall | None, leaving: threading.Event, *, celery: bool) -> None:
     """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
     engine = JobEngine(database, lease_s=settings.lease_s)
     queue = queue_for(settings.redis_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
-    runner = Runner(engine, search, worker=name, leaving=leaving)
+    runner = Runner(engine, search or StoredSearch(database), worker=name, leaving=leaving)
     _start(lambda: sweep(engine, queue, every_s=settings.sweep_s, leaving=leaving), leaving)
     if celery and settings.redis_url:
         from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery

@@ -1,15 +1,22 @@
-"""The search as a worker calls it: the default profile of the problem's cluster and launcher."""
+"""The search as a worker calls it: with the profile that the problem names, or the one that ships."""
 
 from __future__ import annotations
 
-from profiles.profile import default_profile
+from service.db.database import Database
+from service.profile_store import ProfileStore
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.search import search
 
 
-def run_search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
-    """Search with the profile that ships for this cluster and launcher."""
-    profile = default_profile(problem.cluster, problem.launcher)
-    return search(problem, profile, on_progress=on_progress, should_stop=should_stop)
+class StoredSearch:
+    """Searches with the profiles that a database holds."""
+
+    def __init__(self, database: Database) -> None:
+        self._profiles = ProfileStore(database)
+
+    def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        """Search with the profile that the problem names, or with the one that ships."""
+        profile = self._profiles.profile_of(problem)
+        return search(problem, profile, on_progress=on_progress, should_stop=should_stop)

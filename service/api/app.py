@@ -11,10 +11,12 @@ from service.api import errors, openapi
 from service.api.deps import Service
 from service.api.edge import Edge
 from service.api.problems import declared
-from service.api.routes import catalogs, jobs, plans, predictions, probes
+from service.api.routes import catalogs, jobs, plans, predictions, probes, profiles
 from service.db.database import Database
 from service.engine import JobEngine
 from service.jobs import Jobs
+from service.measurements import Measurements
+from service.profile_store import ProfileStore
 from service.queue import queue_for
 from service.settings import Settings
 from service.versions import version_of
@@ -26,6 +28,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     queue = queue_for(settings.redis_url)
     engine = JobEngine(database, lease_s=settings.lease_s)
     use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
+    stored = ProfileStore(database)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -43,11 +46,17 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         redirect_slashes=False,  # an address is right or wrong
     )
     app.state.service = Service(
-        settings=settings, database=database, queue=queue, jobs=use_cases, is_stopping=is_stopping
+        settings=settings,
+        database=database,
+        queue=queue,
+        jobs=use_cases,
+        profiles=stored,
+        measurements=Measurements(database, use_cases),
+        is_stopping=is_stopping,
     )
     errors.install(app)
     app.add_middleware(Edge, any_host=settings.insecure)
-    for part in (jobs, plans, predictions, catalogs, probes):
+    for part in (jobs, plans, predictions, profiles, catalogs, probes):
         app.include_router(part.router)
     openapi.install(app)
     return app

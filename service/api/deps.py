@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
+from profiles.errors import InvalidProblemError
 from service.api.errors import UnsupportedMediaTypeError
 from service.db.database import Database
 from service.jobs import Jobs
 from service.json_input import read_json
+from service.measurements import Measurements
+from service.profile_store import ProfileStore
 from service.queue import WakeUpQueue
 from service.settings import Settings
 
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 DEFAULT_TENANT = "default"  # without keys everybody on this machine is the same tenant
 MAX_PAGE_SIZE = 200
 
@@ -28,6 +33,8 @@ class Service:
     database: Database
     queue: WakeUpQueue
     jobs: Jobs
+    profiles: ProfileStore
+    measurements: Measurements
     is_stopping: Callable[[], bool]  # the server is shutting down: long polls end
 
 
@@ -60,8 +67,29 @@ async def json_body(request: Request) -> Mapping[str, object]:
     return await run_in_threadpool(read_json, await request.body())  # 8 MiB take their time
 
 
+def idempotency_key_of(
+    idempotency_key: Annotated[str | None, Header(description="makes a repeated request safe")] = None,
+) -> str | None:
+    """The key that makes a repeated request safe.
+
+    Raises:
+        InvalidProblemError: it has characters that no key may have.
+    """
+    if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+        allowed = "1 to 255 visible ASCII characters"
+        raise InvalidProblemError.of("/header/Idempotency-Key", "is not usable", allowed=allowed)
+    return idempotency_key
+
+
+def profiles_of(request: Request) -> ProfileStore:
+    """The use cases of stored profiles."""
+    return service_of(request).profiles
+
+
 ServiceDep = Annotated[Service, Depends(service_of)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
+KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
+ProfilesDep = Annotated[ProfileStore, Depends(profiles_of)]
 TenantDep = Annotated[str, Depends(tenant_of)]
 BodyDep = Annotated[Mapping[str, object], Depends(json_body)]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]

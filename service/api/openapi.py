@@ -8,6 +8,9 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from profiles.calibration import FORMAT as CALIBRATION
+from profiles.measured_profile import FORMAT as MEASURED
+from service.measurements import MEMORY_KINDS, MEMORY_RANKS
 from service.request_schema import ProblemRequest
 from solver.plan import Configuration
 
@@ -28,6 +31,29 @@ PREDICTION_BODY = json_body_of(
         "properties": {
             "problem": {"$ref": _REF.format(model="ProblemRequest")},
             "configuration": TypeAdapter(Configuration).json_schema(),
+        },
+    }
+)
+
+PROFILE_BODY = json_body_of(
+    {
+        "type": "object",
+        "description": "what `meshwright calibrate --out`, `profile --out` or `import --out` writes",
+        "required": ["format"],
+        "properties": {"format": {"enum": [CALIBRATION, MEASURED]}},
+    }
+)
+MEASUREMENT_BODY = json_body_of(
+    {
+        "type": "object",
+        "additionalProperties": False,
+        "minProperties": 1,
+        "properties": {
+            "step_time_s": {"type": "number", "exclusiveMinimum": 0},
+            "peak_memory_bytes": {"type": "integer", "minimum": 1},
+            "memory_kind": {"enum": list(MEMORY_KINDS), "default": "unknown"},
+            "memory_rank": {"enum": list(MEMORY_RANKS), "default": "unknown"},
+            "out_of_memory": {"type": "boolean", "default": False},
         },
     }
 )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.api.problems import ProblemView, type_of
+from service.db.profile_records import ProfileRecord
 from service.db.records import JobRecord
 from service.engine import TERMINAL_STATES
 from solver.plan import Configuration, Infeasibility, Plan, Prediction, Status
@@ -120,6 +121,40 @@ class PredictionView(BaseModel):
     profile: str
 
 
+class ProfileView(BaseModel):
+    """One stored profile; problems name it by its id."""
+
+    id: str
+    kind: Literal["calibration", "measured"]
+    title: str
+    gpu: str | None
+    created_at: datetime
+
+
+class ProfileDetail(ProfileView):
+    """One stored profile with its document."""
+
+    document: dict[str, Any]
+
+
+class ProfilePage(BaseModel):
+    """Profiles, newest first."""
+
+    profiles: list[ProfileView]
+    next_page_token: str | None = None
+
+
+class MeasurementView(BaseModel):
+    """What was learnt from a measured run of a plan."""
+
+    id: str
+    plan_id: str
+    profile: str  # id of the calibration on all runs of this cluster and framework
+    num_runs: int
+    findings: list[str]  # what looks wrong in them
+    prediction: Prediction  # of the plan, under that calibration
+
+
 class CatalogView(BaseModel):
     """The entries of one catalog, by name."""
 
@@ -150,6 +185,17 @@ def job_fields(job: JobRecord) -> dict[str, Any]:
         "infeasible": job.answer.get("infeasible") if job.answer else None,
         "problem": _failure(job.problem),
         "links": _links(job),
+    }
+
+
+def profile_fields(record: ProfileRecord) -> dict[str, Any]:
+    """The fields of ``ProfileView`` for one record."""
+    return {
+        "id": record.id,
+        "kind": record.kind,
+        "title": record.title,
+        "gpu": record.gpu,
+        "created_at": _at(record.created_at_s),
     }
 
 

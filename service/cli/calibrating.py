@@ -74,6 +74,11 @@ def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile
     return profile
 
 
+def named_profile(problem: Problem) -> Path | None:
+    """The profile file that a problem file names."""
+    return None if problem.profile is None else Path(problem.profile)
+
+
 def _given(path: Path) -> GivenProfile:
     """The calibration or measured profile in a file."""
     try:

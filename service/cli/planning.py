@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.profile import Profile
-from service.cli.calibrating import profile_for
+from service.cli.calibrating import named_profile, profile_for
 from service.cli.exits import code_of, say_warnings
 from service.cli.files import ANSWER_FILE, check_folder, save_folder
 from service.cli.kept import answer_document, keep
@@ -42,7 +42,7 @@ def run_plan(
         RefusedExportError: the launcher cannot express the best plan.
     """
     problem = parse_problem(request)
-    profile = profile_for(problem, calibration)
+    profile = profile_for(problem, calibration or named_profile(problem))
     if save_dir:
         check_folder(save_dir, force=force)
     answer, cancelled = _search(problem, profile)

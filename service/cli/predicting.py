@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from service.cli.assignments import settings_of
-from service.cli.calibrating import profile_for
+from service.cli.calibrating import named_profile, profile_for
 from service.cli.exits import FOUND
 from service.cli.problem_options import Request
 from service.cli.screen import screen
@@ -36,7 +36,7 @@ def run_predict(
     problem = parse_problem(request)
     raw = {**(read_problem_file(config) if config else {}), **settings_of("--set", assign)}
     configuration = completed(raw, problem)
-    profile = profile_for(problem, calibration)
+    profile = profile_for(problem, calibration or named_profile(problem))
     prediction = predict(problem, profile, configuration)
     broken = broken_rules(problem, configuration)
     if as_json:

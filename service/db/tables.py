@@ -82,3 +82,35 @@ idempotency_keys = Table(
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("created_at_s", Double, nullable=False),
 )
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("id", String(32), primary_key=True),  # of the content: equal documents are one profile
+    Column("kind", String(16), nullable=False),  # calibration, measured
+    Column("gpu", String(64)),
+    Column("title", String(200), nullable=False),
+    Column("document", JSON, nullable=False),
+    Column("created_at_s", Double, nullable=False),
+    Index(None, "id"),
+    Index(None, "tenant", "created_at_s", "id"),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("scope", String(64), nullable=False),  # cluster and framework that one calibration serves
+    Column("plan_id", String(64), nullable=False),
+    # The configuration and its question are kept here, so that a measurement outlives its job.
+    Column("request", JSON, nullable=False),
+    Column("config", JSON, nullable=False),
+    Column("body", JSON, nullable=False),  # as it was sent
+    Column("profile_id", String(32), nullable=False),  # the calibration that it led to
+    Column("idempotency_key", String(255)),
+    Column("created_at_s", Double, nullable=False),
+    Index(None, "tenant", "scope", "created_at_s"),
+    Index(None, "tenant", "idempotency_key", unique=True),  # several without a key are no conflict
+)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import time
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from profiles.errors import InvalidProblemError
-from service.api.deps import BodyDep, JobsDep, PageSize, PageToken, ServiceDep, TenantDep
+from service.api.deps import (
+    BodyDep,
+    JobsDep,
+    KeyDep,
+    PageSize,
+    PageToken,
+    ProfilesDep,
+    ServiceDep,
+    TenantDep,
+)
 from service.api.openapi import PROBLEM_BODY
 from service.api.problems import declared
 from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_fields
@@ -24,7 +31,6 @@ from service.request import parse_problem
 
 RETRY_AFTER_S = 1
 LOOK_S = 0.2  # between two looks of a long poll
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -41,17 +47,16 @@ def submit(
     body: BodyDep,
     jobs: JobsDep,
     tenant: TenantDep,
+    stored: ProfilesDep,
     *,
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
-    idempotency_key: Annotated[str | None, Header(description="makes a repeated submission safe")] = None,
+    idempotency_key: KeyDep,
 ) -> Response:
     """Submit a problem; an identical one that is answered already gives the earlier job."""
-    if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
-        allowed = "1 to 255 visible ASCII characters"
-        raise InvalidProblemError.of("/header/Idempotency-Key", "is not usable", allowed=allowed)
+    problem = parse_problem(body)
+    stored.require(tenant, problem)
     job = jobs.submit(
-        tenant,
-        Submission(problem=parse_problem(body), body=body, idempotency_key=idempotency_key, fresh=fresh),
+        tenant, Submission(problem=problem, body=body, idempotency_key=idempotency_key, fresh=fresh)
     )
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
     return _detail(job, status=202, headers=headers)

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service.api.deps import JobsDep, TenantDep
+from service.api.deps import BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
+from service.api.openapi import MEASUREMENT_BODY
 from service.api.problems import declared
-from service.api.schemas import ExportView, PlanView
+from service.api.schemas import ExportView, MeasurementView, PlanView
 from service.launchers.registry import export
 from service.request import parse_problem
 from solver.plan import plan_from_json
@@ -36,3 +37,25 @@ def export_plan(
     chosen = launcher or problem.launcher
     bundle = export(plan_from_json(body), problem, chosen)
     return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
+
+
+@router.post(
+    "/{plan_id}/measurements",
+    status_code=201,
+    responses=declared(404, 413, 415),
+    openapi_extra=MEASUREMENT_BODY,
+    summary="Tell what a plan really took",
+)
+def add_measurement(
+    plan_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
+) -> MeasurementView:
+    """Keep what a run measured, learn from all runs of its cluster and framework, correct the plan."""
+    learnt = service.measurements.add(tenant, plan_id, body, key=idempotency_key)
+    return MeasurementView(
+        id=learnt.id,
+        plan_id=learnt.plan_id,
+        profile=learnt.profile_id,
+        num_runs=learnt.num_runs,
+        findings=list(learnt.findings),
+        prediction=learnt.prediction,
+    )

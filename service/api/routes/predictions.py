@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter
 
 from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.profile import default_profile
-from service.api.deps import BodyDep
+from service.api.deps import BodyDep, ProfilesDep, TenantDep
 from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
@@ -23,11 +22,12 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"])
 @router.post(
     "", responses=declared(413, 415), openapi_extra=PREDICTION_BODY, summary="Price a configuration"
 )
-def create_prediction(body: BodyDep) -> PredictionView:
+def create_prediction(body: BodyDep, tenant: TenantDep, stored: ProfilesDep) -> PredictionView:
     """What the cost model expects of ``configuration`` for ``problem``; answers at once, stores nothing."""
     problem = parse_problem(_part(body, "problem"))
     configuration = completed(_part(body, "configuration"), problem)
-    profile = default_profile(problem.cluster, problem.launcher)
+    stored.require(tenant, problem)
+    profile = stored.profile_of(problem)
     return PredictionView(
         config=configuration,
         prediction=predict(problem, profile, configuration),

@@ -1,0 +1,46 @@
+"""Profiles that clients keep here, for problems to name: calibrations and measured profiles."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from service.api.deps import BodyDep, PageSize, PageToken, ProfilesDep, TenantDep
+from service.api.openapi import PROFILE_BODY
+from service.api.problems import declared
+from service.api.schemas import ProfileDetail, ProfilePage, ProfileView, profile_fields
+
+router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses=declared(413, 415),
+    openapi_extra=PROFILE_BODY,
+    summary="Keep a profile",
+)
+def create_profile(
+    body: BodyDep, stored: ProfilesDep, tenant: TenantDep, response: Response
+) -> ProfileView:
+    """Keep a calibration or a measured profile; the same document again is the same profile."""
+    record = stored.add(tenant, body)
+    response.headers["Location"] = f"/v1/profiles/{record.id}"
+    return ProfileView(**profile_fields(record))
+
+
+@router.get("", summary="List profiles")
+def list_profiles(
+    stored: ProfilesDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+) -> ProfilePage:
+    """Profiles, newest first, without their documents."""
+    page = stored.page(tenant, page_size=page_size, page_token=page_token)
+    items = [ProfileView(**profile_fields(record)) for record in page.items]
+    return ProfilePage(profiles=items, next_page_token=page.next_page_token)
+
+
+@router.get("/{profile_id}", responses=declared(404), summary="Fetch a profile")
+def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> ProfileDetail:
+    """One profile with its document, as `meshwright plan --profile` takes it."""
+    record, document = stored.read(tenant, profile_id)
+    return ProfileDetail(**profile_fields(record), document=dict(document))

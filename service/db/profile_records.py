@@ -1,0 +1,110 @@
+"""Queries over stored profiles and measurements; they run in the caller's transaction.
+
+The tenant stands in every WHERE but one: a worker reads the profile that an accepted job names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, tuple_
+
+from service.db.clock import now_s
+from service.db.records import is_identifier
+from service.db.tables import measurements, profiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRecord:
+    """One row of ``profiles`` without its document."""
+
+    id: str
+    kind: str
+    gpu: str | None
+    title: str
+    created_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementRecord:
+    """One row of ``measurements``."""
+
+    id: str
+    plan_id: str
+    scope: str
+    request: Mapping[str, Any]
+    config: Mapping[str, Any]
+    body: Mapping[str, Any]
+    profile_id: str
+    idempotency_key: str | None
+    created_at_s: float
+
+
+_PROFILE = tuple(profiles.c[name] for name in ProfileRecord.__slots__)
+_MEASUREMENT = tuple(measurements.c[name] for name in MeasurementRecord.__slots__)
+
+
+def find_profile(connection: Connection, tenant: str, profile_id: str) -> ProfileRecord | None:
+    """One profile of this tenant."""
+    if not is_identifier(profile_id):
+        return None
+    query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.id == profile_id)
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else ProfileRecord(**row)
+
+
+def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | None:
+    """The document of a profile; its id names its content, so whose it is makes no difference."""
+    if not is_identifier(profile_id):
+        return None
+    query = select(profiles.c.document).where(profiles.c.id == profile_id).limit(1)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def newest_profiles(
+    connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
+) -> list[ProfileRecord]:
+    """Up to ``limit`` profiles, newest first, after the position ``before`` (created_at_s, id)."""
+    query = select(*_PROFILE).where(profiles.c.tenant == tenant)
+    if before is not None:
+        query = query.where(tuple_(profiles.c.created_at_s, profiles.c.id) < before)
+    query = query.order_by(profiles.c.created_at_s.desc(), profiles.c.id.desc()).limit(limit)
+    return [ProfileRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def insert_profile(
+    connection: Connection, tenant: str, profile_id: str, *, document: Mapping[str, object], **facts: object
+) -> None:
+    """Add a profile; IntegrityError when it is there."""
+    connection.execute(
+        insert(profiles).values(
+            tenant=tenant, id=profile_id, document=document, created_at_s=now_s(), **facts
+        )
+    )
+
+
+def find_measurement(connection: Connection, tenant: str, key: str) -> MeasurementRecord | None:
+    """The measurement that an idempotency key stands for."""
+    query = select(*_MEASUREMENT).where(
+        measurements.c.tenant == tenant, measurements.c.idempotency_key == key
+    )
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else MeasurementRecord(**row)
+
+
+def newest_measurements(
+    connection: Connection, tenant: str, scope: str, *, limit: int
+) -> list[MeasurementRecord]:
+    """Up to ``limit`` measurements of one cluster and framework, newest first."""
+    query = select(*_MEASUREMENT).where(measurements.c.tenant == tenant, measurements.c.scope == scope)
+    query = query.order_by(measurements.c.created_at_s.desc(), measurements.c.id.desc()).limit(limit)
+    return [MeasurementRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def insert_measurement(connection: Connection, tenant: str, measurement_id: str, **values: object) -> None:
+    """Add a measurement; IntegrityError when another request bound the same key."""
+    connection.execute(
+        insert(measurements).values(id=measurement_id, tenant=tenant, created_at_s=now_s(), **values)
+    )

@@ -1,0 +1,180 @@
+"""What a run of a plan really took: kept, and learnt from by the same code as ``meshwright calibrate``."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sqlalchemy.exc import IntegrityError
+
+from profiles.calibration import Calibration
+from profiles.errors import FieldError, InvalidProblemError
+from profiles.inline import cluster_to_mapping
+from profiles.profile import default_profile, framework_of
+from profiles.reading import FieldReader
+from service.db import profile_records as records
+from service.db.database import Database, compact_json
+from service.db.profile_records import MeasurementRecord
+from service.errors import IdempotencyConflictError
+from service.given_profiles import read_given
+from service.jobs import Jobs
+from service.profile_store import keep_profile, profile_id_of
+from service.request import parse_problem
+from solver.calibrate import calibrate, default_profile_of
+from solver.calibration.observations import Observation
+from solver.calibration.refuse import impossible
+from solver.plan import Prediction, configuration_from_json
+from solver.predict import predict
+from solver.problem import Problem
+
+MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
+MAX_SECONDS = 1e6
+MAX_BYTES = 2**50
+MEMORY_KINDS = ("unknown", "allocated", "reserved", "device")
+MEMORY_RANKS = ("unknown", "first", "last", "worst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What came of one measurement."""
+
+    id: str
+    plan_id: str
+    profile_id: str
+    num_runs: int  # with a step time, of this cluster and framework
+    findings: tuple[str, ...]  # what looks wrong in all runs together
+    prediction: Prediction  # of the plan, corrected
+
+
+class Measurements:
+    """The use cases of measured plans."""
+
+    def __init__(self, database: Database, jobs: Jobs) -> None:
+        self._database = database
+        self._jobs = jobs
+
+    def add(self, tenant: str, plan_id: str, body: Mapping[str, object], *, key: str | None) -> Learnt:
+        """Keep a measurement and learn from all of its cluster and framework.
+
+        Raises:
+            NotFoundError: this tenant has no such plan.
+            InvalidProblemError: a field is wrong, or no machine can have measured that.
+            IdempotencyConflictError: the key was used with another body or plan.
+        """
+        known = self._known(tenant, plan_id, body, key)
+        if known is not None:
+            return self._learnt(known)
+        job, plan = self._jobs.plan(tenant, plan_id)
+        one = _observation(plan_id, job.request, plan["config"], body)
+        _require_possible(one)
+        scope = scope_of(one.problem)
+        with self._database.read() as connection:
+            earlier = records.newest_measurements(connection, tenant, scope, limit=MAX_RUNS - 1)
+        seen = [_observation(old.plan_id, old.request, old.config, old.body) for old in earlier]
+        document = calibrate([one, *seen], cluster=one.problem.cluster.name).to_json()
+        values = {
+            "scope": scope, "plan_id": plan_id, "request": job.request, "config": plan["config"],
+            "body": body, "profile_id": profile_id_of(document), "idempotency_key": key,
+        }  # fmt: skip
+        try:
+            return self._learnt(self._store(tenant, document, values))
+        except IntegrityError:  # another request was faster
+            known = self._known(tenant, plan_id, body, key)
+            if known is None:
+                raise
+            return self._learnt(known)
+
+    def _known(
+        self, tenant: str, plan_id: str, body: Mapping[str, object], key: str | None
+    ) -> MeasurementRecord | None:
+        """The measurement that a repeated request has made before."""
+        if key is None:
+            return None
+        with self._database.read() as connection:
+            found = records.find_measurement(connection, tenant, key)
+        if found is not None and (found.plan_id, dict(found.body)) != (plan_id, dict(body)):
+            raise IdempotencyConflictError("this idempotency key was used with another body")
+        return found
+
+    def _store(
+        self, tenant: str, document: Mapping[str, object], values: Mapping[str, object]
+    ) -> MeasurementRecord:
+        """The measurement and what was learnt, in one transaction."""
+        measurement_id = uuid.uuid4().hex
+        given = read_given(compact_json(document))
+        with self._database.write() as connection:
+            keep_profile(connection, tenant, str(values["profile_id"]), document, given)
+            records.insert_measurement(connection, tenant, measurement_id, **values)
+            found = records.newest_measurements(connection, tenant, str(values["scope"]), limit=MAX_RUNS)
+            return next(one for one in found if one.id == measurement_id)
+
+    def _learnt(self, record: MeasurementRecord) -> Learnt:
+        """The answer to a measurement, from what is stored."""
+        with self._database.read() as connection:
+            document = records.document_of(connection, record.profile_id) or {}
+        calibration = read_given(compact_json(document))
+        if not isinstance(calibration, Calibration):
+            raise InvalidProblemError.of("/profile", "is no calibration")
+        problem = parse_problem(record.request)
+        profile = calibration.applied(default_profile(problem.cluster, problem.launcher))
+        return Learnt(
+            id=record.id,
+            plan_id=record.plan_id,
+            profile_id=record.profile_id,
+            num_runs=calibration.num_runs,
+            findings=calibration.findings,
+            prediction=predict(problem, profile, configuration_from_json(record.config)),
+        )
+
+
+def scope_of(problem: Problem) -> str:
+    """What one calibration serves: a cluster, however many of its nodes are used, and a framework."""
+    cluster = replace(
+        problem.cluster, groups=tuple(replace(group, num_nodes=1) for group in problem.cluster.groups)
+    )
+    named = {"cluster": cluster_to_mapping(cluster), "framework": framework_of(problem.launcher)}
+    return hashlib.sha256(compact_json(named).encode()).hexdigest()
+
+
+def _observation(
+    plan_id: str, request: Mapping[str, object], config: Mapping[str, object], body: Mapping[str, object]
+) -> Observation:
+    """A measurement as calibration sees it.
+
+    Raises:
+        InvalidProblemError: a field is wrong, with its JSON pointer, or nothing was measured.
+    """
+    reader = FieldReader(body, "")
+    timed = body.get("step_time_s") is not None
+    seconds = reader.number("step_time_s", low=1e-6, high=MAX_SECONDS) if timed else None
+    peak = reader.optional_integer("peak_memory_bytes", high=MAX_BYTES)
+    kind = reader.choice("memory_kind", MEMORY_KINDS, default="unknown")
+    rank = reader.choice("memory_rank", MEMORY_RANKS, default="unknown")
+    out = reader.flag("out_of_memory", default=False)
+    reader.refuse_unknown()
+    reader.finish()
+    if seconds is None and peak is None and not out:
+        message = "give what was measured: step_time_s, peak_memory_bytes or out_of_memory"
+        raise InvalidProblemError([FieldError(pointer="", message=message)])
+    problem = parse_problem(request)
+    return Observation(
+        name=plan_id,
+        problem=problem,
+        configuration=configuration_from_json(config),
+        framework=framework_of(problem.launcher),
+        step_time_s=seconds,
+        peak_memory_bytes=float(peak) if peak else None,
+        memory_kind=kind,
+        memory_rank=rank,
+        out_of_memory=out,
+    )
+
+
+def _require_possible(one: Observation) -> None:
+    """Refuse what physics rules out, before anything is stored."""
+    reason = impossible(one, default_profile_of(one))
+    if reason is not None:
+        field = "/step_time_s" if one.step_time_s is not None else "/peak_memory_bytes"
+        raise InvalidProblemError.of(field, reason)

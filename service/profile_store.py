@@ -1,0 +1,141 @@
+"""Profiles that clients keep here: calibrations and measured profiles, named by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from profiles.calibration import Calibration
+from profiles.errors import InvalidProblemError
+from profiles.profile import Profile
+from service.db import profile_records as records
+from service.db.database import Database, compact_json
+from service.db.profile_records import ProfileRecord
+from service.errors import NotFoundError
+from service.given_profiles import GivenProfile, profile_with, read_given
+from service.pages import Page, decode_token, encode_token
+from solver.problem import Problem
+
+MAX_TITLE = 200
+
+
+class ProfileStore:
+    """The use cases of stored profiles."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, tenant: str, document: Mapping[str, object]) -> ProfileRecord:
+        """Keep a profile; the same one again is the one that is there.
+
+        Raises:
+            InvalidProblemError: it is no calibration and no measured profile.
+        """
+        given = read_given(compact_json(document))
+        profile_id = profile_id_of(document)
+        try:
+            with self._database.write() as connection:
+                return keep_profile(connection, tenant, profile_id, document, given)
+        except IntegrityError:  # another request was faster
+            return self.read(tenant, profile_id)[0]
+
+    def read(self, tenant: str, profile_id: str) -> tuple[ProfileRecord, Mapping[str, Any]]:
+        """One profile and its document.
+
+        Raises:
+            NotFoundError: this tenant has no such profile.
+        """
+        with self._database.read() as connection:
+            record = records.find_profile(connection, tenant, profile_id)
+            document = records.document_of(connection, profile_id) if record else None
+        if record is None or document is None:
+            raise NotFoundError("there is no such profile")
+        return record, document
+
+    def page(self, tenant: str, *, page_size: int, page_token: str | None) -> Page[ProfileRecord]:
+        """Profiles, newest first.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, float, str) if page_token else None
+        with self._database.read() as connection:
+            found = records.newest_profiles(connection, tenant, limit=page_size + 1, before=before)
+        shown = found[:page_size]
+        more = len(found) > page_size
+        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
+        return Page(items=tuple(shown), next_page_token=token)
+
+    def require(self, tenant: str, problem: Problem) -> None:
+        """Refuse a problem whose profile this tenant does not have, or that does not hold for it.
+
+        Raises:
+            InvalidProblemError: at ``/profile``.
+        """
+        if problem.profile is None:
+            return
+        with self._database.read() as connection:
+            known = records.find_profile(connection, tenant, problem.profile)
+        if known is None:
+            raise InvalidProblemError.of("/profile", "there is no such profile; POST it to /v1/profiles")
+        self.profile_of(problem)
+
+    def profile_of(self, problem: Problem) -> Profile:
+        """The profile that a problem is answered with.
+
+        Raises:
+            InvalidProblemError: at ``/profile``: the profile is gone, or does not hold for the cluster.
+        """
+        given: list[GivenProfile] = []
+        if problem.profile is not None:
+            with self._database.read() as connection:
+                document = records.document_of(connection, problem.profile)
+            if document is None:
+                raise InvalidProblemError.of("/profile", "is not stored here")
+            given.append(read_given(compact_json(document)))
+        try:
+            profile, warnings = profile_with(problem, given)
+        except InvalidProblemError as fault:
+            errors = (replace(error, pointer="/profile") for error in fault.errors)
+            raise InvalidProblemError(errors) from None
+        return replace(profile, warnings=(*profile.warnings, *warnings))
+
+
+def profile_id_of(document: Mapping[str, object]) -> str:
+    """First 32 hex digits of SHA-256 over the document, whatever the order of its keys."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def keep_profile(
+    connection: Connection,
+    tenant: str,
+    profile_id: str,
+    document: Mapping[str, object],
+    given: GivenProfile,
+) -> ProfileRecord:
+    """Add a profile inside a transaction, unless it is there."""
+    found = records.find_profile(connection, tenant, profile_id)
+    if found is None:
+        records.insert_profile(connection, tenant, profile_id, document=document, **_facts(given))
+        found = records.find_profile(connection, tenant, profile_id)
+    if found is None:
+        raise NotFoundError("the profile vanished while it was stored")
+    return found
+
+
+def _facts(given: GivenProfile) -> dict[str, object]:
+    """What a list of profiles shows."""
+    if isinstance(given, Calibration):
+        title = f"{given.cluster}: {given.num_runs} runs under {given.stack}"
+        return {"kind": "calibration", "gpu": given.gpu[:64], "title": title[:MAX_TITLE]}
+    subject = given.subject
+    title = f"{subject.model.name}: {len(given.measurements)} timings at {subject.seq_length} tokens"
+    gpu = given.machine.gpu
+    return {"kind": "measured", "gpu": gpu[:64] if gpu else None, "title": title[:MAX_TITLE]}

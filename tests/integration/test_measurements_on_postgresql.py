@@ -1,0 +1,35 @@
+"""Measurements and stored profiles on PostgreSQL: the very same tests as on SQLite."""
+
+import threading
+
+import pytest
+from sqlalchemy import delete
+
+from service.db import tables
+from service.db.database import Database
+from service.measurements import Measurements
+from tests.job_records import TENANT
+from tests.unit.service.test_measurements import *  # noqa: F403 - every test of it, over the fixture below
+
+
+@pytest.fixture
+def database(postgres: Database) -> Database:
+    with postgres.write() as connection:
+        for table in (tables.jobs, tables.measurements, tables.profiles):
+            connection.execute(delete(table))
+    return postgres
+
+
+def test_two_clients_with_one_key_make_one_measurement(measurements: Measurements) -> None:
+    body = {"step_time_s": 40.0}
+    ids: list[str] = []
+    clients = [
+        threading.Thread(target=lambda: ids.append(measurements.add(TENANT, "aaa", body, key="k").id))
+        for _ in range(4)
+    ]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+    assert len(ids) == 4
+    assert len(set(ids)) == 1
