@@ -5,11 +5,12 @@ the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 
 ``ln(measured / predicted)`` with a noise of 4 %, the log-normal priors of
 ``solver/calibration/priors.py``, and every cluster's weight capped at 60 runs. Each constant is written
 with its uncertainty, and marked where the runs do not identify it. The spreads of
-uncalibrated predictions (``log_time_sigma``, ``log_memory_sigma``) are those of the clusters that are
-left out of the fit one at a time, never those of the fit itself.
+predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are those of the clusters that
+are left out of the fit one at a time, and of stacks left out whole, never those of the fit itself.
 
     .venv/bin/python benchmarks/fit_stacks.py              # both levels
     .venv/bin/python benchmarks/fit_stacks.py STACK …      # these stacks, round the global level there
+    .venv/bin/python benchmarks/fit_stacks.py --spreads    # only how far predictions spread
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from profiles.levels import STACKS_FILE, LevelConstant, forget_levels
+from profiles.levels import STACKS_FILE, LevelConstant, forget_levels, stack_names
 from profiles.profile import Constants, stack_constants
 from solver.accuracy import validate
 from solver.calibration.batches import ProfileOf
-from solver.calibration.leftover import forget_spreads
 from solver.runs import CATALOG_RUNS, Run, read_runs
+from solver.spread import SPREADS_FILE, forget_spreads
 from solver.stacks.evidence import (
     CLUSTER_WEIGHT,
     MEMORY,
@@ -37,12 +38,25 @@ from solver.stacks.evidence import (
     Linear,
     fitted,
     linearised,
-    teaches,
 )
-from solver.stacks.leave_out import blind_profile_of, cluster_of, left_out_log_errors, sigma_of
+from solver.stacks.leave_out import (
+    blind_profile_of,
+    cluster_of,
+    left_out_log_errors,
+    profile_of_unknown_stack,
+    sigma_of,
+)
+from solver.stacks.spreads import (
+    CAUSES,
+    errors_of,
+    fitted_causes,
+    sigma_of_unknown_stack,
+    stack_sigmas,
+)
 from solver.stacks.uncertainty import level_constants
 
-SPREADS = CATALOG_RUNS.parent.parent / "calibration" / "spreads.yaml"
+CALIBRATION_RUNS = (4, 16)  # at which the scale of calibrated spreads is judged
+SCALES = (0.9, 1.2)
 _MIN_RUNS = 40  # with fewer, a stack keeps its memory constants and takes the spread of all stacks
 
 
@@ -112,7 +126,10 @@ def _fitted_stack(stack: str, mine: Evidence, general: Constants) -> dict[str, d
 
 
 def _write(levels: dict[str, Any]) -> None:
-    """Write the file back under its header."""
+    """Write the file back under its header, what a level says of itself before its constants."""
+    every = [levels["global"], *levels["stacks"].values()]
+    for level in every:
+        level["constants"] = level.pop("constants")
     text = yaml.safe_dump(levels, sort_keys=False, width=200, default_flow_style=None)
     STACKS_FILE.write_text(_header(STACKS_FILE) + text, encoding="utf-8")
     forget_levels()
@@ -120,28 +137,63 @@ def _write(levels: dict[str, Any]) -> None:
 
 
 def fit_spreads() -> None:
-    """Set both spreads of every level from what is left out."""
+    """Set the spreads of uncalibrated predictions from what is left out."""
     runs = read_runs(CATALOG_RUNS)
     levels = yaml.safe_load(STACKS_FILE.read_text(encoding="utf-8"))
-    for name, evidence in (
-        ("log_time_sigma", Evidence.of_times(runs)),
-        ("log_memory_sigma", Evidence.of_peaks(runs)),
-    ):
-        errors = left_out_log_errors(evidence)
-        levels["global"][name] = float(f"{sigma_of(errors):.2g}")
-        for stack in levels["stacks"]:
-            mine = [error for error in errors if error.stack == stack]
-            if len(mine) >= _MIN_RUNS:
-                levels["stacks"][stack][name] = float(f"{sigma_of(mine):.2g}")
-            else:
-                levels["stacks"][stack].pop(name, None)
+    _spreads_of_times(runs, levels)
+    _spreads_of_peaks(runs, levels)
     _write(levels)
+
+
+def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
+    """What the stacks' own spreads are, and what else makes a step time doubtful."""
+    evidence = Evidence.of_times(runs)
+    left_out = blind_profile_of(evidence, cluster_of)
+    errors = errors_of(validate(runs, profile_of=left_out).runs, left_out)
+    general, added = fitted_causes(errors)
+    foreign = profile_of_unknown_stack(evidence)
+    unknown = sigma_of_unknown_stack(errors_of(validate(runs, profile_of=foreign).runs, foreign), added)
+    levels["global"]["log_time_sigma"] = _two_digits(unknown)
+    for stack, sigma in stack_sigmas(errors, added, general=general, unknown=unknown).items():
+        levels["stacks"][stack]["log_time_sigma"] = _two_digits(sigma)
+    spreads = _read_spreads()
+    spreads["uncalibrated"] = dict(zip(CAUSES, map(_two_digits, added), strict=True))
+    _write_spreads(spreads)
+
+
+def _spreads_of_peaks(runs: Sequence[Run], levels: dict[str, Any]) -> None:
+    """The spread of each stack's peak memory; of stacks with few runs, that of all."""
+    errors = left_out_log_errors(Evidence.of_peaks(runs))
+    levels["global"]["log_memory_sigma"] = _two_digits(sigma_of(errors))
+    for stack, level in levels["stacks"].items():
+        mine = [error for error in errors if error.stack == stack]
+        level.pop("log_memory_sigma", None)
+        if len(mine) >= _MIN_RUNS:
+            level["log_memory_sigma"] = _two_digits(sigma_of(mine))
+
+
+def _two_digits(value: float) -> float:
+    """Two significant digits."""
+    return float(f"{value:.2g}")
+
+
+def _read_spreads() -> dict[str, dict[str, float]]:
+    """The file of spreads."""
+    spreads: dict[str, dict[str, float]] = yaml.safe_load(SPREADS_FILE.read_text(encoding="utf-8"))
+    return spreads
+
+
+def _write_spreads(spreads: Mapping[str, Mapping[str, float]]) -> None:
+    """Write the file of spreads back under its header."""
+    text = yaml.safe_dump(dict(spreads), sort_keys=False, default_flow_style=None, width=100)
+    SPREADS_FILE.write_text(_header(SPREADS_FILE) + text, encoding="utf-8")
+    forget_spreads()
 
 
 def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:
     """Share of left-out runs inside the 80 % interval, a cluster counting as 60 runs at most."""
     inside, weights = [], []
-    for count in (4, 16):
+    for count in CALIBRATION_RUNS:
         for figures in validate(runs, calibrate=count, profile_of=profile_of).clusters.values():
             if figures.coverage is not None and figures.time is not None:
                 inside.append(figures.coverage)
@@ -150,36 +202,38 @@ def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:
 
 
 def fit_scale() -> None:
-    """Choose the scale of calibrated spreads."""
-    runs = [run for run in read_runs(CATALOG_RUNS) if teaches(run)]
+    """Choose the scale of calibrated spreads, between two that are tried."""
+    runs = [run for run in read_runs(CATALOG_RUNS) if run.shape is not None]
     profile_of = blind_profile_of(Evidence.of_times(runs), cluster_of)
-    spreads = yaml.safe_load(SPREADS.read_text(encoding="utf-8"))
     held = {}
-    for scale in (1.0, 1.2, 1.4):
-        for quantity in spreads.values():
-            quantity["scale"] = scale
-        SPREADS.write_text(_header(SPREADS) + yaml.safe_dump(spreads, sort_keys=False), encoding="utf-8")
-        forget_spreads()
+    for scale in SCALES:
+        _set_scale(scale)
         held[scale] = _coverage(runs, profile_of)
         print(f"scale {scale}: {held[scale]:.1%} of left-out runs inside", flush=True)
-    best = float(
-        np.interp(0.8, sorted(held.values()), [s for s, _ in sorted(held.items(), key=lambda i: i[1])])
-    )
-    for quantity in spreads.values():
-        quantity["scale"] = round(best, 2)
-    SPREADS.write_text(_header(SPREADS) + yaml.safe_dump(spreads, sort_keys=False), encoding="utf-8")
+    low, high = SCALES
+    slope = (held[high] - held[low]) / (high - low)
+    best = low + (0.8 - held[low]) / slope if slope > 0.0 else high
+    _set_scale(_two_digits(float(np.clip(best, 0.5 * low, 1.5 * high))))
+
+
+def _set_scale(scale: float) -> None:
+    """Write one scale for times and memory."""
+    spreads = _read_spreads()
+    for quantity in ("time", "memory"):
+        spreads[quantity]["scale"] = scale
+    _write_spreads(spreads)
 
 
 def main() -> None:
     """Times, then memory, then the spreads of both."""
     runs = read_runs(CATALOG_RUNS)
-    evidences = (Evidence.of_times(runs), Evidence.of_peaks(runs))
     parser = argparse.ArgumentParser(description="Fit the constants of the software stacks.")
-    known = sorted({stack for evidence in evidences for stack in evidence.stacks})
-    parser.add_argument("stack", nargs="*", choices=[*known, []], help="default: all, and the global level")
-    wanted = list(parser.parse_args().stack)
-    for evidence in evidences:
-        fit_levels(wanted, evidence)
+    parser.add_argument("stack", nargs="*", choices=[*stack_names(), []], help="default: all, and global")
+    parser.add_argument("--spreads", action="store_true", help="only the spreads; constants stay")
+    asked = parser.parse_args()
+    if not asked.spreads:
+        fit_levels(asked.stack, Evidence.of_times(runs))
+        fit_levels(asked.stack, Evidence.of_peaks(runs))
     fit_spreads()
     fit_scale()
 

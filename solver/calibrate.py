@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from solver.calibration.refuse import constants_at_bounds, contradictions, impos
 from solver.columns import FloatArray
 from solver.cost.memory import memory_limit_bytes
 from solver.features import features_of
-from solver.predict import predict
+from solver.predict import Z_80_PERCENT, predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +104,19 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
     names = tuple(TIME_WIDTHS)
     batches = batches_of(timed, profile_of)
     closed = log_step_s(batches, names, np.zeros((1, len(names))))[0]
-    exact = np.array(
-        [log(predict(one.problem, profile_of(one), one.configuration).step_time_s) for one in timed]
-    )
+    blind = [predict(one.problem, profile_of(one), one.configuration) for one in timed]
+    exact = np.log([prediction.step_time_s for prediction in blind])
 
     def evaluate(offsets: FloatArray) -> FloatArray:
         return np.asarray(log_step_s(batches, names, offsets) + (exact - closed))
 
     measured = np.log([one.step_time_s or 1.0 for one in timed])
-    profile = profile_of(timed[0])
-    spread = spread_of("time", profile.log_time_sigma)
+    sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
     return _part(
-        _Evidence(evaluate=evaluate, measured=measured, runs=timed, profile=profile),
+        _Evidence(evaluate=evaluate, measured=measured, runs=timed, profile=profile_of(timed[0])),
         widths=TIME_WIDTHS,
         prior=TIME_PROCESS,
-        spread=spread,
+        spread=spread_of("time", float(np.median(sigmas))),
     )
 
 

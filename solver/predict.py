@@ -23,10 +23,10 @@ from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.cost.schedule import V_SHAPED, fill_share
-from solver.features import features
 from solver.plan import Configuration, Prediction, StagePrediction
 from solver.problem import Problem
 from solver.search.simulate import rank_finish_s
+from solver.spread import log_time_sigma
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
 _ANY_COUNT = (
@@ -70,7 +70,7 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
         chunks=chunks_of(columns, layout, splits),
         stages=assemble(prices, columns, layout, splits),
         phi=fill_share(columns),
-        log_time_sigma=_log_time_sigma(problem, columns, profile),
+        log_time_sigma=log_time_sigma(problem, columns, splits, profile),
         layers_timed=_layers_timed(problem, columns, profile, layout),
         extrapolated=extrapolated(problem, columns, profile),
     )
@@ -82,13 +82,6 @@ def _layers_timed(problem: Problem, columns: Columns, profile: Profile, layout: 
         return np.zeros(len(columns), dtype=np.bool_)
     ctx = context_of(problem, columns, profile)
     return np.asarray(np.all([is_timed(ctx, kind) for kind in layout.kinds], axis=0))
-
-
-def _log_time_sigma(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
-    """Spread of ln(measured / predicted): the profile's, or its residual's at each configuration."""
-    if profile.residual is None:
-        return np.full(len(columns), profile.log_time_sigma)
-    return profile.residual.sigma(features(problem, columns))
 
 
 def _can_simulate(configuration: Configuration) -> bool:

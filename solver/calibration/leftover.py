@@ -7,18 +7,15 @@ for Machine Learning"), equation 5.12.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
-import yaml
 
-from profiles.library import CATALOG
 from profiles.residual import Residual
 from solver.calibration.fit import Fit
 from solver.calibration.residual import kernel
 from solver.columns import FloatArray
+from solver.spread import catalog_spreads
 
-_SPREADS = CATALOG / "calibration" / "spreads.yaml"
 _MOST = 4.0  # one run counts for no more than this many spreads
 
 
@@ -41,23 +38,9 @@ class Left:
     typical_sigma: float  # log, of a run like those seen
 
 
-@cache
-def _spreads() -> dict[str, dict[str, float]]:
-    """The catalog's spreads by quantity."""
-    spreads: dict[str, dict[str, float]] = yaml.load(
-        _SPREADS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
-    )
-    return spreads
-
-
-def forget_spreads() -> None:
-    """Read the catalog's spreads again at the next use: after they were changed."""
-    _spreads.cache_clear()
-
-
 def spread_of(quantity: str, uncalibrated_sigma: float) -> Spread:
     """The spread of ``time`` or ``memory`` for a stack whose uncalibrated predictions have that sigma."""
-    raw = _spreads()[quantity]
+    raw = catalog_spreads()[quantity]
     return Spread(
         trend_amplitude=uncalibrated_sigma,
         trend_length=float(raw["trend_length"]),

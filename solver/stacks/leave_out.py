@@ -70,6 +70,24 @@ def model_of(one: Observation) -> str:
     return f"{model.num_layers}x{model.hidden_size}x{model.ffn_hidden_size}x{experts}"
 
 
+def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
+    """Uncalibrated profiles under global constants that never saw a run of the same stack."""
+    general = stack_constants(None)
+    whole = linearised(evidence, general)
+    stacks = np.array(evidence.stacks)
+    widths = evidence.quantity.global_widths or evidence.quantity.widths
+    blind = {s: solved(whole.take(stacks != s), general, widths) for s in sorted(set(evidence.stacks))}
+
+    def profile_of(one: Observation) -> Profile:
+        profile = default_profile_of(one)
+        found = blind.get(profile.framework.stack, general)
+        names = evidence.quantity.names
+        own = {name: getattr(found, name) for name in names}
+        return replace(profile, constants=replace(profile.constants, **own))
+
+    return profile_of
+
+
 def blind_profile_of(evidence: Evidence, key_of: KeyOf) -> ProfileOf:
     """Uncalibrated profiles whose constants never saw a run with the same key."""
     blind = blind_constants(evidence, key_of)

@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiles.model import ModelSpec
+from profiles.profile import Constants, default_profile
+from solver.columns import Columns
+from solver.plan import Configuration
+from solver.problem import Problem
+from solver.spread import SHARES, doubts, log_time_sigma, shares_of
+from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
+
+TINY = a_model(name="tiny", hidden_size=256, ffn_hidden_size=1024, num_attention_heads=4, num_kv_heads=4,
+               head_dim=64, num_layers=80, vocab_size=1024)  # fmt: skip
+
+
+def sigma(problem: Problem, configuration: Configuration) -> float:
+    profile = default_profile(problem.cluster, problem.launcher)
+    splits = np.array([configuration.stage_layers])
+    return float(log_time_sigma(problem, Columns.of([configuration]), splits, profile)[0])
+
+
+def shares(model: ModelSpec) -> dict[str, float]:
+    problem, configuration = a_problem(model=model), a_configuration()
+    profile = default_profile(problem.cluster, problem.launcher)
+    splits = np.array([configuration.stage_layers])
+    found = shares_of(problem, Columns.of([configuration]), splits, profile)
+    return {name: float(value[0]) for name, value in found.items()}
+
+
+def test_nothing_of_a_large_model_and_nearly_all_of_a_tiny_one_hangs_on_launches() -> None:
+    assert shares(a_model())["launch"] < 0.05
+    assert shares(TINY)["launch"] > 0.5
+
+
+def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
+    large = sigma(a_problem(), a_configuration())
+    assert sigma(a_problem(model=TINY), a_configuration()) > large + 0.3
+
+
+def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
+    strange = a_gpu(slug="my-own-gpu", architecture="hopper")
+    unmeasured = a_problem(cluster=a_cluster(gpu=strange))
+    assert not default_profile(unmeasured.cluster, "megatron-lm").gpu_operators.measured
+    added = sigma(unmeasured, a_configuration()) ** 2 - sigma(a_problem(), a_configuration()) ** 2
+    # the share of the network moves a little with the speed of the GEMMs
+    assert added == pytest.approx(doubts().unmeasured_gpu ** 2, rel=0.1)
+
+
+def test_the_slower_the_network_the_larger_its_share() -> None:
+    problem, configuration = a_problem(), a_configuration(tensor_parallel_size=4, data_parallel_size=8)
+    profile = default_profile(problem.cluster, problem.launcher)
+    columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
+    share = shares_of(problem, columns, splits, profile)["network"][0]
+    worse = replace(profile.constants, network=profile.constants.network / 1.01)
+    slower = shares_of(problem, columns, splits, replace(profile, constants=worse))["network"][0]
+    assert 0.0 < share < 1.0
+    assert slower > share
+
+
+def test_every_share_hangs_on_constants_that_exist() -> None:
+    names = set(Constants.__dataclass_fields__)
+    assert all(name in names for group in SHARES.values() for name in group)
