@@ -65,6 +65,8 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
         return one.applied(profile), (*warnings, *one.mismatches(profile))
     if one.machine.gpu is None and one.machine.kind != "cpu":
         warnings.append(f"measured on {one.machine.device}, taken for {slug}")
+    if one.subject.dtype == "fp32":
+        warnings.append("layers were timed in fp32; a plan that runs in 16 bits may be faster")
     return with_measured(problem, profile, one), tuple(warnings)
 
 

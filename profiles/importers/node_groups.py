@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from profiles.cluster import GpuSpec
-from profiles.measurements import NodeTopology, SwitchTree
+from profiles.errors import InvalidProblemError
+from profiles.importers.sailor import CATALOG_NAMES
+from profiles.measurements import LinkCurve, LinkTable, NodeTopology, SwitchTree
 from profiles.shape import Json
 from profiles.units import GB
 
@@ -60,6 +62,37 @@ def fields_of_switches(tree: SwitchTree) -> GroupFields:
         f"{leaves} leaf switches in {max(levels, default=0)} levels are not priced: all nodes count alike"
     )
     return GroupFields(fields={"num_nodes": tree.num_nodes}, notes=(note,))
+
+
+def fields_of_links(table: LinkTable, gpu: GpuSpec, source: str) -> GroupFields:
+    """Links between GPUs of one type: inside a node, and each GPU's share of those between two.
+
+    Sailor times a link between as many GPUs on each side as take part at once, so the largest number is
+    the node's own. Of links between zones those inside one zone are taken.
+    """
+    fields: dict[str, Json] = {}
+    for scope, usual in (("intra_node", gpu.intra_node), ("inter_node", gpu.inter_node)):
+        mine = [link for link in table.links if link.scope == scope and _joins(link, gpu)]
+        if mine:
+            widest = max(mine, key=lambda link: link.sender.num_gpus)
+            sharers = widest.sender.num_gpus if scope == "inter_node" else 1
+            kind = "ethernet" if scope == "inter_node" else usual.kind
+            fields[scope] = _link(kind, widest.peak_bytes_per_s / sharers, usual.latency_s, source)
+    if not fields:
+        raise InvalidProblemError.of("--gpu", f"{source} has no link between two {gpu.slug}")
+    others = len(table.links) - len(fields)
+    notes = (f"{others} links of other GPU types, fewer GPUs or other zones are ignored",) if others else ()
+    return GroupFields(fields=fields, notes=notes)
+
+
+def _joins(link: LinkCurve, gpu: GpuSpec) -> bool:
+    """Whether a link joins equal numbers of this GPU type inside a zone."""
+    alike = (link.sender.gpu, link.sender.num_gpus, link.sender.zone) == (
+        link.receiver.gpu,
+        link.receiver.num_gpus,
+        link.receiver.zone,
+    )
+    return alike and CATALOG_NAMES.get(link.sender.gpu, link.sender.gpu.lower()) == gpu.slug
 
 
 def _link(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:

@@ -17,6 +17,16 @@ from profiles.reading import shown
 MAX_COEFFICIENTS = 16
 MAX_COEFFICIENT = 1e6
 _TIMES = 3  # forward, backward, update
+# What Sailor's folders and link files call the entries of our catalog.
+CATALOG_NAMES = {
+    "A100-40": "a100-sxm-40gb",
+    "A100-80": "a100-sxm-80gb",
+    "V100-16": "v100-sxm-16gb",
+    "OPT-350": "opt-350m",
+    "OPT-30": "opt-30b",
+    "GPT-Neo-2.7": "gpt-neo-2.7b",
+    "LLAMA-3-8": "llama-3.1-8b",
+}
 _SCOPES = {"intra": "intra_node", "inter": "inter_node"}
 
 

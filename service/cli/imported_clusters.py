@@ -9,10 +9,15 @@ import yaml
 
 from profiles.cluster import GpuSpec
 from profiles.errors import InvalidProblemError
-from profiles.importers.node_groups import GroupFields, fields_of_switches, fields_of_topology
+from profiles.importers.node_groups import (
+    GroupFields,
+    fields_of_links,
+    fields_of_switches,
+    fields_of_topology,
+)
 from profiles.inline import cluster_from_mapping
 from profiles.library import find_gpu
-from profiles.measurements import NodeTopology, SwitchTree
+from profiles.measurements import LinkTable, NodeTopology, SwitchTree
 from profiles.shape import Json
 from service.problem_file import read_problem_file
 
@@ -70,6 +75,8 @@ def _fields(found: object, gpu: GpuSpec, source: str) -> GroupFields:
         return fields_of_topology(found, gpu, source)
     if isinstance(found, SwitchTree):
         return fields_of_switches(found)
+    if isinstance(found, LinkTable):
+        return fields_of_links(found, gpu, source)
     raise InvalidProblemError.of("/file", f"{source}: says nothing of a cluster, a model or a run")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from profiles.importers.huggingface import looks_like_config
 from profiles.importers.layer_times import Taken, measured_from_layers
 from profiles.importers.product_times import measured_from_products
 from profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
+from profiles.importers.sailor import CATALOG_NAMES
 from profiles.importers.simumax import SystemTimings
 from profiles.inline import model_from_mapping
 from profiles.library import find_gpu, gpu_names, model_names
@@ -146,8 +147,8 @@ def _model(request: ImportRequest) -> Imported:
 
 def _layers(request: ImportRequest, name: str, found: LayerProfile) -> Imported:
     """Layer times as a measured profile."""
-    gpu = request.gpu or _hint(found.gpu, gpu_names())
-    model = request.model or _hint(found.model, model_names())
+    gpu = request.gpu or _hint(found.gpu)
+    model = request.model or _hint(found.model)
     taken = _taken(
         ImportRequest(
             file=request.file, gpu=gpu, model=model, seq_length=request.seq_length, dtype=request.dtype
@@ -160,9 +161,10 @@ def _layers(request: ImportRequest, name: str, found: LayerProfile) -> Imported:
     return _measured(profile, read, notes)
 
 
-def _hint(word: str | None, known: Iterable[str]) -> str | None:
+def _hint(word: str | None) -> str | None:
     """A name that a source gives, where the catalog knows it."""
-    return word.lower() if word and word.lower() in known else None
+    name = CATALOG_NAMES.get(word, word.lower()) if word else None
+    return name if name in (*gpu_names(), *model_names()) else None
 
 
 def _measured(profile: MeasuredProfile, read: str, notes: tuple[str, ...]) -> Imported:
@@ -176,9 +178,9 @@ def _taken(request: ImportRequest, *, with_collectives: bool) -> Taken:
     model, gpu = _model_of(request), _gpu_of(request)
     if request.dtype not in DTYPES:
         raise UnknownNameError.among("--dtype", request.dtype, DTYPES)
-    seq_length = request.seq_length or model.max_position_embeddings
-    if not seq_length or seq_length < 1:
-        raise InvalidProblemError.of("--seq-length", "is required: the file does not say it")
+    if not request.seq_length or request.seq_length < 1:
+        message = "is required: the file does not say how long its sequences were"
+        raise InvalidProblemError.of("--seq-length", message, allowed="1 or more tokens")
     session = Session(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         command=f"meshwright import {request.file.name}"[:200],
@@ -187,7 +189,7 @@ def _taken(request: ImportRequest, *, with_collectives: bool) -> Taken:
     return Taken(
         model=model,
         gpu=gpu,
-        seq_length=seq_length,
+        seq_length=request.seq_length,
         dtype=request.dtype,
         with_collectives=with_collectives,
         session=session,

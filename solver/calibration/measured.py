@@ -49,15 +49,17 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     """
     _require_gpu(profile, measured)
     layers = MeasuredLayers.of(measured)
-    operators = operator_kinds(measured)
+    operators = operator_kinds(measured) if measured.subject.dtype != "fp32" else []
     if not operators and not layers:
         raise InvalidProblemError.of("/measurements", "no layer, matrix product or attention was timed")
     subject = measured.subject
+    half = problem.workload.precision in ("bf16", "fp16")
+    precision = problem.workload.precision if half else subject.dtype
     asked = replace(
         problem,
         model=subject.model,
         workload=replace(
-            problem.workload, seq_length=subject.seq_length, precision=subject.dtype, framework_options={}
+            problem.workload, seq_length=subject.seq_length, precision=precision, framework_options={}
         ),
     )
     profile = replace(profile, constants=_at_levels(operators, asked, profile))
