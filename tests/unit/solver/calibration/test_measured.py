@@ -73,10 +73,10 @@ def test_products_as_fast_as_the_tables_change_nothing() -> None:
 
 def test_timed_layers_are_priced_as_they_were_timed_and_their_neighbours_alike() -> None:
     base = a_profile(PROBLEM)
-    fitted = with_measured(PROBLEM, base, a_measured(*layer(6e-3), *layer(3.5e-3, tp=2)))
+    fitted = with_measured(PROBLEM, base, a_measured(*layer(60e-3), *layer(35e-3, tp=2)))
     rows = Columns.of([a_layout(), a_layout(tensor_parallel_size=4)])
     plain, prices = price(PROBLEM, rows, base), price(PROBLEM, rows, fitted)
-    assert prices.forward_s[0, 0] == pytest.approx(6e-3, rel=1e-9)
+    assert prices.forward_s[0, 0] == pytest.approx(60e-3, rel=1e-9)
     # tp 4 was not timed, yet it is as much slower than its price as tp 2, not as fast as the table
     assert prices.forward_s[1, 0] > 1.5 * plain.forward_s[1, 0]
     assert "2 timed layers" in fitted.title
