@@ -14,13 +14,20 @@ from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import Context
 
-_GRAPHED = {"dense": 0.3, "moe": 0.5}  # share of a layer's launches that are left under CUDA graphs
+# Shares of a layer's launches, and of what a step takes once, that are left under CUDA graphs.
+_GRAPHED = {"dense": 0.3, "moe": 0.5}
+_GRAPHED_STEP = 0.15
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Seconds that launching one layer's forward pass takes."""
     floor_s = ctx.constants.floor_s * (ctx.constants.floor_moe if kind == "moe" else 1.0)
     return np.full_like(ctx.t, 1.0) * floor_s * (_GRAPHED[kind] if ctx.facts.cuda_graphs else 1.0)
+
+
+def fixed_s(ctx: Context) -> FloatArray:
+    """Seconds of every step: data loading, logging, launches of the optimizer."""
+    return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if ctx.facts.cuda_graphs else 1.0)
 
 
 def floored(busy: PassSeconds, floor_s: FloatArray, floor_backward: float) -> PassSeconds:

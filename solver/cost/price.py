@@ -33,7 +33,7 @@ from solver.cost.compute import (
     memory_bound,
 )
 from solver.cost.context import Context, context_of
-from solver.cost.floor import floored, layer_floor_s
+from solver.cost.floor import fixed_s, floored, layer_floor_s
 from solver.cost.layers_measured import beyond_price, shared_out, timed_together
 from solver.cost.memory import (
     buffer_bytes,
@@ -249,7 +249,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
-        fixed_s=np.full_like(ctx.t, ctx.constants.fixed_s),
+        fixed_s=fixed_s(ctx),
         straggler=_straggler(ctx, profile),
         **_memory_prices(ctx, layout, weights),
         breakdown_s={name: _columns_of([part.causes[name] for part in parts]) for name in CAUSES},
