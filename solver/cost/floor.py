@@ -27,7 +27,9 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
 
 def fixed_s(ctx: Context) -> FloatArray:
     """Seconds of every step: data loading, logging, launches of the optimizer."""
-    return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if ctx.facts.cuda_graphs else 1.0)
+    return (
+        np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if ctx.facts.cuda_graphs else 1.0)
+    )
 
 
 def floored(busy: PassSeconds, floor_s: FloatArray, floor_backward: float) -> PassSeconds:

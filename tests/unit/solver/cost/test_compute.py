@@ -127,6 +127,14 @@ def test_an_fp8_recipe_multiplies_in_fp8_whatever_the_workload_says(recipe: str)
     assert context(problem, a_layout()).linear_precision == "fp8"
 
 
+def test_a_scale_for_each_block_slows_a_product_down() -> None:
+    rates = [
+        context(a_problem(framework_options={"precision_recipe": recipe}), a_layout()).gemm_flops("fp8")
+        for recipe in ("fp8-current", "mxfp8")
+    ]
+    assert rates[1] == pytest.approx(0.93 * rates[0])
+
+
 def test_a_recipe_that_the_gpu_lacks_is_refused_with_those_it_has() -> None:
     problem = a_problem(framework_options={"precision_recipe": "nvfp4"})  # the builder's H100 ends at fp8
     with pytest.raises(InvalidProblemError) as caught:

@@ -135,11 +135,12 @@ def test_captured_graphs_leave_three_tenths_of_a_tiny_layers_floor() -> None:
     problem = a_problem(replace(GPT, hidden_size=128, ffn_hidden_size=512, head_dim=8), seq_length=128)
     graphs = replace(problem, workload=replace(problem.workload, framework_options={"cuda_graphs": True}))
     plain, captured = (
-        price(one, Columns.of([a_layout()]), a_profile(one, floor_s=2e-3)).forward_s[0, 0]
+        price(one, Columns.of([a_layout()]), a_profile(one, floor_s=2e-3, fixed_s=0.02))
         for one in (problem, graphs)
     )
-    assert plain == pytest.approx(2e-3, rel=0.01)
-    assert captured == pytest.approx(0.3 * plain, rel=0.01)
+    assert plain.forward_s[0, 0] == pytest.approx(2e-3, rel=0.01)
+    assert captured.forward_s[0, 0] == pytest.approx(0.3 * plain.forward_s[0, 0], rel=0.01)
+    assert captured.fixed_s[0] == pytest.approx(0.003)  # 0.15 of what a step takes once
 
 
 def test_a_moe_model_has_prices_for_each_kind_of_layer() -> None:
