@@ -17,7 +17,7 @@ from solver.problem import Problem, Workload
 from solver.space import enumerate_space
 
 PRICED_ROWS = 16384  # at once: what the array operations cost to start is spread over many rows
-ASSEMBLED_CHUNKS = 8192  # at once: arrays of 64 KiB stay in the cache
+ASSEMBLED_CHUNKS = 16384  # at once: arrays of 64 KiB stay in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,12 @@ class Batch:
             columns = self.columns.take(slice(begin, begin + PRICED_ROWS))
             prices = price(self.problem, columns, self.profile)
             middle = time.process_time()
-            counts, at = chunks[begin : begin + PRICED_ROWS], 0
+            counts, ranks, at = chunks[begin : begin + PRICED_ROWS], columns.pipeline_parallel_size, 0
             while at < len(counts):
-                block = slice(at, at + max(ASSEMBLED_CHUNKS // int(counts[at]), 1))
+                alike = int(np.searchsorted(ranks, ranks[at], side="right"))  # rows of one pipeline size
+                block = slice(at, min(alike, at + max(ASSEMBLED_CHUNKS // int(counts[at]), 1)))
+                widest = int(counts[block.stop - 1])
+                block = slice(at, min(block.stop, at + max(ASSEMBLED_CHUNKS // widest, 1)))
                 some = columns.take(block)
                 own = prices.take(block)
                 stages = assemble(own, some, layout, even_split(layers, counts[block]))

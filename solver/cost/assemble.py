@@ -113,10 +113,8 @@ def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
         blocks = values.reshape(n, rounds, num_ranks)
         return reduce(np.add, (blocks[:, number] for number in range(rounds)))
     flat = (np.arange(n)[:, None] * num_ranks + chunks.rank).ravel()
-    summed: FloatArray = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks).astype(
-        np.float64
-    )
-    return summed.reshape(n, num_ranks)
+    summed = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks)
+    return summed.astype(np.float64, copy=False).reshape(n, num_ranks)
 
 
 def _layers(counts: list[FloatArray], price: FloatArray) -> FloatArray:
@@ -142,8 +140,10 @@ def _kinds(counts: FloatArray) -> list[FloatArray]:
 
 def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
     """Activations in flight of every rank, (n, R)."""
-    counted, width = in_flight(columns), chunks.valid.shape[1]
-    held = np.pad(counted, ((0, 0), (0, max(width - counted.shape[1], 0))))[:, :width]
+    held = in_flight(columns)
+    missing = chunks.valid.shape[1] - held.shape[1]
+    if missing > 0:  # a split may be padded behind the longest row
+        held = np.pad(held, ((0, 0), (0, missing)))
     replayed = _kinds(chunks.replayed)
     kept = [part - again for part, again in zip(_kinds(chunks.parts), replayed, strict=True)]
     each = _whole(kept, prices.activation_bytes, chunks.last)
