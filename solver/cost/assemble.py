@@ -183,7 +183,7 @@ def assemble(prices: RowPrices, columns: Columns, layout: LayerLayout, stage_lay
     backward = _whole(layers, prices.backward_s, chunks.last)
     backward += _layers(replayed, prices.replay_s)
     backward += transfer
-    weight = np.zeros_like(forward)
+    weight = np.broadcast_to(0.0, forward.shape)
     if splits_backward(columns).any():
         weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)
     held = [_by_rank(count, chunks) for count in layers]
