@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import exp, inf
 from typing import Any
 
@@ -53,6 +53,7 @@ class Calibration:
     residual: Residual | None  # of the step time
     memory_residual: Residual | None
     log_memory_sigma: float | None  # None: no run told its memory
+    log_sds: Mapping[str, float] = field(default_factory=dict)  # of the offsets, given the runs
     findings: tuple[str, ...] = ()  # what looked wrong, one sentence each
 
     def applied(self, profile: Profile) -> Profile:
@@ -115,6 +116,7 @@ def read_calibration(text: str) -> Calibration:
             residual=_residual_of(document["residual"]),
             memory_residual=_residual_of(document["memory_residual"]),
             log_memory_sigma=None if sigma is None else _within(sigma, _MIN_SCALE, MAX_LOG),
+            log_sds={str(n): _within(v, 0.0, MAX_LOG) for n, v in document.get("log_sds", {}).items()},
             findings=tuple(str(finding) for finding in document["findings"]),
         )
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:

@@ -34,12 +34,15 @@ from solver.cost.memory import memory_limit_bytes
 from solver.features import features_of
 from solver.predict import Z_80_PERCENT, predict
 
+MOST_RUNS = 512  # learnt from at once: more cost minutes and tell next to nothing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """One calibrated quantity: the offsets of its constants and what is left over."""
 
     offsets: dict[str, float]
+    log_sds: dict[str, float]
     left: Left
     findings: tuple[str, ...]
 
@@ -63,12 +66,7 @@ def calibrate(
     Raises:
         InvalidProblemError: there is no run, or none is possible.
     """
-    ordered = sorted(observations, key=lambda one: (one.name, repr(one)))
-    refused = [(one, impossible(one, profile_of(one))) for one in ordered]
-    possible = [one for one, reason in refused if reason is None]
-    if not possible:
-        reasons = [reason for _, reason in refused if reason]
-        raise InvalidProblemError.of("/runs", reasons[0] if reasons else "there is no run to learn from")
+    possible, reasons = _to_learn_from(observations, profile_of)
     timed = [one for one in possible if one.step_time_s is not None]
     time = _time_part(timed, profile_of) if timed else None
     memory = _memory_part(possible, profile_of)
@@ -79,15 +77,37 @@ def calibrate(
         gpu=profile_of(possible[0]).group.gpu.slug,
         num_runs=len(timed),
         log_offsets=(time.offsets if time else {}) | (memory.offsets if memory else {}),
+        log_sds=(time.log_sds if time else {}) | (memory.log_sds if memory else {}),
         residual=time.left.residual if time else None,
         memory_residual=memory.left.residual if memory else None,
         log_memory_sigma=memory.left.typical_sigma if memory else None,
         findings=(
-            *(reason for _, reason in refused if reason),
+            *reasons,
             *(time.findings if time else ()),
             *(memory.findings if memory else ()),
         ),
     )
+
+
+def _to_learn_from(
+    observations: Sequence[Observation], profile_of: ProfileOf
+) -> tuple[list[Observation], tuple[str, ...]]:
+    """The runs in the order of their names without those that cannot be, and why others are left out.
+
+    Raises:
+        InvalidProblemError: none is left.
+    """
+    ordered = sorted(observations, key=lambda one: (one.name, repr(one)))
+    refused = [(one, impossible(one, profile_of(one))) for one in ordered]
+    reasons = tuple(reason for _, reason in refused if reason)
+    possible = [one for one, reason in refused if reason is None]
+    if not possible:
+        raise InvalidProblemError.of("/runs", reasons[0] if reasons else "there is no run to learn from")
+    if len(possible) <= MOST_RUNS:
+        return possible, reasons
+    drawn = np.unique(np.linspace(0, len(possible) - 1, MOST_RUNS).astype(np.int64))
+    more = f"learnt from {MOST_RUNS} of {len(possible)} runs, evenly drawn by name"
+    return [possible[i] for i in drawn], (*reasons, more)
 
 
 def _features(observations: Sequence[Observation]) -> FloatArray:
@@ -186,4 +206,5 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
     findings = contradictions(evidence.runs, points, left.leave_one_out)
     findings += constants_at_bounds(evidence.profile.constants, offsets, widths)
-    return _Part(offsets=offsets, left=left, findings=tuple(findings))
+    log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))
+    return _Part(offsets=offsets, log_sds=log_sds, left=left, findings=tuple(findings))

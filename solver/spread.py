@@ -8,7 +8,7 @@ operators nobody measured. All are fitted to clusters that were left out (``benc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,11 +26,8 @@ from solver.features import features
 from solver.problem import Problem
 
 SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
-# What the shares of a step hang on.
-SHARES: Mapping[str, tuple[str, ...]] = {
-    "launch": ("floor_s",),
-    "network": ("network", "network_latency_s"),
-}
+# The constants that shares of a step hang on.
+SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
 _STEP = -0.05  # of a finite difference
 
 
@@ -96,9 +93,9 @@ def shares_of(
 ) -> dict[str, FloatArray]:
     """Which share of the step of each row hangs on launches and on the network, shape (n,) each.
 
-    The relative change of the step time with the constants, added up: 1 where all of it hangs there.
+    The relative change of the step time with the constant: 1 where all of it hangs there.
     """
-    names = [name for group in SHARES.values() for name in group]
+    names = tuple(SHARES.values())
     n, layout = len(columns), LayerLayout.of(problem.model)
     constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
     rows = np.tile(np.arange(n), len(names) + 1)
@@ -106,14 +103,11 @@ def shares_of(
     prices = price(problem, many, replace(profile, constants=constants))
     stages = assemble(prices, many, layout, splits[rows])
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
-    effects = dict(zip(names, np.abs((seconds[1:] - seconds[0]) / _STEP), strict=True))
-    return {
-        share: np.minimum(np.sum([effects[name] for name in group], axis=0), 1.0)
-        for share, group in SHARES.items()
-    }
+    effects = np.minimum(np.abs((seconds[1:] - seconds[0]) / _STEP), 1.0)
+    return dict(zip(SHARES, effects, strict=True))
 
 
-def _moved_one_by_one(profile: Profile, names: list[str], repeat: int) -> dict[str, Any]:
+def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> dict[str, Any]:
     """Constants as columns: first as they are, then each moved alone."""
     moved: dict[str, Any] = {}
     for index, name in enumerate(names):

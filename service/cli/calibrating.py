@@ -149,8 +149,9 @@ def _constants(calibration: Calibration) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("constant")
     table.add_column("against its stack's", justify="right")
+    table.add_column("sure within", justify="right")
     for name, change in sorted(moved.items(), key=lambda item: -abs(item[1])):
-        table.add_row(name, f"{change:+.0%}")
+        table.add_row(name, f"{change:+.0%}", f"± {exp(calibration.log_sds.get(name, 0.0)) - 1.0:.0%}")
     return [table]
 
 

@@ -34,15 +34,27 @@ class Fit:
     offsets: FloatArray  # (c,)
     predicted: FloatArray  # log, under the offsets, (K,)
     jacobian: FloatArray  # (K, c)
+    features: FloatArray  # of the runs, (K, F)
     noises: FloatArray  # of each run, (K,)
     process: Process
-    widths: FloatArray  # (c,)
+    widths: FloatArray  # (c,) as far as the process trusts them
 
     @property
     def from_constants(self) -> FloatArray:
         """Covariance that the constants' priors give the runs, (K, K)."""
         scaled = self.jacobian * self.widths
         return np.asarray(scaled @ scaled.T)
+
+    @property
+    def log_sds(self) -> FloatArray:
+        """Standard deviations of the offsets given the runs (Laplace's approximation), (c,).
+
+        Round the whole prior: runs that teach nothing do not make a constant sure.
+        """
+        prior = self.widths / max(self.process.trust, _LEAST_TRUST)
+        covariance = kernel(self.features, self.process) + np.diag(self.noises**2)
+        told = self.jacobian.T @ np.linalg.solve(covariance, self.jacobian)
+        return np.asarray(np.sqrt(np.diag(np.linalg.inv(told + np.diag(prior**-2.0)))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +126,7 @@ def _descend(task: _Task, process: Process, start: FloatArray) -> Fit:
         offsets=offsets,
         predicted=predicted,
         jacobian=jacobian,
+        features=task.features,
         noises=process.noise * np.sqrt(factors),
         process=process,
         widths=task.widths,

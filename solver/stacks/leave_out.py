@@ -47,11 +47,11 @@ def blind_constants(evidence: Evidence, key_of: KeyOf) -> dict[tuple[str, str], 
         names = evidence.quantity.names
         centre = replace(shipped, **{name: getattr(general, name) for name in names})
         for key in sorted(set(keys)):
-            blind[stack, str(key)] = _without(whole, keys != key, centre)
+            blind[stack, str(key)] = without_runs(whole, keys != key, centre)
     return blind
 
 
-def _without(whole: Linear, kept: np.ndarray, centre: Constants) -> Constants:
+def without_runs(whole: Linear, kept: np.ndarray, centre: Constants) -> Constants:
     """A stack's constants from some of its runs; the global ones where none is left."""
     if not kept.any():
         return centre
@@ -73,8 +73,8 @@ def model_of(one: Observation) -> str:
 def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
     """Uncalibrated profiles under global constants that never saw a run of the same stack."""
     general = stack_constants(None)
-    whole = linearised(evidence, general)
-    stacks = np.array(evidence.stacks)
+    shared = evidence.shared
+    whole, stacks = linearised(shared, general), np.array(shared.stacks)
     widths = evidence.quantity.global_widths or evidence.quantity.widths
     blind = {s: solved(whole.take(stacks != s), general, widths) for s in sorted(set(evidence.stacks))}
 

@@ -93,7 +93,7 @@ def test_a_calibration_is_read_as_it_was_written() -> None:
         ("log_offsets", {"gemm": float("nan")}), ("log_offsets", {"gemm": 10**400}),
         ("log_offsets", {"gemm": True}), ("num_runs", float("inf")), ("num_runs", -1),
         ("log_memory_sigma", -0.1), ("log_memory_sigma", 1e300),
-        ("gpu", "a" * 100_000), ("stack", "\x1b[31m"),
+        ("gpu", "a" * 100_000), ("stack", "\x1b[31m"), ("log_sds", {"gemm": -1.0}), ("log_sds", [1]),
     ],
 )  # fmt: skip
 def test_a_broken_calibration_is_refused(part: str, value: object) -> None:

@@ -10,6 +10,7 @@ from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
 from solver.calibrate import calibrate, default_profile_of
 from solver.calibration.observations import Observation
+from solver.calibration.priors import TIME_WIDTHS
 from solver.features import features_of
 from solver.predict import predict
 from solver.runs import CATALOG_RUNS, read_runs
@@ -77,6 +78,24 @@ def test_no_surprise_changes_next_to_nothing(observations: list[Observation]) ->
     calibration = calibrate(as_if(observations)[:8], cluster="as expected")
     assert max(abs(offset) for offset in calibration.log_offsets.values()) < 0.01
     assert calibration.findings == ()
+
+
+def test_what_the_runs_tell_of_a_constant_narrows_it_and_what_they_do_not_stays_as_it_was(
+    observations: list[Observation],
+) -> None:
+    calibration = calibrate(as_if(observations)[::5], cluster="x")
+    assert calibration.log_sds["gemm"] < 0.7 * TIME_WIDTHS["gemm"]
+    # no run has experts
+    assert calibration.log_sds["grouped_gemm"] == pytest.approx(TIME_WIDTHS["grouped_gemm"], rel=1e-3)
+
+
+def test_of_more_runs_than_are_worth_their_time_some_are_drawn_and_it_says_so(
+    observations: list[Observation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solver.calibrate.MOST_RUNS", 4)
+    calibration = calibrate(as_if(observations)[:10], cluster="x")
+    assert calibration.num_runs == 4
+    assert any("4 of 10 runs" in finding for finding in calibration.findings)
 
 
 def test_the_order_of_the_runs_changes_nothing(observations: list[Observation]) -> None:
