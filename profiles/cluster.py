@@ -79,6 +79,8 @@ class NodeGroup:
     island_gpus: int  # GPUs joined by the fast link: gpus_per_node, fewer (PCIe pairs) or a rack
     intra_node: LinkSpec
     inter_node: LinkSpec
+    host_link_bytes_per_s: float | None = None  # GPU to host memory, each direction; None: the usual
+    host_memory_bytes: int | None = None  # of one node; None: the usual node's
 
     def __post_init__(self) -> None:
         """Refuse empty groups.
@@ -93,6 +95,10 @@ class NodeGroup:
                 raise InvalidProblemError.of(
                     f"/cluster/{name}", f"{value} is out of range", allowed=f"1 to {limit}"
                 )
+        for name in ("host_link_bytes_per_s", "host_memory_bytes"):
+            stated = getattr(self, name)
+            if stated is not None and not 0 < stated < math.inf:
+                raise InvalidProblemError.of(f"/cluster/{name}", "must be positive")
         island, node = self.island_gpus, self.gpus_per_node
         if island < 1 or (node % island and island % node):
             raise InvalidProblemError.of(

@@ -1,7 +1,8 @@
 """What a training framework keeps in memory, runs as one kernel, and can overlap.
 
-One YAML file per framework under ``catalog/frameworks``. A request may override single facts
-through ``workload.framework_options``; unknown options are refused, not ignored.
+One YAML file per framework under ``catalog/frameworks``: its facts, and under ``sources`` the place in
+the public source or paper that each of them comes from. A request may override single facts through
+``workload.framework_options``; unknown options are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -18,24 +19,23 @@ from profiles.errors import FieldError, InvalidProblemError, ProfileError, Unkno
 
 _CATALOG = Path(__file__).parent / "catalog" / "frameworks"
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+# Gradients reduced in 8 bits: quantised blockwise, one fp32 scale for a block of 256 (ZeRO++ qgZ,
+# arXiv:2306.10209, section 3.3; DeepSpeed `zero_quantized_gradients`).
+_REDUCED_BYTES = {**_BYTES, "int8": 1.0 + 4.0 / 256.0}
 # Options that take a word, and the words they take.
 OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "attention_kernel": ("flash1", "flash2", "flash3", "cudnn", "triton", "megatron-fused", "torch"),
     "gradient_dtype": tuple(_BYTES),
+    "reduced_gradient_dtype": tuple(_REDUCED_BYTES),
     "precision_recipe": (
         "none", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp8-experts",
         "nvfp4",
     ),
 }  # fmt: skip
 _NOT_OPTIONS = {
-    "name",
-    "stack",
-    "source",
-    "weight_bytes",
-    "optimizer_bytes",
-    "own_gradient_bytes",
-    "selective_keeps",
-}
+    "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
+    "logit_bytes", "bucket_bytes", "gathered_layers", "vocabulary_multiple",
+}  # fmt: skip
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
 
@@ -49,7 +49,7 @@ class FrameworkFacts:
     norm_fused: bool  # norms keep their input only
     loss_fused: bool  # logits are never kept in fp32
     logits_sharded: bool  # the logits of a rank are V / tp wide
-    gradient_dtype: str  # kept and reduced
+    gradient_dtype: str  # of the gradients that are kept
     weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)
     optimizer_bytes: float  # AdamW's states of one weight, the fp32 copy included where there is one
     own_gradient_bytes: float  # of the model's gradients, kept beside an fp32 buffer
@@ -61,10 +61,16 @@ class FrameworkFacts:
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
-    overlap_experts: bool = False  # all-to-alls run under the computing of another micro-batch
-    cuda_graphs: bool = False  # layers are captured and replayed, so the CPU hardly limits them
+    overlap_experts: bool  # all-to-alls run under the computing of another micro-batch
+    cuda_graphs: bool  # layers are captured and replayed, so the CPU hardly limits them
+    logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
+    bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step
+    gathered_layers: float  # layers whose weights ZeRO-3 holds whole at a time, prefetched ones counted
+    keeps_gathered_inputs: bool  # sequence parallelism keeps gathered inputs, not their shards
+    vocabulary_multiple: int  # the vocabulary is padded to a multiple of it for each tp rank
+    low_precision_weights: bool  # 8-bit recipes hold the weights in 8 bits, no 2-byte copy
+    reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are kept
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
-    source: str = ""
 
     @property
     def flash(self) -> bool:
@@ -73,8 +79,13 @@ class FrameworkFacts:
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes of one gradient element."""
+        """Bytes of one gradient element as it is kept."""
         return _BYTES[self.gradient_dtype]
+
+    @property
+    def reduced_gradient_bytes(self) -> float:
+        """Bytes of one gradient element on the wire."""
+        return _REDUCED_BYTES[self.reduced_gradient_dtype or self.gradient_dtype]
 
 
 def framework_names() -> tuple[str, ...]:
@@ -90,14 +101,31 @@ def framework_facts(name: str) -> FrameworkFacts:
         UnknownNameError: no such framework.
         ProfileError: its file lacks a fact or has one too many.
     """
-    if name not in framework_names():
-        raise UnknownNameError.among("/framework", name, framework_names())
-    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
-    raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    raw = _file_of(name)
+    raw.pop("sources", None)
     try:
         return FrameworkFacts(name=name, **raw)
     except TypeError as error:
         raise ProfileError(f"catalog/frameworks/{name}.yaml: {error}") from error
+
+
+def framework_sources(name: str) -> Mapping[str, str]:
+    """Where each fact of one framework comes from, by fact.
+
+    Raises:
+        UnknownNameError: no such framework.
+    """
+    sources: dict[str, str] = _file_of(name).get("sources", {})
+    return sources
+
+
+def _file_of(name: str) -> dict[str, Any]:
+    """One framework's file."""
+    if name not in framework_names():
+        raise UnknownNameError.among("/framework", name, framework_names())
+    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
+    raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    return raw
 
 
 def _checked(name: str, value: object, current: object) -> object:

@@ -25,14 +25,14 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "none": "megatron-core",
     "any": "megatron-core",
     "megatron-lm": "megatron-core",
-    "megatron-bridge": "megatron-core",
+    "megatron-bridge": "nemo",
     "ms-swift": "megatron-core",
     "llama-factory": "megatron-core",
     "deepspeed": "deepspeed",
     "deepspeed-zero": "deepspeed",
     "torchtitan": "fsdp",
     "accelerate": "fsdp",
-    "fsdp-composer": "fsdp",
+    "fsdp-composer": "fsdp1",
 }
 
 # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
@@ -71,7 +71,6 @@ class Constants:
     straggler: float  # relative loss with each doubling of nodes
     fixed_s: float  # of every step
     activation: float  # kept activations over the formulas
-    logit_bytes: float  # bytes kept for one logit at the peak
     base_bytes: float  # allocated whatever the layout: workspaces, small buffers
     context_bytes: float  # outside the allocator: driver context, libraries, communicators
     reserve: float  # reserved over allocated

@@ -8,7 +8,7 @@ from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import MAX_ERRORS, pointer
-from solver.columns import RECOMPUTE, SCHEDULES, Columns
+from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES, Columns
 from solver.plan import Configuration, configuration_from_json
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
@@ -22,7 +22,7 @@ _SIZES = (
     "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
     "micro_batch_size", "num_microbatches",
 )  # fmt: skip
-_WORDS = {"pipeline_schedule": SCHEDULES, "recompute_granularity": RECOMPUTE}
+_WORDS = {"pipeline_schedule": SCHEDULES, "recompute_granularity": RECOMPUTE, "offload": OFFLOAD}
 
 
 def completed(raw: Mapping[str, object], problem: Problem) -> Configuration:

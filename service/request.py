@@ -22,7 +22,7 @@ from service.json_input import require_plain
 from service.request_checks import check_launcher, check_limits, without_unsupported
 from service.request_schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
 from solver.options import SearchOptions
-from solver.problem import Problem, Workload
+from solver.problem import LORA_TARGETS, Problem, Workload
 
 
 def parse_problem(raw: Mapping[str, object]) -> Problem:
@@ -59,6 +59,9 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "seq_length": workload.seq_length,
             "precision": workload.precision,
             "optimizer": workload.optimizer,
+            "optimizer_rank": workload.optimizer_rank,
+            "lora_rank": workload.lora_rank,
+            "lora_targets": list(workload.lora_targets),
             "framework_options": dict(sorted(workload.framework_options.items())),
         },
         "launcher": problem.launcher,
@@ -117,6 +120,9 @@ def _workload(request: WorkloadRequest) -> Workload:
         seq_length=request.seq_length,
         precision=request.precision,
         optimizer=request.optimizer,
+        optimizer_rank=request.optimizer_rank,
+        lora_rank=request.lora_rank,
+        lora_targets=tuple(name for name in LORA_TARGETS if name in request.lora_targets),
         framework_options=dict(sorted(request.framework_options.items())),
     )
 

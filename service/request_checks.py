@@ -11,6 +11,7 @@ from itertools import islice
 from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from profiles.frameworks import framework_facts, with_options
+from profiles.optimizers import OPTIMIZERS, optimizer_named
 from profiles.profile import framework_of
 from service.json_input import MAX_ERRORS, pointer, shown
 from service.request_sizes import batch_size, gpu_count, model_sizes
@@ -99,6 +100,7 @@ def check_limits(problem: Problem) -> None:
         _abilities,
         _precision,
         _framework_options,
+        _ranks,
         model_sizes,
         gpu_count,
         batch_size,
@@ -181,6 +183,21 @@ def _contradictions(problem: Problem) -> Iterator[FieldError]:
             nearest = str(min(max(value, low), high))
             message = f"{value} is pinned outside its bounds"
             yield FieldError(pointer=at, message=message, allowed=f"from {low} to {high}", nearest=nearest)
+
+
+def _ranks(problem: Problem) -> Iterator[FieldError]:
+    """Low ranks are lower than the hidden size, and belong to an optimizer that has one."""
+    workload, hidden = problem.workload, problem.model.hidden_size
+    for name in ("optimizer_rank", "lora_rank"):
+        if getattr(workload, name) > hidden:
+            at = pointer("workload", name)
+            message = f"{getattr(workload, name)} is more than hidden_size = {hidden}"
+            yield FieldError(pointer=at, message=message, allowed=f"0 to {hidden}", nearest=str(hidden))
+    if workload.optimizer_rank and not optimizer_named(workload.optimizer).low_rank:
+        able = ", ".join(name for name, one in OPTIMIZERS.items() if one.low_rank)
+        at = pointer("workload", "optimizer_rank")
+        message = f"{workload.optimizer} has no rank"
+        yield FieldError(pointer=at, message=message, allowed=f"0, or with {able}", nearest="0")
 
 
 def _precision(problem: Problem) -> Iterator[FieldError]:

@@ -17,7 +17,9 @@ from pydantic_core import ErrorDetails
 from profiles.errors import FieldError
 from service.json_input import MAX_ERRORS, pointer, shown
 from solver.options import Certify
+from solver.problem import LORA_TARGETS
 
+MAX_RANK = 65_536  # no hidden size so far exceeds it
 MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
 MAX_BATCH = 2**31 - 1
 MAX_TOP_K = 10_000
@@ -26,6 +28,7 @@ MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fe
 MAX_VALUES = 1024  # forbidden values of one variable
 
 Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 Scalar = bool | int | float | str
 
 
@@ -41,7 +44,22 @@ class WorkloadRequest(_Part):
     global_batch_size: Count = Field(description="sequences per optimizer step")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"] = "adamw"
+    optimizer_rank: int = Field(
+        default=0, ge=0, le=MAX_RANK, description="of galore's projection; 0: a quarter of the hidden size"
+    )
+    lora_rank: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_RANK,
+        description="of adapters beside the frozen model; 0: all weights are trained",
+    )
+    lora_targets: list[LoraTarget] = Field(
+        default=["linear_qkv", "linear_proj"],
+        min_length=1,
+        max_length=len(LORA_TARGETS),
+        description="linear layers that adapters stand beside, where lora_rank > 0",
+    )
     framework_options: dict[str, Scalar] = Field(
         default_factory=dict,
         max_length=MAX_NAMES,

@@ -109,7 +109,9 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
-    """Granularity and layer count belong together."""
+    """Granularity and layer count belong together; nothing goes to the host."""
+    if config.offload != "none":
+        yield "offload other than none is not offered"
     layers, split = config.recompute_layers, config.stage_layers
     if config.recompute_granularity not in RECOMPUTE:
         yield "recompute_granularity is unknown"

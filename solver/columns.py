@@ -7,7 +7,7 @@ model and one rule set. Words are stored as small integers (``SCHEDULES``, ``REC
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ SCHEDULES = (
     "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "full")
+OFFLOAD = ("none", "optimizer", "activations", "optimizer+activations")  # bits: 1 optimizer, 2 activations
 ALL_LAYERS = 2**20  # recompute_layers of a row that recomputes every layer, whatever the split
 
 
@@ -45,6 +46,12 @@ class Columns:
     pipeline_schedule: IntArray  # index into SCHEDULES
     recompute: IntArray  # index into RECOMPUTE
     recompute_layers: IntArray  # of each chunk, for "full"; ALL_LAYERS: every one; else 0
+    offload: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # index into OFFLOAD
+
+    def __post_init__(self) -> None:
+        """Nothing is offloaded where nobody says so."""
+        if len(self.offload) != len(self):
+            object.__setattr__(self, "offload", np.zeros(len(self), dtype=np.int64))
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -71,6 +78,8 @@ class Columns:
             for name, values in rows.items():
                 if name == "pipeline_schedule":
                     values.append(SCHEDULES.index(configuration.pipeline_schedule))
+                elif name == "offload":
+                    values.append(OFFLOAD.index(configuration.offload))
                 elif name == "recompute":
                     values.append(RECOMPUTE.index(configuration.recompute_granularity))
                 elif name == "recompute_layers":
@@ -93,6 +102,7 @@ class Columns:
             pipeline_schedule=SCHEDULES[get("pipeline_schedule")],
             recompute_granularity=RECOMPUTE[get("recompute")],
             recompute_layers=layers,
+            offload=OFFLOAD[get("offload")],
             stage_layers=tuple(int(count) for count in stage_layers),
         )
 

@@ -30,6 +30,7 @@ class Configuration:
     pipeline_schedule: str = "none"
     recompute_granularity: str = "none"  # none, selective (core attention), full
     recompute_layers: int = 0  # of each chunk; = max(stage_layers) when every layer recomputes
+    offload: str = "none"  # to the host: none, optimizer, activations, optimizer+activations
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
 
     @property

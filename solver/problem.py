@@ -10,6 +10,9 @@ from profiles.model import ModelSpec
 from solver.options import SearchOptions
 
 PRECISIONS = ("bf16", "fp16", "fp8")
+# Linear layers that LoRA (Hu et al. 2021, arXiv:2106.09685) may adapt, as Megatron-Bridge names them.
+LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+ATTENTION_TARGETS = LORA_TARGETS[:2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,10 @@ class Workload:
     global_batch_size: int  # sequences per optimizer step
     seq_length: int  # tokens per sequence
     precision: str = "bf16"
-    optimizer: str = "adamw"
+    optimizer: str = "adamw"  # one of profiles.optimizers
+    optimizer_rank: int = 0  # of a low-rank optimizer's projection; 0: its paper's
+    lora_rank: int = 0  # of adapters beside a frozen model; 0: every weight is trained
+    lora_targets: tuple[str, ...] = ATTENTION_TARGETS  # what they adapt, where lora_rank > 0
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from profiles.library import find_gpu
 from profiles.model import ModelSpec
-from solver.columns import RECOMPUTE, SCHEDULES
+from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES
 from solver.plan import Configuration
 from solver.run_cells import Cells
 from solver.run_shapes import RefusedRunError, needed
 
-_USUAL_ZERO = {"megatron-core": 1, "fsdp": 3, "maxtext": 3, "deepspeed": 3}
+_USUAL_ZERO = {
+    "megatron-core": 1,
+    "nemo": 1,
+    "megatron-core-ci": 1,
+    "fsdp": 3,
+    "fsdp1": 3,
+    "maxtext": 3,
+    "deepspeed": 3,
+}
 _LEAST_STATE_BYTES = 4.0  # of one weight: itself and its gradient in 2 bytes each
 MAX_EMPTY_CHUNKS = 8  # chunks without a layer: the ends may hold only embedding or head
 
@@ -32,19 +40,17 @@ def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: in
 
 def _refuse_unknown_software(cells: Cells) -> None:
     """Refuse what changes memory or time in ways this version does not model."""
-    if cells.text("peft"):
-        raise RefusedRunError(f"peft = {cells.text('peft')}: frozen weights are not modelled")
-    if cells.text("offload") not in (None, "none"):
-        raise RefusedRunError(f"offload = {cells.text('offload')} is not modelled")
+    if (cells.text("offload") or "none") not in OFFLOAD:
+        raise RefusedRunError(f"offload = {(cells.text('offload') or '')[:40]} is not modelled")
     if cells.text("precision") == "fp32":
         raise RefusedRunError("precision = fp32 is not modelled")
 
 
-def _stage_layers(cells: Cells, layers: int, pp: int, vpp: int) -> tuple[int, ...]:
-    """Layers of each chunk: as printed, else as even as possible with the ends lighter."""
-    printed = cells.text("layers_per_stage")
+def _stage_layers(cells: Cells, model: ModelSpec, framework: str, *, pp: int, vpp: int) -> tuple[int, ...]:
+    """Layers of each chunk: as printed, else as the framework cuts, else even with lighter ends."""
+    layers, printed = model.num_layers, cells.text("layers_per_stage")
     if printed is None:
-        return _even(layers, pp * vpp)
+        return _nanotron_cut(model, pp) if framework == "nanotron" else _even(layers, pp * vpp)
     stages = [int(part) for part in printed.split("-") if part.isdigit()]
     if len(stages) == pp * vpp and sum(stages) == layers:
         return tuple(stages)
@@ -52,6 +58,23 @@ def _stage_layers(cells: Cells, layers: int, pp: int, vpp: int) -> tuple[int, ..
         raise RefusedRunError(f"layers_per_stage does not split {layers} layers over {pp} stages")
     per_chunk = [_even(stage, vpp) for stage in stages]
     return tuple(per_chunk[chunk % pp][chunk // pp] for chunk in range(pp * vpp))
+
+
+def _nanotron_cut(model: ModelSpec, pp: int) -> tuple[int, ...]:
+    """Nanotron's cut: a rank takes blocks until their weights pass its share of all of them.
+
+    The head's weights count and those of norms do not; it may stand alone (huggingface/nanotron,
+    src/nanotron/models/base.py build_model with get_block_compute_costs).
+    """
+    kinds = model.layer_kinds()
+    costs = [float(model.layer_parameters(kind) - model.norm_parameters()) for kind in kinds]
+    total = sum(costs) + float(model.vocab_size * model.hidden_size)
+    stages, rank, passed = [0] * pp, 0, 0.0
+    for cost in costs:
+        stages[rank] += 1
+        passed += cost
+        rank += passed > total * (rank + 1) / pp and rank < pp - 1
+    return tuple(stages)
 
 
 def _even(layers: int, chunks: int) -> tuple[int, ...]:
@@ -105,7 +128,7 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
     zero = cells.count("zero_stage")
     zero = _USUAL_ZERO.get(framework, 0) if zero is None else min(zero, 3)
-    stage_layers = _stage_layers(cells, model.num_layers, pp, vpp)
+    stage_layers = _stage_layers(cells, model, framework, pp=pp, vpp=vpp)
     granularity, recompute_layers = _recompute_of(cells, stage_layers)
     return Configuration(
         tensor_parallel_size=tp,
@@ -123,5 +146,6 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         pipeline_schedule=_schedule_of(cells, pp, vpp),
         recompute_granularity=granularity,
         recompute_layers=recompute_layers,
+        offload=cells.text("offload") or "none",
         stage_layers=stage_layers,
     )

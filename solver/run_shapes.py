@@ -9,11 +9,14 @@ from profiles.errors import InvalidProblemError
 from profiles.frameworks import OPTION_WORDS
 from profiles.library import find_gpu
 from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from profiles.optimizers import OPTIMIZERS
 from profiles.units import GBIT
 from solver.problem import Workload
 from solver.run_cells import Cells
 
 _USUAL_VOCABULARY = 51_200  # of a GPT model whose source does not print it: GPT-2's, padded
+_USUAL_LORA_RANK = 16
+_ROOM_FOR_SCORES_BYTES = 40e9  # half of the 80 GB of the GPUs that Megatron-Core's tests are written for
 _MLA_QK_DIM = 192  # the query/key size that only multi-head latent attention has (128 + 64)
 _KNOWN_FAMILIES = {
     "megatron-lm": "megatron-lm-2021",
@@ -22,7 +25,7 @@ _KNOWN_FAMILIES = {
     "deepspeed-zero": "deepspeed",
     "nanotron": "nanotron",
     "fsdp": "fsdp",
-    "fsdp-composer": "fsdp",
+    "fsdp-composer": "fsdp1",
     "torchtitan": "fsdp",
     "maxtext": "maxtext",
 }
@@ -59,8 +62,8 @@ def framework_of_run(cells: Cells) -> Framework:
     family = cells.text("framework_family") or ""
     flash = cells.flag("flash_attention")
     modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
-    if family == "megatron-lm" and modern:
-        return Framework(name="megatron-core", warning=None)
+    if family == "megatron-core" or (family == "megatron-lm" and modern):
+        return Framework(name=_megatron_core_of(cells), warning=None)
     if family in _KNOWN_FAMILIES:
         return Framework(name=_KNOWN_FAMILIES[family], warning=None)
     near = "megatron-core"
@@ -69,6 +72,14 @@ def framework_of_run(cells: Cells) -> Framework:
     elif cells.count("zero_stage") == 3 or "fsdp" in family or "torch" in family:  # noqa: PLR2004 (ZeRO-3)
         near = "fsdp"
     return Framework(name=near, warning=f"framework family {family[:40] or 'unknown'} is read as {near}")
+
+
+def _megatron_core_of(cells: Cells) -> str:
+    """Who set Megatron-Core's flags: NeMo's or Megatron-Bridge's recipes, its own tests, or anybody."""
+    words = (cells.text("framework") or "").lower()
+    if any(word in words for word in ("nemo", "bridge", "nvidia")):
+        return "nemo"
+    return "megatron-core-ci" if "megatron-core ci" in words else "megatron-core"
 
 
 def model_of(cells: Cells) -> ModelSpec:
@@ -159,25 +170,30 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     return ClusterSpec(name=(cells.text("cluster") or "cluster")[:100], groups=(group,))
 
 
-def _software_options(cells: Cells) -> dict[str, str | int | float | bool]:
+def _runs_unfused(cells: Cells, framework: str) -> bool:
+    """Whether Megatron-Core's own tests kept a score matrix, whatever the flag says.
+
+    They are deterministic and set ``--attention-backend unfused`` (fused attention only where the
+    context is split); the few that do not are those whose scores, 5 bytes each, would leave no room.
+    """
+    if framework != "megatron-core-ci" or (cells.count("context_parallel_size") or 1) > 1:
+        return False
+    seq, heads = needed(cells, "seq_length"), needed(cells, "num_attention_heads")
+    layers = needed(cells, "num_layers") / needed(cells, "pipeline_parallel_size")
+    scores = needed(cells, "micro_batch_size") * heads * seq**2 * layers
+    scores /= needed(cells, "tensor_parallel_size")
+    return 5.0 * scores < _ROOM_FOR_SCORES_BYTES
+
+
+def _software_options(cells: Cells, framework: str) -> dict[str, str | int | float | bool]:
     """The facts of the software that the row states; words that no fact knows count as unknown."""
     stated: dict[str, str | bool | None] = {
         name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
     }
     stated |= {name: cells.flag(name) for name in ("norm_fused", "loss_fused")}
-    if stated["attention_kernel"] is None:
+    if stated["attention_kernel"] is None and not _runs_unfused(cells, framework):
         stated["flash_attention"] = cells.flag("flash_attention")
     return {name: value for name, value in stated.items() if value is not None}
-
-
-def _is_recipe(cells: Cells) -> bool:
-    """Whether NeMo or Megatron-Bridge set the flags.
-
-    Their performance recipes reduce in bf16, capture CUDA graphs and overlap all-to-alls
-    (docs.nvidia.com/nemo/megatron-bridge: training/cuda-graphs, training/communication-overlap).
-    """
-    framework = (cells.text("framework") or "").lower()
-    return any(word in framework for word in ("nemo", "bridge", "nvidia"))
 
 
 def _usual_precision(slug: str) -> str:
@@ -187,22 +203,43 @@ def _usual_precision(slug: str) -> str:
     return "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
 
 
-def workload_of(cells: Cells) -> Workload:
-    """The batch, the precision, and what the row knows of the software."""
+def _optimizer_of(cells: Cells) -> str:
+    """The optimizer, where its states are known."""
+    name = cells.text("optimizer") or "adamw"
+    if name not in OPTIMIZERS:
+        raise RefusedRunError(f"optimizer = {name[:40]} is not modelled")
+    return name
+
+
+def _lora_rank_of(cells: Cells) -> int:
+    """The assumed rank of adapters; 0 where every weight is trained."""
+    adapted = cells.text("peft")
+    if adapted not in (None, "none", "lora"):
+        raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")
+    return _USUAL_LORA_RANK if adapted == "lora" else 0
+
+
+def workload_of(cells: Cells, framework: str) -> Workload:
+    """The batch, the precision, and what the row knows of the software.
+
+    Of LoRA the table says no more than that it was used: rank 16 on the attention projections is assumed,
+    as in MLPerf Training's fine-tuning benchmark (mlcommons/training, llama2_70b_lora).
+
+    Raises:
+        RefusedRunError: a size is missing, or the weights were adapted in another way.
+    """
     stated = cells.text("precision") or _usual_precision(cells.text("gpu") or "")
     precision, recipe = _LOW.get(stated, (stated, None))
-    options = _software_options(cells)
+    options = _software_options(cells, framework)
     if recipe:
         options.setdefault("precision_recipe", recipe)
-    if cells.text("framework_family") == "megatron-core" and (precision == "fp8" or _is_recipe(cells)):
+    if cells.text("framework_family") == "megatron-core" and precision == "fp8":
         options.setdefault("gradient_dtype", "bf16")
-    if cells.text("framework_family") == "megatron-core" and _is_recipe(cells):
-        options |= {"cuda_graphs": True, "overlap_experts": True}
-        options.setdefault("loss_fused", True)
     return Workload(
         global_batch_size=needed(cells, "global_batch_size"),
         seq_length=needed(cells, "seq_length"),
         precision=precision,
-        optimizer=cells.text("optimizer") or "adamw",
+        optimizer=_optimizer_of(cells),
+        lora_rank=_lora_rank_of(cells),
         framework_options=options,
     )

@@ -72,7 +72,8 @@ def _shape_of(cells: Cells) -> RunShape:
     framework = framework_of_run(cells)
     model = model_of(cells)
     configuration = configuration_of(cells, model, framework.name)
-    problem = Problem(model=model, cluster=cluster_of(cells), workload=workload_of(cells), launcher="none")
+    workload = workload_of(cells, framework.name)
+    problem = Problem(model=model, cluster=cluster_of(cells), workload=workload, launcher="none")
     return RunShape(
         problem=problem,
         configuration=configuration,
@@ -105,13 +106,21 @@ def _run_of(cells: Cells) -> Run:
     )
 
 
+def _whose_memory(stated: str | None, family: str) -> str:
+    """Whose peak a row holds; nanotron logs that of its first rank (src/nanotron/utils.py, log_memory)."""
+    if stated in (None, "unknown") and family == "nanotron":
+        return "first"
+    return stated or "unknown"
+
+
 def _measurement_of(cells: Cells) -> Measurement:
     """The measured cells, where the table has them."""
     peak = cells.number("peak_memory_gib")
+    family = cells.text("framework_family") or ""
     return Measurement(
         step_time_s=cells.number("step_time_s") or None,
         peak_memory_bytes=peak * GIB if peak else None,
         memory_kind=cells.text("memory_kind") or "unknown",
-        memory_rank=cells.text("memory_rank") or "unknown",
+        memory_rank=_whose_memory(cells.text("memory_rank"), family),
         out_of_memory=cells.flag("oom"),
     )

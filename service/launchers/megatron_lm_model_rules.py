@@ -158,6 +158,28 @@ def precision_is_known(target: Target) -> Iterator[FieldError]:
         )
 
 
+def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
+    """Megatron-LM's own scripts have no adapters (Megatron-Bridge's ``peft`` has)."""
+    if target.workload.lora_rank:
+        yield FieldError(
+            pointer="/workload/lora_rank",
+            message=f"Megatron-LM is not exported with adapters of rank {target.workload.lora_rank}",
+            allowed="0",
+            nearest="0",
+        )
+
+
+def nothing_is_offloaded(target: Target) -> Iterator[FieldError]:
+    """Offloading is priced, not yet exported."""
+    if target.config.offload != "none":
+        yield FieldError(
+            pointer="/config/offload",
+            message=f"Megatron-LM is not exported with {target.config.offload[:40]} offloaded",
+            allowed="none",
+            nearest="none",
+        )
+
+
 def optimizer_is_known(target: Target) -> Iterator[FieldError]:
     """AdamW is Megatron-LM's adam (decoupled weight decay); no other optimizer is planned for."""
     if target.workload.optimizer != "adamw":
@@ -218,6 +240,8 @@ MODEL_RULES: tuple[Rule, ...] = (
     experts_with_tensor_ranks_need_sequence_parallel,
     precision_is_known,
     optimizer_is_known,
+    every_weight_is_trained,
+    nothing_is_offloaded,
     fp8_recipe_is_known,
     gradients_fit_the_weights,
     prediction_layers_need_rotary,

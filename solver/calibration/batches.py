@@ -28,7 +28,7 @@ from solver.problem import Problem
 UNSEEN_TERMS: Mapping[str, tuple[str, ...]] = {
     "allocated": ("context", "reserve"),
     "reserved": ("context",),
-    "unknown": ("context",),
+    "unknown": ("context", "reserve"),
 }
 ProfileOf = Callable[[Observation], Profile]
 

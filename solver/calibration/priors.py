@@ -19,7 +19,7 @@ TIME_WIDTHS: Mapping[str, float] = {
     "network_decay": 0.5,
 }  # fmt: skip
 MEMORY_WIDTHS: Mapping[str, float] = {
-    "activation": 0.15, "logit_bytes": 0.3, "base_bytes": 0.5, "context_bytes": 0.4, "reserve": 0.05,
+    "activation": 0.15, "base_bytes": 0.5, "context_bytes": 0.4, "reserve": 0.05,
 }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArr
 
 
 def weight_gathers(
-    ctx: Context, weights: Weights, passes: PassSeconds, *, again: bool = True
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, again: bool = True
 ) -> PassSeconds:
     """ZeRO-3: gather a part's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
 
@@ -100,7 +100,7 @@ def weight_gathers(
     stage = ctx.columns.zero_stage
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
     gather = _sharded_s(ctx, weights, gathered_bytes)
-    reduce = _sharded_s(ctx, weights, ctx.facts.gradient_bytes)
+    reduce = _sharded_s(ctx, trained, ctx.facts.reduced_gradient_bytes)
     forward = np.where(stage == SHARD_WEIGHTS, gather, 0.0)
     backward = forward * again + np.where(stage >= SHARD_GRADIENTS, reduce, 0.0)
     share = ctx.constants.gather_exposed

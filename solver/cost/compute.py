@@ -91,15 +91,15 @@ def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     ]
 
 
-def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds:
-    """All products of a layer, forward and backward."""
+def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
+    """All products of a layer, forward and backward; frozen matrices have no weight gradient."""
     rate, operators = ctx.gemm_flops(precision), ctx.operators
     element = {"fp8": 1.0, "fp4": 0.5}.get(precision, 2.0)
     forward = np.zeros_like(ctx.t)
     backward = np.zeros_like(ctx.t)
     for g in gemms:
         share = _grouped_share(ctx, g) if g.grouped else 1.0
-        sides = ((g.m, g.n, g.k), (g.m, g.k, g.n), (g.n, g.k, g.m))
+        sides = ((g.m, g.n, g.k), (g.m, g.k, g.n), (g.n, g.k, g.m))[: 3 if trained else 2]
         seconds = [
             gemm_s(
                 *side,
@@ -112,7 +112,7 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str) -> PassSeconds
         ]
         launches = (g.count - 1.0) * operators.launch_s if g.grouped else 0.0
         forward = forward + g.count * seconds[0] - launches
-        backward = backward + g.count * (seconds[1] + seconds[2]) - 2.0 * launches
+        backward = backward + g.count * sum(seconds[1:]) - (len(sides) - 1.0) * launches
     return PassSeconds(forward=forward, backward=backward)
 
 
@@ -126,14 +126,16 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     """All linear layers of one transformer layer; several experts by their table where it holds."""
     gemms, moe = layer_gemms(ctx, kind), ctx.model.moe
     if kind == "dense" or moe is None or not ctx.experts_measured:
-        return gemm_seconds(ctx, gemms, ctx.linear_precision)
-    alone = gemm_seconds(ctx, [g for g in gemms if g.grouped], ctx.linear_precision)
+        return gemm_seconds(ctx, gemms, ctx.linear_precision, trained=not ctx.frozen)
+    grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
+    alone = gemm_seconds(ctx, grouped, ctx.linear_precision, trained=not ctx.frozen)
     forward, several = routed_mlp_s(ctx, moe), ctx.e < moe.num_experts
+    backward = forward * ctx.operators.experts_backward * (0.5 if ctx.frozen else 1.0)
     experts = PassSeconds(
         forward=np.where(several, forward, alone.forward),
-        backward=np.where(several, forward * ctx.operators.experts_backward, alone.backward),
+        backward=np.where(several, backward, alone.backward),
     )
-    return experts + gemm_seconds(ctx, [g for g in gemms if not g.grouped], ctx.linear_precision)
+    return experts + gemm_seconds(ctx, dense, ctx.linear_precision, trained=not ctx.frozen)
 
 
 def _formula_flash_s(ctx: Context) -> FloatArray:
@@ -200,7 +202,7 @@ def head_seconds(ctx: Context) -> PassSeconds:
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     vocabulary = ctx.model.vocab_size / ctx.t
     gemm = Gemm(m=ctx.tokens, n=vocabulary, k=ctx.model.hidden_size)
-    product = gemm_seconds(ctx, [gemm], "bf16")
+    product = gemm_seconds(ctx, [gemm], "bf16", trained=not ctx.frozen)
     logits = ctx.tokens * ctx.model.vocab_size / split
     loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
     return product + PassSeconds(forward=0.5 * loss, backward=0.5 * loss)
@@ -209,4 +211,4 @@ def head_seconds(ctx: Context) -> PassSeconds:
 def embedding_seconds(ctx: Context) -> PassSeconds:
     """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
     moved = ctx.tokens * ctx.model.hidden_size / ctx.hbm_bytes_per_s
-    return PassSeconds(forward=4.0 * moved, backward=10.0 * moved)
+    return PassSeconds(forward=4.0 * moved, backward=(0.0 if ctx.frozen else 10.0) * moved)

@@ -10,15 +10,19 @@ from profiles.cluster import GpuSpec
 from profiles.collectives import Fabric, Group
 from profiles.errors import InvalidProblemError
 from profiles.frameworks import FrameworkFacts, with_options
+from profiles.host import Host, host_of
 from profiles.measured_layers import MeasuredLayers
 from profiles.model import ModelSpec
 from profiles.operators import GpuOperators
+from profiles.optimizers import Optimizer, optimizer_named
 from profiles.profile import Constants, Profile
 from solver.columns import RECOMPUTE, BoolArray, Columns, FloatArray
-from solver.problem import Problem
+from solver.problem import Problem, Workload
 
 SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
 SHARD_WEIGHTS = 3
+OPTIMIZER_OFFLOADED = 1  # bits of the offload column
+ACTIVATIONS_OFFLOADED = 2
 
 # What GEMMs of the linear layers run in under a recipe; attention, head and router stay in bf16.
 _GEMM_PRECISION = {
@@ -43,7 +47,9 @@ class Context:
     layers: MeasuredLayers | None
     columns: Columns
     seq_length: int
-    optimizer: str
+    optimizer: Optimizer
+    workload: Workload
+    host: Host
     linear_precision: str  # bf16, fp16, fp8, fp4
     t: FloatArray  # tensor_parallel_size
     c: FloatArray  # context_parallel_size
@@ -83,6 +89,27 @@ class Context:
     def low_precision(self) -> bool:
         """Whether linear layers multiply in 8 or 4 bits."""
         return self.linear_precision in ("fp8", "fp4")
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the model's own weights are frozen beside trained adapters."""
+        return self.workload.lora_rank > 0
+
+    @property
+    def offloads_optimizer(self) -> BoolArray:
+        """Rows whose optimizer states live, and are updated, on the host."""
+        return (self.columns.offload & OPTIMIZER_OFFLOADED) > 0
+
+    @property
+    def offloads_activations(self) -> BoolArray:
+        """Rows whose activations go to the host between forward and backward pass."""
+        return (self.columns.offload & ACTIVATIONS_OFFLOADED) > 0
+
+    @property
+    def padded_vocabulary(self) -> FloatArray:
+        """Rows of embedding and head: padded to a multiple of the framework's, for each tp rank."""
+        multiple = self.facts.vocabulary_multiple * self.t
+        return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
 
     @property
     def experts_measured(self) -> bool:
@@ -153,7 +180,9 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         layers=profile.layers,
         columns=columns,
         seq_length=workload.seq_length,
-        optimizer=workload.optimizer,
+        optimizer=optimizer_named(workload.optimizer),
+        workload=workload,
+        host=host_of(profile.group),
         linear_precision=linear_precision(problem, facts, gpu),
         t=t, c=c, e=e, et=et, d=d, p=p,
         micro_batch=b,

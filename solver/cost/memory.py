@@ -22,7 +22,13 @@ from solver.cost.parameters import Weights
 from solver.cost.tails import shards
 from solver.problem import Problem
 
-_OPTIMIZER_SHARE = {"adamw": 1.0, "adamw-8bit": 0.5, "muon": 0.67}  # states over AdamW's
+_ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts beside the fp32 copy
+# A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
+# cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
+_FUSED_LOGIT_BYTES = 4.0
+# Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
+# block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
+_ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +40,45 @@ class StateBytes:
     optimizer: FloatArray
 
 
-def _bytes_of(ctx: Context, count: FloatArray, sharing: FloatArray) -> StateBytes:
-    """States of ``count`` weights whose optimizer is shared by ``sharing`` ranks."""
+def _low_precision_bytes(ctx: Context) -> float:
+    """Bytes of one weight as GEMMs read it."""
+    one_copy = ctx.gpu.architecture == "blackwell" and ctx.facts.precision_recipe in _ONE_COPY_RECIPES
+    return 1.0 if ctx.low_precision and ctx.facts.low_precision_weights and one_copy else 2.0
+
+
+def _bytes_of(
+    ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool
+) -> StateBytes:
+    """States of ``count`` weights, of which ``trained`` are; ``sharing`` ranks share the optimizer."""
     stage = ctx.columns.zero_stage
     gradient = np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
     weight = np.where(stage == SHARD_WEIGHTS, sharing, 1.0)
     own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
-    states = ctx.facts.optimizer_bytes * _OPTIMIZER_SHARE.get(ctx.optimizer, 1.0)
-    stored = np.where(stage == SHARD_WEIGHTS, ctx.facts.weight_bytes, 2.0)
+    optimizer = ctx.optimizer
+    moments = optimizer.end_state_bytes
+    if matrices:
+        moments = optimizer.matrix_state_bytes(ctx.model.hidden_size, ctx.workload.optimizer_rank)
+    states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments
+    stored = np.where(stage == SHARD_WEIGHTS, ctx.facts.weight_bytes, _low_precision_bytes(ctx))
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     return StateBytes(
         weights=count * stored / weight,
-        gradients=count * (ctx.facts.gradient_bytes / gradient + own),
-        optimizer=count * (states + copy) / sharing,
+        gradients=trained * (ctx.facts.gradient_bytes / gradient + own),
+        optimizer=trained * (states + copy) / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
     )
 
 
-def state_bytes(ctx: Context, weights: Weights) -> StateBytes:
-    """Weights, gradients and optimizer states of one part under its ZeRO stage."""
-    dense = _bytes_of(ctx, weights.dense, shards(ctx, ctx.data_group))
-    routed = _bytes_of(ctx, weights.routed, shards(ctx, ctx.expert_data_group))
+def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: bool) -> StateBytes:
+    """Weights, gradients and optimizer states of one part under its ZeRO stage.
+
+    ``matrices`` is False for embedding and head, which some optimizers treat apart. Offloaded optimizer
+    states and their fp32 copy lie in host memory (ZeRO-Offload, arXiv:2101.06840, section 4.1).
+    """
+    shared = shards(ctx, ctx.data_group)
+    dense = _bytes_of(ctx, weights.dense, trained.dense, shared, matrices=matrices)
+    shared = shards(ctx, ctx.expert_data_group)
+    routed = _bytes_of(ctx, weights.routed, trained.routed, shared, matrices=matrices)
     return StateBytes(
         weights=dense.weights + routed.weights,
         gradients=dense.gradients + routed.gradients,
@@ -65,6 +89,7 @@ def state_bytes(ctx: Context, weights: Weights) -> StateBytes:
 def _attention_inner_bytes(ctx: Context) -> FloatArray:
     """Kept inside tensor-parallel attention: q, k, v, the output, and scores unless flash.
 
+    Context parallelism exists for kernels without a score matrix only (Transformer Engine, attention.py).
     Scores: softmax output and dropout output in 2 bytes each, the dropout mask in 1: ``5 a s / h``.
     """
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
@@ -76,14 +101,15 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
         latent = (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * 2.0
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
     kept: FloatArray = tokens * 2.0 * (qkv + heads * model.v_head_dim)
+    quantised = 1.0 if ctx.low_precision else 0.0  # the projection's own copy of its input
+    flash: FloatArray = kept + tokens * heads * (4.0 + quantised * model.v_head_dim)  # 4: log-sum-exp
     if ctx.facts.flash:
-        quantised = 1.0 if ctx.low_precision else 0.0  # the projection's own copy of its input
-        return kept + tokens * heads * (4.0 + quantised * model.v_head_dim)  # 4: the log-sum-exp
+        return flash
     per_score = 5.0 if ctx.facts.dropout else 2.0
     if ctx.facts.attention_kernel == "torch":
         per_score += 4.0  # scaled and masked scores, fp32 softmax
     scores = tokens * heads * ctx.seq_length * per_score
-    return kept + np.where(ctx.selective, 0.0, scores)
+    return np.where(ctx.c > 1, flash, kept + np.where(ctx.selective, 0.0, scores))
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -105,13 +131,13 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
     norms that are not fused. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the
     inputs of linear layers are kept in 1 byte (Transformer Engine keeps the quantised input only).
+    Where a framework keeps gathered inputs, sequence parallelism does not split those 4 h.
     """
-    per_hidden = (
-        (6.0 if ctx.low_precision else 8.0)
-        + (2.0 if ctx.facts.dropout else 0.0)
-        + (0.0 if ctx.facts.norm_fused else 8.0)
-    )
-    outer = ctx.tokens * ctx.model.hidden_size * per_hidden * ctx.row_share
+    norms = 4.0 + (2.0 if ctx.facts.dropout else 0.0) + (0.0 if ctx.facts.norm_fused else 8.0)
+    inputs = 2.0 if ctx.low_precision else 4.0
+    gathered = ctx.facts.keeps_gathered_inputs
+    width = norms * ctx.row_share + inputs * (1.0 if gathered else ctx.row_share)
+    outer = ctx.tokens * ctx.model.hidden_size * width
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
     keeps = np.where(ctx.selective, ctx.facts.selective_keeps, 1.0)
     return (outer + inner) * keeps * ctx.constants.activation
@@ -123,18 +149,19 @@ def checkpoint_bytes(ctx: Context) -> FloatArray:
 
 
 def head_workspace_bytes(ctx: Context) -> FloatArray:
-    """Logits with their fp32 copy and gradients at the peak, and the head's input."""
+    """Logits with their fp32 copies and gradients at the peak, and the head's input."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
-    per_logit = ctx.constants.logit_bytes * (0.5 if ctx.facts.loss_fused else 1.0)
-    logits = ctx.tokens * ctx.model.vocab_size / split * per_logit
+    per_logit = _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else ctx.facts.logit_bytes
+    logits = ctx.tokens * ctx.padded_vocabulary / split * per_logit
     return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
 
 
-def buffer_bytes(ctx: Context, largest_layer: Weights) -> FloatArray:
-    """Workspaces, and under ZeRO-3 two gathered layers with one layer's gradients."""
-    whole = largest_layer.dense + largest_layer.routed
-    gathered = whole * (2.0 * 2.0 + ctx.facts.gradient_bytes)
-    return ctx.constants.base_bytes + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gathered, 0.0)
+def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> FloatArray:
+    """Workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients."""
+    gathered = (largest_layer.dense + largest_layer.routed) * 2.0 * ctx.facts.gathered_layers
+    gathered = gathered + (trained.dense + trained.routed) * ctx.facts.gradient_bytes
+    kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
+    return kept + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gathered, 0.0)
 
 
 def memory_limit_bytes(problem: Problem) -> int:

@@ -39,8 +39,11 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
 
 
 def embedding_weights(ctx: Context) -> Weights:
-    """The embedding, split over tp by the vocabulary."""
-    return Weights(dense=ctx.model.embedding_parameters() / ctx.t, routed=np.zeros_like(ctx.t))
+    """The embedding, split over tp by the padded vocabulary; learned positions are whole."""
+    model = ctx.model
+    positions = float(model.embedding_parameters() - model.vocab_size * model.hidden_size)
+    table = ctx.padded_vocabulary * model.hidden_size / ctx.t
+    return Weights(dense=table + positions, routed=np.zeros_like(ctx.t))
 
 
 def copied_embedding(ctx: Context) -> FloatArray:
@@ -51,13 +54,14 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copied = model.tied_embeddings or model.num_mtp_layers > 0
-    return np.where((ctx.p > 1) & copied, model.vocab_size * model.hidden_size / ctx.t, 0.0)
+    return np.where((ctx.p > 1) & copied, ctx.padded_vocabulary * model.hidden_size / ctx.t, 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:
     """Output matrix (none of its own where it is tied), final norm, and the copy of the embedding."""
     model = ctx.model
-    output = copied_embedding(ctx) + model.head_parameters() / ctx.t
+    own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.hidden_size / ctx.t
+    output = copied_embedding(ctx) + own
     return Weights(dense=output + model.norm_parameters() / 2, routed=np.zeros_like(ctx.t))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from profiles.model import LayerKind
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
+from solver.cost.adapters import adapter_gemms, trained_weights
 from solver.cost.communication import (
     context_parallel,
     expert_parallel,
@@ -35,13 +36,7 @@ from solver.cost.compute import (
 from solver.cost.context import Context, context_of
 from solver.cost.floor import fixed_s, floored, layer_floor_s
 from solver.cost.layers_measured import beyond_price, shared_out, timed_together
-from solver.cost.memory import (
-    buffer_bytes,
-    checkpoint_bytes,
-    head_workspace_bytes,
-    layer_activation_bytes,
-    state_bytes,
-)
+from solver.cost.memory_prices import memory_prices, spilled_s
 from solver.cost.parameters import (
     Weights,
     embedding_weights,
@@ -49,7 +44,7 @@ from solver.cost.parameters import (
     layer_weights,
     output_weights,
 )
-from solver.cost.prices import LayerLayout, RowPrices
+from solver.cost.prices import LayerLayout, RowPrices, columns_of
 from solver.cost.residuals import with_residuals
 from solver.cost.split_backward import weight_gradients_s
 from solver.cost.tails import Tail, copies_s, rank_tail_s, tail_of
@@ -83,6 +78,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     """Time of one transformer layer."""
     attention = core_attention(ctx)
     compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
+    if ctx.frozen:
+        compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)
@@ -90,7 +87,10 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     busy = compute + tensor + rings + experts + PassSeconds(forward=np.zeros_like(again), backward=again)
     beyond = _beyond(ctx, kind, compute, tensor)
     passes = floored(busy, layer_floor_s(ctx, kind), ctx.constants.floor_backward) + beyond
-    gathers = weight_gathers(ctx, layer_weights(ctx, kind), passes)
+    if ctx.offloads_activations.any():
+        passes = passes + spilled_s(ctx, kind, passes)
+    own = layer_weights(ctx, kind)
+    gathers = weight_gathers(ctx, own, trained_weights(ctx, own, kind), passes)
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -131,7 +131,7 @@ def _end_price(
     ``own`` are the weights that are not those layers'.
     """
     zero = np.zeros_like(ctx.t)
-    gathers = weight_gathers(ctx, own, compute + tensor, again=False)
+    gathers = weight_gathers(ctx, own, trained_weights(ctx, own, None), compute + tensor, again=False)
     causes = dict.fromkeys(CAUSES, zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward
@@ -174,26 +174,18 @@ def _part_weights(ctx: Context, layout: LayerLayout) -> list[Weights]:
     return [*(layer_weights(ctx, kind) for kind in layout.kinds), embedding_weights(ctx), head_weights(ctx)]
 
 
-def _tails(ctx: Context, weights: list[Weights], parts: list[PartPrice]) -> list[Tail]:
+def _trained(ctx: Context, layout: LayerLayout, weights: list[Weights]) -> list[Weights]:
+    """What is trained of every part, in the same order."""
+    kinds: list[LayerKind | None] = [*layout.kinds, None, None]
+    return [trained_weights(ctx, own, kind) for own, kind in zip(weights, kinds, strict=True)]
+
+
+def _tails(ctx: Context, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:
     """What follows the last micro-batch by part; both ends share the copied embedding."""
-    tails = [tail_of(ctx, own, part.passes) for own, part in zip(weights, parts, strict=True)]
+    tails = [tail_of(ctx, own, part.passes) for own, part in zip(trained, parts, strict=True)]
     shared = copies_s(ctx)
     ends = [replace(tail, data_parallel=tail.data_parallel + shared) for tail in tails[-2:]]
     return [*tails[:-2], *ends]
-
-
-def _columns_of(parts: list[FloatArray]) -> FloatArray:
-    """P arrays (n,) as one (n, P)."""
-    return np.stack(parts, axis=1)
-
-
-def _activations(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
-    """Activations of one micro-batch by part; multi-token-prediction layers belong to the head."""
-    zero = np.zeros_like(ctx.t)
-    layers = [layer_activation_bytes(ctx, kind) for kind in layout.kinds]
-    masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share if ctx.facts.dropout else zero
-    extra = layer_activation_bytes(ctx, "moe" if ctx.model.moe else "dense") * ctx.model.num_mtp_layers
-    return [*layers, masks, extra]
 
 
 def _straggler(ctx: Context, profile: Profile) -> FloatArray:
@@ -205,31 +197,10 @@ def _straggler(ctx: Context, profile: Profile) -> FloatArray:
 def _time_prices(parts: list[PartPrice], tails: list[Tail]) -> dict[str, FloatArray]:
     """The (n, P) time fields of RowPrices."""
     return {
-        "forward_s": _columns_of([part.passes.forward for part in parts]),
-        "backward_s": _columns_of([part.passes.backward for part in parts]),
-        "replay_s": _columns_of([part.replay for part in parts]),
-        "tail_s": _columns_of([tail.data_parallel + tail.optimizer for tail in tails]),
-    }
-
-
-def _memory_prices(ctx: Context, layout: LayerLayout, weights: list[Weights]) -> dict[str, FloatArray]:
-    """The memory fields of RowPrices."""
-    zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
-    states = [state_bytes(ctx, part) for part in weights]
-    activations = _activations(ctx, layout)
-    largest = np.maximum.reduce(activations[:-2])
-    kept = [checkpoint_bytes(ctx)] * len(layout.kinds)
-    return {
-        "weights_bytes": _columns_of([state.weights for state in states]),
-        "gradients_bytes": _columns_of([state.gradients for state in states]),
-        "optimizer_bytes": _columns_of([state.optimizer for state in states]),
-        "activation_bytes": _columns_of(activations),
-        "checkpoint_bytes": _columns_of([*kept, zero, zero]),
-        "head_workspace_bytes": head_workspace_bytes(ctx),
-        "replay_workspace_bytes": np.where(ctx.full, largest, 0.0),
-        "buffer_bytes": buffer_bytes(ctx, weights[len(layout.kinds) - 1]),
-        "context_bytes": ctx.constants.context_bytes * one,
-        "reserve": ctx.constants.reserve * one,
+        "forward_s": columns_of([part.passes.forward for part in parts]),
+        "backward_s": columns_of([part.passes.backward for part in parts]),
+        "replay_s": columns_of([part.replay for part in parts]),
+        "tail_s": columns_of([tail.data_parallel + tail.optimizer for tail in tails]),
     }
 
 
@@ -243,7 +214,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(ctx, layout)
     weights = _part_weights(ctx, layout)
-    tails = _tails(ctx, weights, parts)
+    trained = _trained(ctx, layout, weights)
+    tails = _tails(ctx, trained, parts)
     prices = RowPrices(
         **_time_prices(parts, tails),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
@@ -251,11 +223,11 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         rank_tail_s=rank_tail_s(ctx),
         fixed_s=fixed_s(ctx),
         straggler=_straggler(ctx, profile),
-        **_memory_prices(ctx, layout, weights),
-        breakdown_s={name: _columns_of([part.causes[name] for part in parts]) for name in CAUSES},
+        **memory_prices(ctx, layout, weights, trained),
+        breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in CAUSES},
         tail_breakdown_s={
-            "data_parallel": _columns_of([tail.data_parallel for tail in tails]),
-            "optimizer": _columns_of([tail.optimizer for tail in tails]),
+            "data_parallel": columns_of([tail.data_parallel for tail in tails]),
+            "optimizer": columns_of([tail.optimizer for tail in tails]),
         },
     )
     return with_residuals(prices, problem, columns, profile)

@@ -92,3 +92,8 @@ class RowPrices:
             breakdown_s={name: value[index] for name, value in self.breakdown_s.items()},
             tail_breakdown_s={name: value[index] for name, value in self.tail_breakdown_s.items()},
         )
+
+
+def columns_of(parts: list[FloatArray]) -> FloatArray:
+    """P arrays (n,) as one (n, P)."""
+    return np.stack(parts, axis=1)

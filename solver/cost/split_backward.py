@@ -15,11 +15,11 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerKind, ...]) -> FloatArray
     """Seconds of each part's weight gradients for one micro-batch, (n, P); 0 where none is split.
 
     Of the two products of a linear layer's backward pass, which have equal FLOPs, one is the weight
-    gradient; attention, norms and collectives belong to the input gradient (Qi et al. 2023,
-    arXiv:2401.10241, section 2). The embedding has no input gradient to split from.
+    gradient (frozen matrices have none); attention, norms and collectives belong to the input gradient
+    (Qi et al. 2023, arXiv:2401.10241, section 2). The embedding has no input gradient to split from.
     """
     split = splits_backward(ctx.columns)
-    if not split.any():
+    if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
     output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
     parts = [linear_seconds(ctx, kind) for kind in kinds]

@@ -35,14 +35,15 @@ def _exchange_s(ctx: Context, weights: FloatArray, group: Group) -> FloatArray:
     Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients and
     all-gathers weights (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
     """
-    gradients = _ring_s(weights * ctx.facts.gradient_bytes, group, ctx.fabric)
+    gradients = _ring_s(weights * ctx.facts.reduced_gradient_bytes, group, ctx.fabric)
     parameters = _ring_s(weights * _WEIGHT_BYTES, group, ctx.fabric)
     stage = ctx.columns.zero_stage
     plain = np.where(stage == 0, 2.0 * gradients, gradients + parameters)
     # stage 2 reduces in every backward pass, so parameters are left; stage 3 leaves only what the
     # replicas of a hybrid shard set (fewer ranks than the group) still have to all-reduce
     replicas = Group.of(group.size / shards(ctx, group), ctx.t * ctx.shard_group.size, ctx.fabric)
-    hybrid = 2.0 * _ring_s(weights * ctx.facts.gradient_bytes / shards(ctx, group), replicas, ctx.fabric)
+    shard_bytes = weights * ctx.facts.reduced_gradient_bytes / shards(ctx, group)
+    hybrid = 2.0 * _ring_s(shard_bytes, replicas, ctx.fabric)
     return np.where(stage == SHARD_GRADIENTS, parameters, np.where(stage == SHARD_WEIGHTS, hybrid, plain))
 
 
@@ -64,7 +65,7 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
 
 
 def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
-    """Exposed exchange and optimizer time of one part.
+    """Exposed exchange and optimizer time of one part's trained weights.
 
     Where a framework overlaps, only ``max(share * x, x - hiding)`` of the exchange x is seen. Beside
     the optimizer's own traffic, a kept gradient buffer is zeroed and scaled once (12 bytes a weight).
@@ -74,14 +75,39 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     if ctx.facts.overlap_gradients:
         hidden = _hiding_s(ctx, passes)
         exchange = np.maximum(ctx.constants.gradient_exposed * exchange, exchange - hidden)
-    updated = weights.dense / shards(ctx, ctx.data_group)
-    updated = updated + weights.routed / shards(ctx, ctx.expert_data_group)
-    moved = updated * ctx.constants.update_bytes
+    dense = weights.dense / shards(ctx, ctx.data_group)
+    routed = weights.routed / shards(ctx, ctx.expert_data_group)
+    updated = dense + routed
+    moved = updated * ctx.constants.update_bytes * ctx.optimizer.moved_share
     if ctx.facts.main_gradient:
         whole = ctx.columns.zero_stage < SHARD_GRADIENTS
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
-    seconds = moved / ctx.hbm_bytes_per_s
+    seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
+    seconds = np.where(ctx.offloads_optimizer, _offloaded_s(ctx, updated), seconds)
     return Tail(data_parallel=exchange, optimizer=seconds)
+
+
+def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray | float:
+    """Newton-Schulz iterations of Muon on the updated weights; none for other optimizers.
+
+    Five iterations of ``4 m^2 n + 2 m^3`` FLOPs for an m by n matrix, m <= n (Jordan et al. 2024, "Muon":
+    at most ``6 m`` FLOPs for one weight and iteration), in bf16 and shared like the states.
+    """
+    if not ctx.optimizer.newton_schulz:
+        return 0.0
+    model, moe = ctx.model, ctx.model.moe
+    narrow = min(model.hidden_size, moe.ffn_hidden_size) if moe is not None else 0
+    flops = 5.0 * 6.0 * (dense * model.hidden_size + routed * narrow)
+    return flops / ctx.gemm_flops("bf16")
+
+
+def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
+    """Gradients to the host, the update there by bytes of host memory, 2-byte weights back.
+
+    One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4).
+    """
+    copied = (ctx.facts.gradient_bytes + _WEIGHT_BYTES) / ctx.host.link_bytes_per_s
+    return updated * (copied + ctx.optimizer.moved_bytes / ctx.host.memory_bytes_per_s)
 
 
 def copies_s(ctx: Context) -> FloatArray:
@@ -90,11 +116,13 @@ def copies_s(ctx: Context) -> FloatArray:
     An all-reduce of two ranks, the first and the last stage's, after the gradients' own reduction and
     under nothing (Megatron-Core 0.16, ``finalize_model_grads._allreduce_word_embedding_grads``).
     """
-    copied = copied_embedding(ctx)
+    copied = np.zeros_like(ctx.t) if ctx.frozen else copied_embedding(ctx)
     pair = Group.of(
         np.full_like(ctx.t, 2.0), ctx.t * ctx.c * ctx.d * np.maximum(ctx.p - 1.0, 1.0), ctx.fabric
     )
-    return np.where(copied > 0, all_reduce_s(copied * ctx.facts.gradient_bytes, pair, ctx.fabric), 0.0)
+    return np.where(
+        copied > 0, all_reduce_s(copied * ctx.facts.reduced_gradient_bytes, pair, ctx.fabric), 0.0
+    )
 
 
 def rank_tail_s(ctx: Context) -> FloatArray:

@@ -1,12 +1,19 @@
+from dataclasses import fields
+
 import pytest
 
 from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.frameworks import framework_facts, framework_names, with_options
+from profiles.frameworks import framework_facts, framework_names, framework_sources, with_options
 
 
 @pytest.mark.parametrize("name", framework_names())
-def test_every_framework_of_the_catalog_can_be_read_and_names_its_source(name: str) -> None:
-    assert framework_facts(name).source
+def test_every_fact_of_every_framework_names_its_source_and_no_source_lacks_its_fact(name: str) -> None:
+    facts = framework_facts(name)
+    stated = {f.name for f in fields(facts)} - {"name", "stack", "precision_recipe"}
+    if not facts.reduced_gradient_dtype:
+        stated.remove("reduced_gradient_dtype")
+    assert framework_sources(name).keys() == stated
+    assert all(len(source) > 10 for source in framework_sources(name).values())
 
 
 def test_an_option_overrides_one_fact() -> None:
@@ -46,3 +53,15 @@ def test_a_switch_takes_only_true_and_false() -> None:
 def test_an_unknown_framework_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="nanotron"):
         framework_facts("nanotrom")
+
+
+def test_gradients_are_reduced_as_they_are_kept_unless_the_framework_says_otherwise() -> None:
+    assert framework_facts("megatron-core").reduced_gradient_bytes == 4.0
+    composer = framework_facts("fsdp1")
+    assert (composer.gradient_bytes, composer.reduced_gradient_bytes) == (4.0, 2.0)
+
+
+def test_gradients_quantised_to_8_bits_carry_a_scale_for_each_256() -> None:
+    facts = with_options(framework_facts("deepspeed"), {"reduced_gradient_dtype": "int8"})
+    # kept in bf16, reduced in 1 + 4 / 256 bytes
+    assert (facts.gradient_bytes, facts.reduced_gradient_bytes) == (2.0, 1.015625)

@@ -20,7 +20,16 @@ ROW = {
     "step_time_s": "2.5", "peak_memory_gib": "40", "memory_kind": "allocated", "memory_rank": "worst",
     "oom": "0",
 }  # fmt: skip
-MEASURED = ("step_time_s", "peak_memory_gib", "memory_kind", "memory_rank", "oom", "source", "rank_group")
+MEASURED = (
+    "step_time_s",
+    "peak_memory_gib",
+    "memory_kind",
+    "memory_rank",
+    "oom",
+    "source",
+    "rank_group",
+    "framework",
+)
 
 
 def table(path: Path, *rows: dict[str, str], without: str = "") -> Path:
@@ -73,8 +82,9 @@ def test_uneven_layers_leave_the_ends_lighter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"peft": "lora"}, "peft"),
-        ({"offload": "activations"}, "offload"),
+        ({"peft": "prompt-tuning"}, "peft"),
+        ({"offload": "weights"}, "offload"),
+        ({"optimizer": "shampoo"}, "shampoo"),
         ({"data_parallel_size": "3"}, "num_gpus"),
         ({"global_batch_size": "30"}, "global batch"),
         ({"gpu": "h100-sxm-80gb+a100-sxm-80gb"}, "mixed"),
@@ -137,3 +147,47 @@ def test_less_than_3_percent_of_the_open_runs_are_refused() -> None:
     runs = read_runs(CATALOG_RUNS)
     assert len(runs) > 2400
     assert sum(run.shape is None for run in runs) < 0.03 * len(runs)
+
+
+def test_lora_without_a_stated_rank_is_read_as_rank_16_on_attention(tmp_path: Path) -> None:
+    run = only(tmp_path, peft="lora")
+    assert run.shape is not None
+    workload = run.shape.problem.workload
+    assert (workload.lora_rank, workload.lora_targets) == (16, ("linear_qkv", "linear_proj"))
+
+
+def test_offloaded_activations_are_part_of_the_configuration(tmp_path: Path) -> None:
+    run = only(tmp_path, offload="activations")
+    assert run.shape is not None
+    assert run.shape.configuration.offload == "activations"
+
+
+def test_recipes_of_nemo_and_bridge_reduce_in_bf16_and_hold_8_bit_weights(tmp_path: Path) -> None:
+    run = only(tmp_path, framework="Megatron-Bridge 26.02")
+    assert run.shape is not None
+    assert run.shape.framework == "nemo"
+
+
+def test_megatrons_own_tests_keep_scores_where_there_is_room(tmp_path: Path) -> None:
+    ci = {"framework": "Megatron-Core CI (dev container)", "flash_attention": "1", "attention_kernel": ""}
+    # scores of 16 layers: 5 bytes * 1 * 32 heads * s^2 * 16, over tp 2: 21 GB for s = 4096, 86 for 8192
+    for seq, unfused in (("4096", True), ("8192", False)):
+        run = only(tmp_path, **ci, seq_length=seq)
+        assert run.shape is not None
+        assert ("flash_attention" not in run.shape.problem.workload.framework_options) == unfused
+
+
+def test_nanotron_cuts_where_the_weights_pass_a_ranks_share_and_logs_its_first_rank(tmp_path: Path) -> None:
+    # 16 layers of 4 h^2 + 3 h f = 67.1 M (norms aside) and a head of 268 M: shares of 335.5 M are passed
+    # by the 6th, 11th and 16th layer
+    small = {
+        "framework_family": "nanotron", "num_layers": "16", "hidden_size": "2048",
+        "ffn_hidden_size": "8192", "num_attention_heads": "32", "num_kv_heads": "32",
+        "vocab_size": "131072", "gated_mlp": "1", "head_dim": "", "layers_per_stage": "",
+        "pipeline_parallel_size": "4", "tensor_parallel_size": "1", "data_parallel_size": "4",
+        "zero_shard_size": "", "memory_rank": "", "num_experts": "",
+    }  # fmt: skip
+    run = only(tmp_path, **small)
+    assert run.shape is not None
+    assert run.shape.configuration.stage_layers == (6, 5, 5, 0)
+    assert run.measured.memory_rank == "first"

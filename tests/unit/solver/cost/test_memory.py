@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from profiles.library import find_gpu
 from profiles.units import GIB
 from solver.columns import Columns
 from solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
@@ -7,7 +10,7 @@ from solver.cost.price import price
 from solver.cost.prices import RowPrices
 from solver.plan import Configuration
 from solver.problem import Problem
-from tests.builders import a_moe_model
+from tests.builders import a_cluster, a_moe_model
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 
 CLASSIC = {"activation": 1.0}
@@ -149,3 +152,99 @@ def test_more_probability_gives_more_room() -> None:
     profile = a_profile(problem)
     budgets = [memory_budget_bytes(problem, profile, p) for p in (0.0, 0.001, 0.01, 0.5, 1.0)]
     assert budgets == sorted(budgets)
+
+
+def test_dropout_keeps_a_mask_for_each_residual() -> None:
+    # two masks of one byte: 2 s b h more than without
+    kept = [
+        prices_of(a_problem(framework_options={"dropout": on}), a_layout()).activation_bytes[0, 0]
+        for on in (True, False)
+    ]
+    assert kept[0] - kept[1] == pytest.approx(2 * 2048 * 1024)
+
+
+def test_a_split_context_keeps_no_scores_whatever_the_kernel() -> None:
+    # 5 bytes a score: 1024 tokens of a rank, 16 heads, 2048 keys
+    problem = a_problem(framework_options={"attention_kernel": "megatron-fused"})
+    split = prices_of(problem, a_layout(context_parallel_size=2)).activation_bytes[0, 0]
+    flash = prices_of(a_problem(), a_layout(context_parallel_size=2)).activation_bytes[0, 0]
+    assert split == pytest.approx(flash)
+
+
+def test_nanotron_keeps_gathered_inputs_where_sequence_parallelism_splits_the_rest() -> None:
+    # tp 4: two projection inputs of 2 bytes stay whole: (4 - 4 / 4) s b h more than split ones
+    layout = a_layout(tensor_parallel_size=4, sequence_parallel=True)
+    whole = prices_of(a_problem(), layout, "nanotron").activation_bytes[0, 0]
+    split = prices_of(
+        a_problem(framework_options={"keeps_gathered_inputs": False}), layout, "nanotron"
+    ).activation_bytes[0, 0]
+    assert whole - split == pytest.approx(3 * 2048 * 1024)
+
+
+def test_logits_take_6_bytes_at_the_peak_and_4_where_the_loss_is_one_kernel() -> None:
+    # 2048 tokens, 51 200 words; the head's input beside them: 4 s b h
+    for fused, per_logit in ((False, 6), (True, 4)):
+        prices = prices_of(a_problem(framework_options={"loss_fused": fused}), a_layout())
+        expected = 2048 * 51200 * per_logit + 4 * 2048 * 1024
+        assert prices.head_workspace_bytes[0] == pytest.approx(expected)
+
+
+def test_megatron_pads_the_vocabulary_to_128_for_each_tensor_rank() -> None:
+    # 50 257 words: 50 304 at tp 1, 51 200 at tp 8
+    model = replace(GPT, vocab_size=50257)
+    for tp, words in ((1, 50304), (8, 51200)):
+        prices = prices_of(a_problem(model), a_layout(tensor_parallel_size=tp))
+        assert prices.weights_bytes[0, -2] == pytest.approx(2 * words * 1024 / tp)
+
+
+def test_weights_of_an_8_bit_recipe_take_one_byte_on_blackwell_and_two_on_hopper() -> None:
+    # Hopper's GEMMs need the transpose as well
+    for gpu, per_weight in (("b200-sxm-180gb", 1), ("h100-sxm-80gb", 2)):
+        problem = a_problem(cluster=a_cluster(gpu=find_gpu(gpu)), precision="fp8")
+        prices = prices_of(problem, a_layout(), "nemo")
+        assert prices.weights_bytes[0, 0] == pytest.approx(per_weight * LAYER_WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "per_weight"), [("adamw", 12), ("adamw-bf16", 8), ("muon", 8), ("sgd-momentum", 8)]
+)
+def test_an_optimizer_keeps_its_states_beside_the_fp32_copy(optimizer: str, per_weight: int) -> None:
+    prices = prices_of(a_problem(optimizer=optimizer), a_layout())
+    assert prices.optimizer_bytes[0, 0] == pytest.approx(per_weight * LAYER_WEIGHTS)
+
+
+def test_muon_leaves_the_embedding_to_adamw() -> None:
+    prices = prices_of(a_problem(optimizer="muon"), a_layout())
+    assert prices.optimizer_bytes[0, -2] == pytest.approx(12 * 51200 * 1024)
+
+
+def test_a_frozen_layer_keeps_its_weights_and_the_states_of_its_adapters_only() -> None:
+    # rank 16 beside h -> 3 h and h -> h: 16 (1024 + 3072 + 1024 + 1024) trained weights
+    prices = prices_of(a_problem(lora_rank=16), a_layout())
+    adapters = 16 * 6 * 1024
+    assert prices.weights_bytes[0, 0] == pytest.approx(2 * LAYER_WEIGHTS)
+    assert prices.gradients_bytes[0, 0] == pytest.approx(4 * adapters)
+    assert prices.optimizer_bytes[0, 0] == pytest.approx(12 * adapters)
+    assert (prices.gradients_bytes[0, 1:] == 0).all()
+
+
+def test_offloaded_optimizer_states_leave_the_gpu() -> None:
+    prices = prices_of(a_problem(), a_layout(offload="optimizer"))
+    assert (prices.optimizer_bytes == 0).all()
+    assert prices.gradients_bytes[0, 0] == pytest.approx(4 * LAYER_WEIGHTS)
+
+
+def test_offloaded_activations_leave_two_layers_on_the_gpu() -> None:
+    kept = prices_of(a_problem(), a_layout()).activation_bytes[0, 0]
+    prices = prices_of(a_problem(), a_layout(offload="activations"))
+    assert prices.activation_bytes[0, 0] == 0
+    assert prices.replay_workspace_bytes[0] == pytest.approx(2 * kept)
+
+
+def test_deepspeed_keeps_its_bucket_of_500_million_gradients() -> None:
+    # 5e8 elements of 2 bytes, under ZeRO only
+    plain = prices_of(a_problem(), a_layout(data_parallel_size=2), "megatron-deepspeed")
+    shared = a_layout(data_parallel_size=2, zero_stage=1, zero_shard_size=2)
+    assert prices_of(a_problem(), shared, "megatron-deepspeed").buffer_bytes[0] - plain.buffer_bytes[
+        0
+    ] == pytest.approx(1e9)

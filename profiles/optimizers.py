@@ -1,0 +1,111 @@
+"""What an optimizer keeps for one weight and moves through memory in one step.
+
+States stand beside the fp32 copy of the weights, which is the framework's fact. Traffic of one step is
+counted against AdamW's least: it reads the gradient, the copy and two moments and writes the copy, the
+moments and the 2-byte weight, ``4 (1 + 3 + 3) + 2 = 30`` bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from profiles.errors import UnknownNameError
+
+ADAMW_MOVED_BYTES = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """One optimizer; bytes are of one weight."""
+
+    name: str
+    state_bytes: float  # beside the fp32 copy
+    end_state_bytes: float  # the same of embedding and head, where they are treated apart
+    moved_bytes: float  # of one step, the states' reading and writing among them
+    low_rank: bool = False  # states of matrices shrink with a rank
+    newton_schulz: bool = False  # updates of matrices are orthogonalised
+    source: str
+
+    @property
+    def moved_share(self) -> float:
+        """Traffic of a step over AdamW's."""
+        return self.moved_bytes / ADAMW_MOVED_BYTES
+
+    def matrix_state_bytes(self, hidden_size: int, rank: int) -> float:
+        """State bytes of one weight of a layer's matrix.
+
+        A projection of rank r keeps ``m r`` elements of the projector and ``2 n r`` of the moments of an
+        m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1): at most ``3 r / m`` for one weight,
+        with m the hidden size. Without a rank: a quarter of it (the paper's section 5.1).
+        """
+        if not self.low_rank:
+            return self.state_bytes
+        rank = rank or hidden_size // 4
+        return min(4.0 * 3.0 * rank / hidden_size, self.end_state_bytes)
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    one.name: one
+    for one in (
+        Optimizer(
+            name="adamw",
+            state_bytes=8.0,
+            end_state_bytes=8.0,
+            moved_bytes=ADAMW_MOVED_BYTES,
+            source="Rajbhandari et al. 2020 (arXiv:1910.02054), section 3.1: two fp32 moments",
+        ),
+        Optimizer(
+            name="adamw-bf16",
+            state_bytes=4.0,
+            end_state_bytes=4.0,
+            moved_bytes=22.0,
+            source="Megatron-Core optimizer_config.py: use_precision_aware_optimizer, exp_avg_dtype and "
+            "exp_avg_sq_dtype = bf16",
+        ),
+        Optimizer(
+            name="adamw-8bit",
+            state_bytes=2.0 + 8.0 / 2048.0,
+            end_state_bytes=8.0,
+            moved_bytes=18.0,
+            source="Dettmers et al. 2021 (arXiv:2110.02861): two moments of 8 bits, an fp32 scale for a "
+            "block of 2048; the embedding keeps 32-bit moments (section 2.3)",
+        ),
+        Optimizer(
+            name="galore",
+            state_bytes=8.0,
+            end_state_bytes=8.0,
+            moved_bytes=22.0,
+            low_rank=True,
+            source="Zhao et al. 2024 (arXiv:2403.03507), table 1 and section 5.1; the gradient is "
+            "read once more to be projected",
+        ),
+        Optimizer(
+            name="muon",
+            state_bytes=4.0,
+            end_state_bytes=8.0,
+            moved_bytes=22.0,
+            newton_schulz=True,
+            source="Liu et al. 2025 (arXiv:2502.16982), section 2: one momentum for matrices, AdamW for "
+            "embedding and head",
+        ),
+        Optimizer(
+            name="sgd-momentum",
+            state_bytes=4.0,
+            end_state_bytes=4.0,
+            moved_bytes=22.0,
+            source="torch.optim.SGD: one momentum buffer",
+        ),
+    )
+}
+
+
+def optimizer_named(name: str) -> Optimizer:
+    """The optimizer of that name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if name not in OPTIMIZERS:
+        raise UnknownNameError.among("/workload/optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[name]

@@ -1,0 +1,41 @@
+from dataclasses import replace
+
+import pytest
+
+from profiles.cluster import NodeGroup
+from profiles.errors import InvalidProblemError
+from profiles.host import host_of
+from profiles.library import find_gpu
+
+
+def group_of(slug: str) -> NodeGroup:
+    gpu = find_gpu(slug)
+    return NodeGroup(
+        gpu=gpu,
+        num_nodes=1,
+        gpus_per_node=gpu.gpus_per_node,
+        island_gpus=gpu.island_gpus,
+        intra_node=gpu.intra_node,
+        inter_node=gpu.inter_node,
+    )
+
+
+def test_an_h100_reaches_its_host_at_four_fifths_of_pcie_5() -> None:
+    assert host_of(group_of("h100-sxm-80gb")).link_bytes_per_s == pytest.approx(0.8 * 63e9)
+
+
+def test_a_superchip_reaches_its_host_faster_than_pcie() -> None:
+    superchip, card = host_of(group_of("gb200")), host_of(group_of("b200-sxm-180gb"))
+    assert superchip.link_bytes_per_s > 3 * card.link_bytes_per_s
+
+
+def test_a_node_group_may_state_its_own_host() -> None:
+    own = replace(group_of("h100-sxm-80gb"), host_link_bytes_per_s=1e10, host_memory_bytes=8 * 10**11)
+    # 800 GB for 8 GPUs
+    assert (host_of(own).link_bytes_per_s, host_of(own).memory_bytes) == (1e10, 10**11)
+
+
+@pytest.mark.parametrize("name", ["host_link_bytes_per_s", "host_memory_bytes"])
+def test_a_host_without_speed_or_memory_is_refused(name: str) -> None:
+    with pytest.raises(InvalidProblemError, match="must be positive"):
+        replace(group_of("h100-sxm-80gb"), **{name: 0})  # type: ignore[arg-type]
