@@ -124,6 +124,7 @@ def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
         message = f"process {index} of this node finds {torch.cuda.device_count()} GPUs: start one a GPU"
         raise InvalidProblemError.of("--device", message)
     torch.cuda.set_device(index)
+    torch.set_float32_matmul_precision("highest")  # fp32 products in fp32, not TF32
     if dtype == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         message = f"{torch.cuda.get_device_name(index)} has no bf16"
         raise InvalidProblemError.of("--dtype", message, nearest="fp16")

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from profiles.gpu_names import gpu_of_device
 from profiles.measure.device import Device
 from profiles.measured_profile import Machine, Session
 from profiles.reading import MAX_TEXT
@@ -49,6 +50,7 @@ def machine_of(device: Device) -> Machine:
         torch=str(torch.__version__),
         cuda=torch.version.cuda or torch.version.hip,
         driver=_nvidia_smi(device, ("driver_version",)) or None,
+        gpu=gpu_of_device(str(properties.name), int(properties.total_memory)),
     )
 
 
@@ -71,6 +73,7 @@ def differences(ours: Machine, theirs: Machine) -> list[str]:
     return [
         f"{name}: {getattr(ours, name)} here, {getattr(theirs, name)} there"
         for name in Machine.__dataclass_fields__
+        if name != "gpu"  # follows from the others, and older files do not have it
         if getattr(ours, name) != getattr(theirs, name)
     ]
 

@@ -1,0 +1,47 @@
+"""What was measured here is what a prediction is made of."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profiles.cluster import ClusterSpec
+from profiles.errors import InvalidProblemError
+from profiles.library import find_gpu, usual_group
+from profiles.measured_profile import write_measured_profile
+from profiles.measured_profile_reading import read_measured_profile
+from profiles.shape import model_to_mapping
+from service.cli.calibrating import profile_for
+from service.cli.main import app
+from solver.columns import Columns
+from solver.cost.price import price
+from solver.plan import Configuration
+from solver.problem import Problem, Workload
+from tests.measured_profiles import TINY
+
+GPU = "h100-sxm-80gb"
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """Two shards of the tiny model, layers and operators, measured on this machine's CPU."""
+    model, out = tmp_path / "tiny.json", tmp_path / "p.json"
+    model.write_text(json.dumps(model_to_mapping(TINY)))
+    words = f"profile --model {model} --seq-length 32 --tp 1,2 --quick --device cpu --out {out}"
+    assert app(words.split(), standalone_mode=False) == 0
+    return out
+
+
+def test_a_layer_measured_here_is_predicted_as_it_was_measured(measured: Path) -> None:
+    cluster = ClusterSpec(name="one", groups=(usual_group(find_gpu(GPU), 1),))
+    problem = Problem(model=TINY, cluster=cluster, workload=Workload(global_batch_size=8, seq_length=32))
+    with pytest.raises(InvalidProblemError, match="measured on a CPU"):
+        profile_for(problem, measured)
+    profile = read_measured_profile(measured)
+    as_gpu = replace(profile, machine=replace(profile.machine, kind="cuda", gpu=GPU))
+    write_measured_profile(measured, as_gpu)
+    prices = price(problem, Columns.of([Configuration(stage_layers=(2,))]), profile_for(problem, measured))
+    for kind, priced in (("forward", prices.forward_s), ("backward", prices.backward_s)):
+        (one,) = profile.find("layer", "dense_layer", kind, tensor_parallel_size=1)
+        assert priced[0, 0] == pytest.approx(one.timing.median_s, rel=1e-9)
