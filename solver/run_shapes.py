@@ -212,17 +212,17 @@ def _optimizer_of(cells: Cells) -> str:
 
 
 def _lora_rank_of(cells: Cells) -> int:
-    """The assumed rank of adapters; 0 where every weight is trained."""
+    """The stated or usual rank of adapters; 0 where every weight is trained."""
     adapted = cells.text("peft")
     if adapted not in (None, "none", "lora"):
         raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")
-    return _USUAL_LORA_RANK if adapted == "lora" else 0
+    return (cells.count("lora_rank") or _USUAL_LORA_RANK) if adapted == "lora" else 0
 
 
 def workload_of(cells: Cells, framework: str) -> Workload:
     """The batch, the precision, and what the row knows of the software.
 
-    Of LoRA the table says no more than that it was used: rank 16 on the attention projections is assumed,
+    Where LoRA's rank is not stated (column ``lora_rank``), 16 is assumed, on the attention projections,
     as in MLPerf Training's fine-tuning benchmark (mlcommons/training, llama2_70b_lora).
 
     Raises:

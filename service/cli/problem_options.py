@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from profiles.errors import InvalidProblemError
+from profiles.optimizers import OPTIMIZERS
 from service.cli.assignments import bounds_of, prohibitions_of, values_of
 from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
@@ -37,6 +38,8 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
     launcher: Annotated[str | None, typer.Option(help="megatron-lm, or none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
@@ -55,6 +58,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         request["cluster"] = _cluster_part(cluster, gpu)
     _override(request, "cluster", {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node})
     workload = {"global_batch_size": global_batch_size, "seq_length": seq_length, "precision": precision}
+    workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
     _override(request, "workload", workload)
     if launcher is not None:
         request["launcher"] = launcher
