@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy accuracy-short bench-cost bench-search operators test-torch clean
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-search operators test-torch clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md
 
 accuracy-short: $(STAMP) ## the accuracy gates, and a few clusters calibrated; writes nothing
 	@$(BIN)/python benchmarks/accuracy.py --quick
+
+ablation: $(STAMP) ## what each ingredient of the cost model buys, into docs/how-the-cost-model-works.md
+	@$(BIN)/python -m benchmarks.ablation
 
 bench-cost: $(STAMP) ## configurations priced a second, beside published tools (ARGS="--calculon PATH --write")
 	@$(BIN)/python -m benchmarks.cost $(ARGS)

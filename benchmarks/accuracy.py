@@ -12,30 +12,41 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from service.report.accuracy_spread import (
+    coverage,
+    errors_by,
+    interval_reliability,
+    memory_reliability,
+)
 from service.report.accuracy_tables import (
     by_group,
     curves,
     error_percent,
-    out_of_memory,
+    grouped,
     overall,
     row_by_row,
+    scored,
     time_cells,
     worst,
 )
 from solver.accuracy import Report, validate
+from solver.calibrate import default_profile_of
 from solver.calibration.batches import ProfileOf
 from solver.calibration.choose import Choice
+from solver.calibration.observations import Observation
 from solver.runs import CATALOG_RUNS, Run, read_runs
 from solver.stacks.evidence import Evidence
-from solver.stacks.leave_out import blind_profile_of, cluster_of, model_of
+from solver.stacks.leave_out import blind_profile_of, cluster_of, model_of, profile_of_unknown_stack
 
 DOCS = Path(__file__).parent.parent / "docs" / "accuracy.md"
 GATES = ("Korthikanti 2022 Table 5", "Megatron-LM SC21 Table 1 (Narayanan 2021)")
 GATE_PERCENT = 12.0
+LEAST_COVERAGE, MOST_COVERAGE = 0.75, 0.85  # of the 80 % interval, a cluster as 60 runs at most
 CALIBRATION_RUNS = 16
 CURVE_RUNS = (2, 4, 8, 16, 32)
 CURVE_CLUSTERS = (
@@ -58,6 +69,8 @@ true best (means over groups).
 * **Left out**: the stack's constants are fitted again without the cluster (or without the model) that is
   predicted. This is what to expect on a cluster nobody has measured. The global level that holds the fit
   near physical values has seen all clusters. A stack with a single cluster falls back to the global level.
+  *Software stack left out*: the global level alone, fitted without any run of that stack: a framework that
+  nobody has measured.
 * **Calibrated**: the cluster was left out, then calibrated on up to 16 of its own runs (at most half),
   chosen from their configurations alone; those runs are not scored.
 
@@ -144,38 +157,105 @@ def _refused(report: Report) -> list[str]:
     return [*lines, *(f"* {count}: {reason}" for reason, count in sorted(report.refused.items())), ""]
 
 
-def document(runs: Sequence[Run]) -> tuple[str, Report]:
-    """The whole page, and the report that the gates look at."""
-    evidence = Evidence.of_times(runs)
-    blind_to_cluster = blind_profile_of(evidence, cluster_of)
-    fitted = validate(runs)
-    blind = validate(runs, profile_of=blind_to_cluster)
-    other_models = validate(runs, profile_of=blind_profile_of(evidence, model_of))
-    calibrated = validate(runs, calibrate=CALIBRATION_RUNS, profile_of=blind_to_cluster)
-    ways = {
-        "fitted": fitted,
-        "cluster left out": blind,
-        "model left out": other_models,
-        f"cluster left out, calibrated on ≤ {CALIBRATION_RUNS}": calibrated,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """Every run predicted in every way that can be told apart."""
+
+    fitted: Report
+    blind: Report  # the cluster was left out
+    other_models: Report  # the model was left out
+    strange: Report  # the software stack was left out
+    calibrated: Report  # the cluster was left out, then calibrated
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], blind_to_cluster: ProfileOf, times: Evidence) -> Ways:
+        """Predict all runs five times."""
+        return cls(
+            fitted=validate(runs),
+            blind=validate(runs, profile_of=blind_to_cluster),
+            other_models=validate(runs, profile_of=blind_profile_of(times, model_of)),
+            strange=validate(runs, profile_of=profile_of_unknown_stack(times)),
+            calibrated=validate(runs, calibrate=CALIBRATION_RUNS, profile_of=blind_to_cluster),
+        )
+
+    def lines(self) -> list[str]:
+        """One line each."""
+        return overall({
+            "fitted": self.fitted,
+            "cluster left out": self.blind,
+            "model left out": self.other_models,
+            "software stack left out": self.strange,
+            f"cluster left out, calibrated on ≤ {CALIBRATION_RUNS}": self.calibrated,
+        })  # fmt: skip
+
+
+def _spreads(ways: Ways) -> list[str]:
+    """How sure the predictions are, and whether rightly."""
+    told = {"left out": scored(ways.blind), "calibrated": scored(ways.calibrated)}
+    lines = ["## How sure, and whether rightly", "", "Share of step times inside their interval:", ""]
+    lines += [*interval_reliability(told), "By software stack:", ""]
+    of_stacks = {
+        "left out": grouped(ways.blind, _stack_of),
+        "calibrated": grouped(ways.calibrated, _stack_of),
     }
-    lines = [INTRODUCTION, *overall(ways), *_gates(fitted)]
-    lines += by_group("cluster", fitted.clusters, blind.clusters, calibrated.clusters)
-    lines += _curves(runs, blind_to_cluster)
-    lines += ["## Out of memory", "", *out_of_memory(fitted)]
-    lines += ["## The worst rows after calibration, at most three of a cluster", "", *worst(calibrated)]
-    lines += by_group("source", fitted.sources, blind.sources, calibrated.sources)
-    lines += ["## What calibration found strange", "", *(f"* {w}" for w in calibrated.warnings), ""]
-    lines += [*_refused(fitted), WEAKNESSES.rstrip()]
-    return "\n".join(lines) + "\n", fitted
+    lines += errors_by("stack", of_stacks)
+    lines += ["Out of memory, in the sources that tell of runs that failed:", ""]
+    return [*lines, *memory_reliability(told)]
 
 
-def quick(runs: Sequence[Run]) -> Report:
-    """The gates and a few calibrated clusters, printed."""
+def _stack_of(run: Run) -> str:
+    """The software stack of a run."""
+    one = Observation.of(run)
+    return default_profile_of(one).framework.stack if one else "refused"
+
+
+def _by_model(ways: Ways) -> list[str]:
+    """Errors of every model: with its cluster, and with the model itself left out."""
+    told = {
+        "cluster left out": grouped(ways.blind, _model_of),
+        "model left out": grouped(ways.other_models, _model_of),
+    }
+    return ["## By model", "", *errors_by("model", told)]
+
+
+def _model_of(run: Run) -> str:
+    """The name of a run's model."""
+    return run.shape.problem.model.name if run.shape else "refused"
+
+
+def document(runs: Sequence[Run]) -> tuple[str, Ways]:
+    """The whole page, and the reports that the gates look at."""
+    times, peaks = Evidence.of_times(runs), Evidence.of_peaks(runs)
+    blind = blind_profile_of(times, cluster_of, under=blind_profile_of(peaks, cluster_of))
+    ways = Ways.of(runs, blind, times)
+    lines = [INTRODUCTION, *ways.lines(), *_gates(ways.fitted), *_spreads(ways)]
+    lines += by_group("cluster", ways.fitted.clusters, ways.blind.clusters, ways.calibrated.clusters)
+    lines += _curves(runs, blind)
+    lines += ["## The worst rows after calibration, at most three of a cluster", ""]
+    lines += [*worst(ways.calibrated), *_by_model(ways)]
+    lines += by_group("source", ways.fitted.sources, ways.blind.sources, ways.calibrated.sources)
+    lines += ["## What calibration found strange", "", *(f"* {w}" for w in ways.calibrated.warnings), ""]
+    lines += [*_refused(ways.fitted), WEAKNESSES.rstrip()]
+    return "\n".join(lines) + "\n", ways
+
+
+def missed_gates(ways: Ways) -> list[str]:
+    """What is not as good as promised: known tables, and intervals that hold too few or too many."""
+    missed = [source for source in GATES if gate_error(ways.fitted, source) > GATE_PERCENT]
+    for name, report in (("left out", ways.blind), ("calibrated", ways.calibrated)):
+        share = coverage(scored(report))
+        if not LEAST_COVERAGE <= share <= MOST_COVERAGE:
+            missed.append(f"80 % intervals hold {share:.1%} of the runs, {name}")
+    return missed
+
+
+def quick(runs: Sequence[Run]) -> list[str]:
+    """The gates and a few calibrated clusters, printed; the gates that are missed."""
     gated = validate([run for run in runs if run.source in GATES])
     few = [run for run in runs if run.cluster in QUICK_CLUSTERS]
     ways = {"uncalibrated": validate(few), "calibrated": validate(few, calibrate=CALIBRATION_RUNS)}
     print("\n".join([*_gates(gated), *overall(ways)]))
-    return gated
+    return [source for source in GATES if gate_error(gated, source) > GATE_PERCENT]
 
 
 def main() -> None:
@@ -183,13 +263,13 @@ def main() -> None:
     started = time.perf_counter()
     runs = read_runs(CATALOG_RUNS)
     if "--quick" in sys.argv:
-        report = quick(runs)
+        missed = quick(runs)
     else:
-        text, report = document(runs)
+        text, ways = document(runs)
         print(text)
         DOCS.write_text(text, encoding="utf-8")
+        missed = missed_gates(ways)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
-    missed = [source for source in GATES if gate_error(report, source) > GATE_PERCENT]
     if missed:
         sys.exit(f"gate missed: {', '.join(missed)}")
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
 from solver.accuracy import Report, RunPrediction
 from solver.figures import Figures, Scored
+from solver.runs import Run
 
 _WORST = 20
 _WORST_OF_A_CLUSTER = 3
 _TINY_HIDDEN = 1024
 _TWOFOLD = 0.4
-_LEVELS = (0.0, 0.01, 0.1, 0.5, 0.9, 1.0)  # of the out-of-memory reliability table
 
 
 def _row(cells: Sequence[object]) -> str:
@@ -93,26 +92,19 @@ def curves(values: Mapping[str, Mapping[str, Sequence[float | None]]], counts: S
     return [*lines, ""]
 
 
-def out_of_memory(report: Report) -> list[str]:
-    """How often runs failed, by the probability that was predicted."""
-    known = [s for s in scored(report) if s.out_of_memory is not None]
-    lines = _head(("predicted probability", "runs", "mean predicted", "ran out of memory"))
-    for low, high in pairwise(_LEVELS):
-        mine = [
-            s
-            for s in known
-            if low <= s.out_of_memory_probability < high or s.out_of_memory_probability == high == 1.0
-        ]
-        if mine:
-            mean = sum(s.out_of_memory_probability for s in mine) / len(mine)
-            failed = sum(bool(s.out_of_memory) for s in mine)
-            lines.append(_row([f"{low:.0%} – {high:.0%}", len(mine), f"{mean:.1%}", failed]))
-    return [*lines, ""]
-
-
 def scored(report: Report) -> list[Scored]:
     """The scored rows of a report."""
     return [s for s in (row.scored() for row in report.runs) if s is not None]
+
+
+def grouped(report: Report, key_of: Callable[[Run], str]) -> dict[str, list[Scored]]:
+    """The scored rows of a report by what their runs have in common."""
+    groups: dict[str, list[Scored]] = defaultdict(list)
+    for row in report.runs:
+        one = row.scored()
+        if one is not None:
+            groups[key_of(row.run)].append(one)
+    return groups
 
 
 def error_percent(row: RunPrediction) -> float | None:

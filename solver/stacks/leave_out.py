@@ -88,14 +88,23 @@ def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
     return profile_of
 
 
-def blind_profile_of(evidence: Evidence, key_of: KeyOf) -> ProfileOf:
-    """Uncalibrated profiles whose constants never saw a run with the same key."""
-    blind = blind_constants(evidence, key_of)
+def blind_profile_of(evidence: Evidence, key_of: KeyOf, under: ProfileOf = default_profile_of) -> ProfileOf:
+    """Uncalibrated profiles whose constants never saw a run with the same key.
+
+    Args:
+        evidence: what the constants are fitted on; only those of its quantity are replaced.
+        key_of: what is left out.
+        under: profiles whose other constants stay.
+    """
+    blind, names = blind_constants(evidence, key_of), evidence.quantity.names
 
     def profile_of(one: Observation) -> Profile:
-        profile = default_profile_of(one)
-        constants = blind.get((profile.framework.stack, key_of(one)))
-        return profile if constants is None else replace(profile, constants=constants)
+        profile = under(one)
+        found = blind.get((profile.framework.stack, key_of(one)))
+        if found is None:
+            return profile
+        own = {name: getattr(found, name) for name in names}
+        return replace(profile, constants=replace(profile.constants, **own))
 
     return profile_of
 

@@ -7,7 +7,6 @@ from service.report.accuracy_tables import (
     by_group,
     curves,
     error_percent,
-    out_of_memory,
     overall,
     row_by_row,
     worst,
@@ -33,7 +32,6 @@ def test_every_line_of_a_table_has_the_cells_of_its_head(report: Report) -> None
         by_group("cluster", report.clusters, report.clusters, {})[2:-1],
         curves({"c": {"random": [1.0, None]}}, (2, 4))[:-1],
         worst(report)[:-1],
-        out_of_memory(report)[:-1],
     )
     for table in tables:
         assert len(table) > 2
@@ -46,11 +44,6 @@ def test_the_worst_rows_come_first_and_no_cluster_fills_the_list(report: Report)
     assert errors == sorted(errors, reverse=True)
     assert Counter(line[1] for line in lines) == dict.fromkeys(CLUSTERS, 3)
     assert all(line[7] for line in lines)
-
-
-def test_every_run_with_a_known_outcome_is_in_one_line_of_the_reliability_table(report: Report) -> None:
-    known = [row for row in report.runs if row.prediction and row.run.measured.out_of_memory is not None]
-    assert sum(int(cells(line)[1]) for line in out_of_memory(report)[2:-1]) == len(known)
 
 
 def test_a_run_that_was_calibrated_on_has_no_error(report: Report) -> None:

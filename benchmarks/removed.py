@@ -1,0 +1,101 @@
+"""One ingredient of the cost model taken out at a time, for ``benchmarks/ablation.py``.
+
+The product has no switches for this: functions and methods are replaced while a measurement runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+
+from profiles.cluster import GpuSpec
+from profiles.operators import GpuOperators, operators_of
+from profiles.profile import Profile
+from solver.columns import Columns, FloatArray
+from solver.cost.assemble import Stages
+from solver.cost.compute import PassSeconds
+from solver.cost.context import Context, context_of
+from solver.cost.prices import RowPrices
+from solver.cost.schedule import fill_share
+from solver.problem import Problem
+
+Replacement = tuple[str, Callable[..., object]]  # where, and by what
+
+
+def _no_passes(ctx: Context, *_rest: object, **_named: object) -> PassSeconds:
+    """No time forward or backward."""
+    return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+
+
+def _zeros(ctx: Context, *_rest: object) -> FloatArray:
+    """No time."""
+    return np.zeros_like(ctx.t)
+
+
+def _no_fill(columns: Columns) -> FloatArray:
+    """A pipeline that needs no filling."""
+    return np.zeros(len(columns))
+
+
+def _as_ones(ctx: Context, profile: Profile) -> FloatArray:
+    """No straggler."""
+    return np.full_like(ctx.t, profile.time_factor)
+
+
+def _mean_stage(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArray:
+    """The closed form of the step with the mean stage in place of the slowest."""
+    phi, count = fill_share(columns), stages.rank_valid.sum(axis=1)
+    each = (columns.num_microbatches - phi)[:, None] * stages.rank_time_s + stages.rank_tail_s
+    mean = np.where(stages.rank_valid, each, 0.0).sum(axis=1) / count
+    return np.asarray(
+        prices.straggler * (phi * stages.rank_time_s.sum(axis=1) + mean) + prices.fixed_s, dtype=np.float64
+    )
+
+
+def _without_recompute(problem: Problem, columns: Columns, profile: Profile) -> Context:
+    """Nothing is computed twice."""
+    ctx = context_of(problem, columns, profile)
+    never = np.zeros(len(columns), dtype=bool)
+    return replace(ctx, selective=never, full=never)
+
+
+def _formulas(gpu: GpuSpec) -> GpuOperators:
+    """Operators by formula where a GPU has tables."""
+    return replace(operators_of(gpu), tables="")
+
+
+# What goes, and what is replaced by what.
+INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
+    "nothing": (),
+    "CPU floor": (("solver.cost.price.layer_floor_s", _zeros),),
+    "pipeline bubble": (("solver.cost.assemble.fill_share", _no_fill),),
+    "tensor-parallel communication": (
+        ("solver.cost.price.tensor_parallel", _no_passes),
+        ("solver.cost.price.vocabulary_parallel", _no_passes),
+    ),
+    "expert all-to-all": (("solver.cost.price.expert_parallel", _no_passes),),
+    "heaviest stage (the mean)": (("solver.calibration.batches.objective_s", _mean_stage),),
+    "logits, loss, embedding": (
+        ("solver.cost.price.head_seconds", _no_passes),
+        ("solver.cost.price.embedding_seconds", _no_passes),
+        ("solver.cost.price.vocabulary_parallel", _no_passes),
+    ),
+    "ZeRO-3 gathers": (("solver.cost.price.weight_gathers", _no_passes),),
+    "overlap of gradients": (("solver.cost.tails._hiding_s", _zeros),),
+    "operator tables (formulas)": (("profiles.profile.operators_of", _formulas),),
+    "straggler": (("solver.cost.price._straggler", _as_ones),),
+    "recomputation": (("solver.cost.price.context_of", _without_recompute),),
+}
+
+
+@contextmanager
+def without(ingredient: str) -> Iterator[None]:
+    """The cost model without one ingredient, while it lasts."""
+    with ExitStack() as stack:
+        for place, replacement in INGREDIENTS[ingredient]:
+            stack.enter_context(patch(place, replacement))
+        yield
