@@ -212,7 +212,7 @@ def _prediction(
         ),
         time_breakdown_s=breakdown,
         stages=stages,
-        extrapolated=priced.extrapolated[row],
+        extrapolated=() if priced.layers_timed[row] else priced.extrapolated[row],
     )
 
 
