@@ -53,7 +53,7 @@ def measured_from_layers(source: LayerProfile, taken: Taken) -> tuple[MeasuredPr
     measurements: list[Measurement] = []
     for shard, records in sorted(groups.items()):
         for operator, times in _parts(records, taken, shard, notes):
-            measurements += _passes(operator, times, taken.seq_length, shard)
+            measurements += passes_of(operator, times, seq_length=taken.seq_length, shard=shard)
     if not measurements:
         raise InvalidProblemError.of("/layers", "the file holds no layer times for this model")
     return measured_profile_of(tuple(measurements), taken), tuple(notes)
@@ -165,10 +165,10 @@ def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return dict(total)
 
 
-def _passes(
-    operator: str, times: Mapping[str, float], seq_length: int, shard: tuple[int, int]
+def passes_of(
+    operator: str, times: Mapping[str, float], *, seq_length: int, shard: tuple[int, int]
 ) -> list[Measurement]:
-    """The measurements of one part on one shard."""
+    """The measurements of one part on one shard (tensor-parallel size, micro-batch), seconds by pass."""
     tp, micro_batch = shard
     shape = {"tensor_parallel_size": tp, "micro_batch_size": micro_batch, "seq_length": seq_length}
     return [

@@ -53,13 +53,18 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     if not operators and not layers:
         raise InvalidProblemError.of("/measurements", "no layer, matrix product or attention was timed")
     subject = measured.subject
+    options = {
+        name: value
+        for name, value in problem.workload.framework_options.items()
+        if name != "precision_recipe"
+    }
     half = problem.workload.precision in ("bf16", "fp16")
     precision = problem.workload.precision if half else subject.dtype
     asked = replace(
         problem,
         model=subject.model,
         workload=replace(
-            problem.workload, seq_length=subject.seq_length, precision=precision, framework_options={}
+            problem.workload, seq_length=subject.seq_length, precision=precision, framework_options=options
         ),
     )
     profile = replace(profile, constants=_at_levels(operators, asked, profile))
