@@ -21,6 +21,7 @@ from solver.problem import Problem
 Violated = Callable[[Columns], BoolArray]
 _INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 _FULL = RECOMPUTE.index("full")
+_CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +293,8 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
 def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
     """Bit b of entry i: row i breaks rule b."""
     masks = np.zeros(len(columns), dtype=np.int64)
-    for bit, rule in enumerate(rules):
-        masks |= rule.violated(columns).astype(np.int64) << bit
+    for start in range(0, len(columns), _CHUNK):
+        part = columns.take(piece := slice(start, start + _CHUNK))
+        for bit, rule in enumerate(rules):
+            masks[piece] |= rule.violated(part).astype(np.int64) << bit
     return masks

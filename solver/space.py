@@ -128,8 +128,10 @@ def _steps(problem: Problem, pp: int) -> IntArray:
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
 
 
-def _blocks(problem: Problem, num_gpus: int) -> Iterator[IntArray]:
-    """Cross products, one block for each pipeline size; columns as ``_columns`` reads them."""
+def _blocks(problem: Problem, num_gpus: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """Factors of a cross product for each pipeline size: (tp, cp, pp, dp, ep, micro_batch_size, zero) rows
+    and (vpp, recompute, recompute_layers) rows, each of the former with each of the latter.
+    """
     meshes = _meshes(problem, num_gpus)
     batch = problem.workload.global_batch_size
     for pp in np.unique(meshes[:, 2]).tolist():
@@ -138,14 +140,24 @@ def _blocks(problem: Problem, num_gpus: int) -> Iterator[IntArray]:
         i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
         outer = np.concatenate([mesh[i], step[j]], axis=1)
         smallest = step[:, 0].min()
-        outer = outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)]
-        i, j = np.divmod(np.arange(len(outer) * len(chunking)), len(chunking))
-        yield np.concatenate([outer[i], chunking[j]], axis=1)
+        yield outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)], chunking
+
+
+def _crossed(blocks: list[tuple[IntArray, IntArray]]) -> IntArray:
+    """All cross products one after the other, (10, n): one line for each column, written once."""
+    rows = np.empty((10, sum(len(outer) * len(inner) for outer, inner in blocks)), dtype=np.int64)
+    start = 0
+    for outer, inner in blocks:
+        end = start + len(outer) * len(inner)
+        block = rows[:, start:end].reshape(10, len(outer), len(inner))
+        block[:7], block[7:] = outer.T[:, :, None], inner.T[:, None, :]
+        start = end
+    return rows
 
 
 def _columns(problem: Problem, rows: IntArray) -> Columns:
-    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero, vpp, recompute, recompute_layers)."""
-    tp, cp, pp, dp, ep, micro_batch, zero, vpp, recompute, layers = rows.T.copy()
+    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero, vpp, recompute, recompute_layers) lines."""
+    tp, cp, pp, dp, ep, micro_batch, zero, vpp, recompute, layers = rows
     interleaved, plain, none = (SCHEDULES.index(name) for name in ("interleaved_1f1b", "1f1b", "none"))
     return Columns(
         tensor_parallel_size=tp,
@@ -168,8 +180,7 @@ def _columns(problem: Problem, rows: IntArray) -> Columns:
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Space:
     """All rows on exactly ``num_gpus`` GPUs."""
-    blocks = [np.zeros((0, 10), dtype=np.int64), *_blocks(problem, num_gpus)]
-    columns = _columns(problem, np.concatenate(blocks))
+    columns = _columns(problem, _crossed(list(_blocks(problem, num_gpus))))
     masks = violation_masks(rules, columns)
     return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 

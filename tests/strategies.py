@@ -169,20 +169,21 @@ def offered_splits(rows: Rows, row: int) -> Iterator[tuple[int, ...]]:
     """Every split of a row that the space offers, whatever its memory."""
     pp, vpp, layers = int(rows.p[row]), int(rows.v[row]), rows.layout.num_layers
     chunks, smallest = pp * vpp, int(rows.smallest_chunk[row])
-    even = tuple(layers // chunks + int(c < layers % chunks) for c in range(chunks))
     for cut in combinations(range(1, layers), chunks - 1):
         edges = (0, *cut, layers)
         split = tuple(b - a for a, b in pairwise(edges))
         if min(split) < smallest or (not rows.uneven_stages and len(set(split)) > 1):
             continue
-        if vpp > 1 and not _interleaves(split, even, pp, uniform=rows.is_uniform):
+        if vpp > 1 and not interleaves(split, pp):
             continue
         yield split
 
 
-def _interleaves(split: tuple[int, ...], even: tuple[int, ...], pp: int, *, uniform: bool) -> bool:
-    """Whether chunks of a rank are alike, earlier ones larger; the even split only for several kinds."""
-    if not uniform:
-        return split == even
-    own = [split[rank::pp] for rank in range(pp)]
-    return all(sorted(sizes, reverse=True) == list(sizes) and sizes[0] <= sizes[-1] + 1 for sizes in own)
+def interleaves(split: tuple[int, ...], pp: int) -> bool:
+    """Whether chunks of a rank differ by at most one; the first and last of the model may be smaller."""
+    for rank in range(pp):
+        own, largest = list(split[rank::pp]), max(split[rank::pp])
+        inner = own[int(rank == 0) : len(own) - int(rank == pp - 1)]
+        if min(inner) < largest - 1:
+            return False
+    return True

@@ -12,15 +12,18 @@ passes one at a time in a fixed order, and
     first micro-batch and the backward passes behind it. Only held_c forward passes of each own chunk
     c came before: end_0 >= sum F + sum_{c > (v-1) p + s} B_c + sum_{own c} ((m - held_c) F_c + m B_c)
     + sum_{u<s} B_u. For v = 1: sum T + (m-1) T_s - (w_s - 1) F_s with w_s = min(m, p - s).
+(C) as (A) without the way back: end_s >= sum_{u<s} F_u + m t_s.
+(D) as (B) without the way back: end_s >= (B) - sum_{u<s} B_u.
 
-The step is ``straggler * max_s (end_s + tail_s) + fixed >= straggler * (end_0 + tail_0) + fixed``.
+The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A) and (B) bound it with tail_0, (C) and
+(D) with tail_s.
 
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
   whole layers   some rank holds at least ceil(L / p) of them (``whole_layers_s``)
   reach          whole layers on every rank, under its memory (``reach.can_beat``): for layers of one
-                 kind without interleaving the least max(A, B) over all splits that fit
-  split          (A) and (B) of one split (``split_s``); at most its simulation.
+                 kind without interleaving the least (A)-(D) over all splits that fit
+  split          (A)-(D) of one split (``split_s``); at most its simulation.
 """
 
 from __future__ import annotations
@@ -67,21 +70,36 @@ def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
 
 
 def _chain_s(rows: Rows) -> FloatArray:
-    """(A) with divisible layers: a chain t_s <= (Z - P_s) / m, P_{s+1} = P_s + t_s / v.
+    """(A) without interleaving and with divisible layers: t_s <= (Z - P_s) / m, P_{s+1} = P_s + t_s.
 
-    It reaches ``P_p = Z (1 - q^p)`` with ``q = 1 - 1 / (v m)``, and must reach total / v. A shorter
+    It reaches ``P_p = Z (1 - q^p)`` with ``q = 1 - 1 / m``, and must reach the total. A shorter
     rank 0 would have a shorter tail, but lengthens the chain by more while the tail rate is below
-    ``q^(p-1) / (v (1 - q^(p-1)))``; elsewhere only the least tail is counted.
+    ``q^(p-1) / (1 - q^(p-1))``; elsewhere only the least tail is counted. Where chunks interleave,
+    ``_average_s`` says more.
     """
-    q = 1.0 - 1.0 / (rows.v * rows.m)
-    reached = rows.v * (1.0 - q**rows.p)
-    chain = rows.total_s / reached
-    if not rows.is_uniform:  # an interleaved rank's first chunk may be lighter than its others
-        chain = np.where(rows.v > 1, rows.m * rows.total_s / rows.p, chain)
+    q = 1.0 - 1.0 / rows.m
+    chain = rows.total_s / (1.0 - q**rows.p)
     left = q ** (rows.p - 1)
-    worth = _tail_rate(rows) * rows.v * (1.0 - left) <= left
-    worth &= rows.is_uniform | (rows.v == 1)
-    return np.asarray(chain + np.where(worth, _tail_at_s(rows, chain / rows.m), least_tail_s(rows)))
+    worth = _tail_rate(rows) * (1.0 - left) <= left
+    chain = chain + np.where(worth, _tail_at_s(rows, chain / rows.m), least_tail_s(rows))
+    return np.where(rows.v == 1, chain, -np.inf)
+
+
+def _average_s(rows: Rows) -> FloatArray:
+    """The mean over the ranks of (A), and of (C), with the least first chunks, shape (n,).
+
+    The largest of p numbers is at least their mean. Rank s waits for the embedding and s chunks of at
+    least the smallest number of layers.
+    """
+    prices, ends = rows.prices, (rows.p - 1.0) / rows.p
+    passed = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
+    there = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
+    busy = rows.m * rows.total_s / rows.p
+    back = busy + ends * (rows.embedding_s + passed * rows.p / 2.0) + least_tail_s(rows)
+    tails = prices.tail_s[:, :-2] @ rows.layout.cumulative[-1].astype(np.float64)
+    tails = (tails + prices.tail_s[:, -2] + prices.tail_s[:, -1]) / rows.p + prices.rank_tail_s
+    away = busy + ends * (prices.forward_s[:, -2] + there * rows.p / 2.0) + tails
+    return np.asarray(np.maximum(back, away))
 
 
 def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
@@ -105,7 +123,8 @@ def fractional_s(rows: Rows) -> FloatArray:
     kappa, _ = _kappa(rows)
     worth = _tail_rate(rows) * np.maximum(rows.p - 1, 1) <= kappa
     tail = np.where(worth & (rows.v == 1), _tail_at_s(rows, average), least_tail_s(rows))
-    return _step_s(rows, np.maximum(_chain_s(rows), _return_s(rows, average, tail)))
+    ways = (_chain_s(rows), _return_s(rows, average, tail), _average_s(rows))
+    return _step_s(rows, np.maximum.reduce(ways))
 
 
 def whole_layers_s(rows: Rows) -> FloatArray:
@@ -113,7 +132,8 @@ def whole_layers_s(rows: Rows) -> FloatArray:
     most = -(-rows.layout.num_layers // rows.p)
     rank_time = most * rows.layer_s.min(axis=1) + rows.v * rows.chunk_s
     tail = least_tail_s(rows)
-    busy = rows.m * rank_time + tail
+    own_tail = most * rows.prices.tail_s[:, :-2].min(axis=1) + rows.prices.rank_tail_s
+    busy = rows.m * rank_time + np.maximum(tail, own_tail)
     return np.maximum(fractional_s(rows), _step_s(rows, np.maximum(busy, _return_s(rows, rank_time, tail))))
 
 
@@ -149,13 +169,15 @@ def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
 
 
 def split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Last tier: max(A, B) over the ranks of one split for each row, shape (n,)."""
+    """Last tier: (A)-(D) over the ranks of one split for each row, shape (n,)."""
     forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
-    passed, returned = np.cumsum(forward + backward, axis=1), np.cumsum(backward, axis=1)
+    passed, returned = np.cumsum(forward, axis=1), np.cumsum(backward, axis=1)
     rank = np.broadcast_to(np.arange(stages.rank_valid.shape[1])[None, :], stages.rank_valid.shape)
     last = (rows.v[:, None] - 1) * rows.p[:, None] + rank
-    chain = _prefix(passed, rank) + rows.m[:, None] * stages.rank_time_s
-    back = forward.sum(axis=1, keepdims=True) + returned[:, -1:] - _prefix(returned, last + 1)
-    back = back + _own_work_s(rows, stages) + _prefix(returned, rank)
-    bound = np.where(stages.rank_valid, np.maximum(chain, back), 0.0).max(axis=1)
-    return _step_s(rows, bound + stages.rank_tail_s[:, 0])
+    there, way_back = _prefix(passed, rank), _prefix(returned, rank)
+    chain = there + rows.m[:, None] * stages.rank_time_s
+    behind = returned[:, -1:] - _prefix(returned, last + 1)
+    late = passed[:, -1:] + behind + _own_work_s(rows, stages)
+    end = np.maximum(chain, late)
+    step = np.maximum(end + way_back + stages.rank_tail_s[:, :1], end + stages.rank_tail_s)
+    return _step_s(rows, np.where(stages.rank_valid, step, 0.0).max(axis=1))

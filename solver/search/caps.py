@@ -1,4 +1,9 @@
-"""How many layers the memory of each rank takes, for rows with layers of one kind."""
+"""How many layers the memory of each rank takes, for rows with layers of one kind.
+
+Chunks of a rank differ by at most one layer, in any order; the model's first and last chunk may hold
+fewer. A layer costs least in the chunk that keeps fewest micro-batches in flight, and that is the
+later one of two chunks of a rank (``schedule.in_flight``).
+"""
 
 from __future__ import annotations
 
@@ -61,25 +66,41 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 
 
 def _most_layers(rows: Rows, pp: int, vpp: int) -> IntArray:
-    """Layers that fit on each rank, (n, pp); -1 where not even none do. Rows share pp and vpp."""
+    """Layers that fit on each rank in its lightest chunks, (n, pp); -1 where not even the least do."""
     prices = rows.prices
     held = in_flight(rows.columns).reshape(len(rows), vpp, pp).astype(np.float64)
     kept = np.where(rows.every_layer > 0, prices.checkpoint_bytes[:, 0], prices.activation_bytes[:, 0])
     each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
     room = room_bytes(rows, held) * _SAFETY
-    round_bytes = each.sum(axis=1)
-    rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), rows.layout.num_layers)
-    rest = room - rounds * round_bytes
-    more = (np.cumsum(each, axis=1) <= rest[:, None, :]).sum(axis=1)
-    most = rounds.astype(np.int64) * vpp + np.minimum(more, vpp - 1)
+    most = _balanced(each, room, rows.layout.num_layers)
+    if vpp > 1 and rows.uneven_stages:  # the model's first chunk may hold fewer than the others of its rank
+        least = rows.smallest_chunk
+        first = room[:, :1] - (least * each[:, 0, 0])[:, None]
+        most[:, :1] = least[:, None] + _balanced(each[:, 1:, :1], first, rows.layout.num_layers)
+        most[:, 0] = np.where(first[:, 0] < 0.0, -1, most[:, 0])
     return np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
+
+
+def _balanced(each: FloatArray, room: FloatArray, num_layers: int) -> IntArray:
+    """Layers that fit when chunks differ by one at most and later ones, which hold less, are larger.
+
+    Args:
+        each: bytes of a layer in each chunk of each rank, (n, chunks, ranks).
+        room: bytes that each rank has left, (n, ranks).
+        num_layers: of the model; no more are counted.
+    """
+    round_bytes = each.sum(axis=1)
+    rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), num_layers)
+    rest = room - rounds * round_bytes
+    more = (np.cumsum(each[:, ::-1], axis=1) <= rest[:, None, :]).sum(axis=1)
+    return np.asarray(rounds.astype(np.int64) * each.shape[1] + np.minimum(more, each.shape[1] - 1))
 
 
 def layer_caps(rows: Rows) -> Caps:
     """Least and most layers of every rank of every row, for layers of one kind.
 
-    Chunk sizes of a rank differ by at most one, earlier chunks are the larger ones. With it memory
-    grows with the number of layers, so that one number is the whole limit.
+    Of all ways to lay a number of layers out over a rank's chunks the lightest counts; its memory grows
+    with the number of layers, so that one number is the whole limit.
     """
     num_ranks = int(rows.p.max(initial=1))
     least = np.zeros((len(rows), num_ranks), dtype=np.int64)
@@ -95,6 +116,18 @@ def layer_caps(rows: Rows) -> Caps:
     return Caps(least=least, most=most)
 
 
-def chunks_of_rank_counts(counts: IntArray | list[int], vpp: int) -> tuple[int, ...]:
-    """Layers of each chunk in model order from layers of each rank: sizes differ by at most one."""
-    return tuple(int(n) // vpp + int(j < int(n) % vpp) for j in range(vpp) for n in counts)
+def lightest_chunks(counts: IntArray | list[int], vpp: int, smallest: int) -> tuple[int, ...]:
+    """Layers of each chunk in model order, laid out over the chunks of each rank with least memory.
+
+    Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
+    small as it may be.
+    """
+    p = len(counts)
+    sizes = np.zeros((vpp, p), dtype=np.int64)
+    for rank, count in enumerate(int(n) for n in counts):
+        begin = int(rank == 0 and vpp > 1)
+        sizes[:begin, rank] = smallest
+        each, more = divmod(count - begin * smallest, vpp - begin)
+        sizes[begin:, rank] = each
+        sizes[vpp - more :, rank] += 1
+    return tuple(sizes.ravel().tolist())

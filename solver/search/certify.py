@@ -81,10 +81,10 @@ class Judge:
         """
         if self._child is None or not survivors or not frontier.finished:
             return Certificate()
-        watch.report("certifying", now=True, incumbent_s=frontier.ranked[0][1])
+        watch.report("certifying", now=True, incumbent_s=frontier.ranked[0].score_s)
         among = survivors[: 1 + MAX_RIVALS]
         overall = self._confirms(frontier, among, watch)
-        rows = [row for _, _, row in frontier.ranked]
+        rows = [one.row for one in frontier.ranked]
         if self._options.certify != "cp-sat-all":
             rows = rows[:1]
         least = min(among, key=lambda row: frontier.solved[row].objective_s)

@@ -1,13 +1,14 @@
 """Best first: open rows by bound, solve, bound again, simulate; stop when nothing can rank higher.
 
-A row's *score* is the simulated step time of the split that minimises its closed-form objective. Rows
-wait under a lower bound of their score: first ``bounds.whole_layers_s``, then, once solved,
-``bounds.split_s``. The row with the least bound is always next, so when it cannot enter the best K
-nothing can. Scores are compared in whole nanoseconds; equal ones rank the simple way: fewer parallel
-axes, less recomputation, smaller tensor_parallel_size, smaller row number.
+A row's *score* is the least simulated step time of its candidate splits (``arrange``), of which one
+minimises its closed-form objective. Rows wait under a lower bound of their score: first
+``bounds.whole_layers_s``, then, once solved, the least ``bounds.split_s`` of their candidates. The row
+with the least bound is always next, so when it cannot enter the best K nothing can. Scores are compared
+in whole nanoseconds; equal ones rank the simple way: fewer parallel axes, less recomputation, smaller
+tensor_parallel_size, smaller row number.
 
-Rows that differ in recomputation alone are one *layout*; the best of them stands for it, so that the best
-K are K layouts and not one layout with K counts of recomputed layers.
+Rows that differ in recomputation, chunks a rank and schedule alone are one *layout*; the best of them
+stands for it, so that the best K are K layouts and not one layout with K numbers of chunks.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from solver.columns import SCHEDULES, Columns, FloatArray, IntArray
-from solver.cost.assemble import Stages, objective_s
+from solver.columns import BoolArray, Columns, FloatArray, IntArray
+from solver.cost.assemble import objective_s
+from solver.search.arrange import Split, candidates, fastest
 from solver.search.bounds import split_s, whole_layers_s
 from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit
+from solver.search.priced import CHUNK, Priced
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
-from solver.search.simulate import rank_finish_s
-from solver.search.stages import Split, best_splits
+from solver.search.stages import best_splits
 
 _BATCH = 64
 _BATCH_OF_MIXED = 8  # rows with layers of several kinds take up to 30 ms each
-_BOUNDED = 32768  # rows bounded between two looks at the clock
-_GLANCE = 2048  # rows with layers of several kinds that are tried together before any is solved
+_GLANCE = 2048  # rows that are tried together before any is solved
 _NS = 1e9
-_LAYOUT = tuple(f.name for f in fields(Columns) if not f.name.startswith("recompute"))
+_INNER = ("recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule")
+_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in _INNER)
+Layout = tuple[int, ...]
 Rank = tuple[int, int, int, int, int, int]
 Interrupt = Callable[["Frontier"], bool]
 
@@ -43,39 +46,48 @@ class Solved:
     """One row with its best split."""
 
     row: int
-    split: Split
-    objective_s: float  # closed form, minimal over the row's splits
-    bound_s: float  # no simulation of this split is shorter
-    finish: tuple[tuple[float, ...], tuple[float, ...]]  # forward, backward seconds of each chunk
-    tail_s: tuple[float, ...]  # of each rank
+    split: Split  # of the least closed form
+    objective_s: float  # the least closed form
+    candidates: tuple[Split, ...]  # splits to simulate; ``split`` is one of them
+    bound_s: float  # no simulation of a candidate is shorter
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ranked:
+    """One row in the ranking; ordered by its key."""
+
+    key: Rank
+    score_s: float
+    row: int
+    split: Split  # simulates to the score
 
 
 @dataclass(slots=True, kw_only=True)
 class Frontier:
     """The state of a best-first search over ``rows``."""
 
-    rows: Rows
+    rows: Priced | Rows
     top_k: int
     bound_s: FloatArray  # (n,) best known lower bound of every row's score; +inf: no split fits
     fits: int = 0
     solved: dict[int, Solved] = field(default_factory=dict)
-    ranked: list[tuple[Rank, float, int]] = field(default_factory=list)  # (key, score, row), best first
+    ranked: list[Ranked] = field(default_factory=list)  # best first
     simulated: int = 0
     finished: bool = False
+    _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
     _glanced: int = 0
     _heap: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
+    def of(cls, rows: Priced | Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
         """Bound every row; none is solved yet. Holds no rows when ``stopped`` says to give up."""
         bound = np.full(len(rows), np.inf)
-        for start in range(0, len(rows), _BOUNDED):
+        for start in range(0, len(rows), CHUNK):
             if start and stopped():
-                rows, bound = rows.take([]), bound[:0]
-                break
-            index = np.arange(start, min(start + _BOUNDED, len(rows)))
+                return cls(rows=rows.take([]), top_k=top_k, bound_s=bound[:0])
+            index = np.arange(start, min(start + CHUNK, len(rows)))
             bound[index] = _first_bound_s(rows.take(index))
         order = np.argsort(bound, kind="stable")
         fits = int(np.isfinite(bound).sum())
@@ -84,7 +96,7 @@ class Frontier:
     @property
     def cutoff_s(self) -> float:
         """The score of the K-th best row so far; +inf while there are fewer."""
-        return self.ranked[-1][1] if len(self.ranked) == self.top_k else np.inf
+        return self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
 
     @property
     def waiting_s(self) -> float:
@@ -106,29 +118,48 @@ class Frontier:
                 self.finished = True
                 return
             if self._heap and self._heap[0][0] <= self.waiting_s:
-                self._simulate(heapq.heappop(self._heap)[1])
+                self.simulate(heapq.heappop(self._heap)[1])
             else:
                 self._open()
 
     def _open(self) -> None:
-        """Solve the next rows by bound and let them wait under the bound of their split."""
-        while not self.rows.is_uniform and self._glanced <= self._next < len(self._order):
+        """Solve the next rows by bound and let them wait under the bound of their candidates."""
+        if not self._glanced > self._next:
             self._glance()
         size = _BATCH if self.rows.is_uniform else _BATCH_OF_MIXED
-        batch = self._order[self._next : self._next + size]
+        batch = self._order[self._next : min(self._next + size, max(self._glanced, self._next))]
         self._next += len(batch)
-        for solved in self.solve([int(row) for row in batch if self.bound_s[row] <= self.cutoff_s]):
+        for solved in self.solve(batch[self.bound_s[batch] <= self._limit_s(batch)].tolist()):
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
+    def _limit_s(self, index: IntArray) -> FloatArray:
+        """The score that each row must not exceed to change the ranking."""
+        known = [self._best.get(self._layout_of(row)) for row in index.tolist()]
+        scores = np.array([np.inf if best is None else best.score_s for best in known])
+        return np.minimum(scores, self.cutoff_s)
+
     def _glance(self) -> None:
-        """Refute the next rows together where no split fits in memory or can enter the best K."""
-        behind = self._order[self._next + _GLANCE :]
-        index = self._order[self._next : self._next + _GLANCE]
-        able = can_beat(self.rows.take(index), np.full(len(index), self.cutoff_s))
-        self.bound_s[index[~able]] = np.nextafter(self.cutoff_s, np.inf)
-        self.fits -= int((~able).sum()) if self.cutoff_s == np.inf else 0
+        """Refute the next rows together where no split fits in memory or can change the ranking."""
+        size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
+        behind = self._order[self._next + size :]
+        index = self._order[self._next : self._next + size]
+        limit = self._limit_s(index)
+        able = self._able(index, limit)
+        lost = index[~able]
+        self.bound_s[lost] = np.maximum(self.bound_s[lost], np.nextafter(limit[~able], np.inf))
+        self.fits -= int((~able & ~np.isfinite(limit)).sum())
         self._order = np.concatenate([self._order[: self._next], index[able], behind])
         self._glanced = self._next + int(able.sum())
+
+    def _able(self, index: IntArray, limit_s: FloatArray) -> BoolArray:
+        """Whether each row may have a split that fits and simulates to ``limit_s`` or less."""
+        able = np.asarray(self.bound_s[index] <= limit_s)
+        if self.rows.is_uniform:  # those that fit are known
+            asked = np.flatnonzero(able & np.isfinite(limit_s))
+        else:
+            asked = np.flatnonzero(able)
+        able[asked] = can_beat(self.rows.take(index[asked]), limit_s[asked])
+        return able
 
     def solve(self, indices: list[int]) -> list[Solved]:
         """The best split of each row that has one; rows without one get the bound +inf."""
@@ -143,50 +174,44 @@ class Frontier:
         return [self.solved[row] for row in indices if row in self.solved]
 
     def _record(self, indices: tuple[int, ...], splits: tuple[Split, ...]) -> None:
-        """Remember solved rows with their closed-form objective and the bound of their split."""
+        """Remember solved rows with their least closed form and the bound of their candidates."""
         rows = self.rows.take(list(indices))
-        stages = rows.stages(list(splits))
-        objectives = objective_s(rows.prices, rows.columns, stages)
-        bounds = np.maximum(split_s(rows, stages), self.bound_s[list(indices)])
+        objectives = objective_s(rows.prices, rows.columns, rows.stages(list(splits)))
+        options = [candidates(rows.take([at]), split) for at, split in enumerate(splits)]
+        which = np.repeat(np.arange(len(indices)), [len(few) for few in options])
+        every = rows.take(which)
+        bounds = split_s(every, every.stages([split for few in options for split in few]))
         for at, (row, split) in enumerate(zip(indices, splits, strict=True)):
             self.solved[row] = Solved(
                 row=row,
                 split=split,
                 objective_s=float(objectives[at]),
-                bound_s=float(bounds[at]),
-                finish=_passes(stages, at, len(split)),
-                tail_s=tuple(stages.rank_tail_s[at, : int(rows.p[at])].tolist()),
+                candidates=tuple(options[at]),
+                bound_s=max(float(bounds[which == at].min()), float(self.bound_s[row])),
             )
 
-    def _simulate(self, row: int) -> None:
+    def simulate(self, row: int) -> None:
         """Score a solved row and rank it, unless its layout is known to be faster otherwise."""
         layout, bound = self._layout_of(row), self.solved[row].bound_s
-        known = next((entry for entry in self.ranked if self._layout_of(entry[2]) == layout), None)
-        if known is not None and known[1] < bound:
+        known = self._best.get(layout)
+        if known is not None and known.score_s < bound:
             return
-        score = self.score_s(self.solved[row])
+        score, split = self.score(self.solved[row])
         self.simulated += 1
-        entry = (self._rank(row, score), score, row)
+        entry = Ranked(self._rank(row, score), score, row, split)
         if known is None or entry < known:
+            self._best[layout] = entry
             others = [other for other in self.ranked if other is not known]
             self.ranked = sorted([*others, entry])[: self.top_k]
 
-    def _layout_of(self, row: int) -> tuple[int, ...]:
-        """Everything of a row but its recomputation."""
+    def _layout_of(self, row: int) -> Layout:
+        """What tells plans apart: everything of a row but ``_INNER``."""
         columns = self.rows.columns
         return tuple(int(getattr(columns, name)[row]) for name in _LAYOUT)
 
-    def score_s(self, solved: Solved) -> float:
-        """The simulated step time of a solved row."""
-        columns, prices, row = self.rows.columns, self.rows.prices, solved.row
-        finish = rank_finish_s(
-            *solved.finish,
-            pp=int(columns.pipeline_parallel_size[row]),
-            num_microbatches=int(columns.num_microbatches[row]),
-            schedule=SCHEDULES[int(columns.pipeline_schedule[row])],
-        )
-        last = max(end + tail for end, tail in zip(finish, solved.tail_s, strict=True))
-        return float(prices.straggler[row] * last + prices.fixed_s[row])
+    def score(self, solved: Solved) -> tuple[float, Split]:
+        """The simulated step time of a solved row, and the split that reaches it."""
+        return fastest(self.rows.take([solved.row]), list(solved.candidates))
 
     def _rank(self, row: int, score_s: float) -> Rank:
         """What orders rows: the score, then simplicity."""
@@ -209,9 +234,3 @@ def _first_bound_s(rows: Rows) -> FloatArray:
         index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
     bound[index] = whole_layers_s(rows.take(index))
     return bound
-
-
-def _passes(stages: Stages, row: int, chunks: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Forward and backward seconds of each chunk of one row."""
-    forward, backward = stages.chunk_forward_s[row, :chunks], stages.chunk_backward_s[row, :chunks]
-    return tuple(forward.tolist()), tuple(backward.tolist())

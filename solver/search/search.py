@@ -41,6 +41,8 @@ import numpy as np
 
 from profiles.profile import Profile
 from solver.check import violations
+from solver.columns import FloatArray
+from solver.cost.assemble import objective_s
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
 from solver.explain import explain
@@ -51,9 +53,8 @@ from solver.progress import OnProgress, ShouldStop
 from solver.search.bounds import objective_bound_s
 from solver.search.certify import Certificate, Judge
 from solver.search.frontier import Frontier, Solved
-from solver.search.priced import priced_in_chunks, priced_rows
+from solver.search.priced import CHUNK, Priced, priced_space
 from solver.search.reach import least_bound_s
-from solver.search.rows import Rows
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
@@ -105,16 +106,15 @@ def _looks(watch: Watch, stage: str, space: Space | None = None) -> bool:
     return watch.interrupted()
 
 
-def _rows(problem: Problem, profile: Profile, space: Space, watch: Watch) -> Rows:
+def _rows(problem: Problem, profile: Profile, space: Space, watch: Watch) -> Priced:
     """The legal rows, priced; none of them when the search was stopped before all had a price."""
     legal = space.columns.take(space.legal)
-    rows = priced_in_chunks(problem, profile, legal, lambda: _looks(watch, "bounding", space))
-    return rows or priced_rows(problem, profile, legal.take(slice(0)))
+    return priced_space(problem, profile, legal, lambda: _looks(watch, "bounding", space))
 
 
 def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
     """Report, and say whether to stop."""
-    best = frontier.ranked[0][1] if frontier.ranked else None
+    best = frontier.ranked[0].score_s if frontier.ranked else None
     waiting = min(frontier.waiting_s, best or np.inf)
     watch.report(
         "solving" if frontier.solved else "bounding",
@@ -141,12 +141,13 @@ def _prove(frontier: Frontier, watch: Watch) -> _Proof:
     low = float(open_bounds.min()) if len(open_bounds) else None
     if not frontier.ranked or not frontier.finished or low is None:
         return _Proof(bound_s=low)
-    _, best, first = frontier.ranked[0]
+    best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
     contenders = np.flatnonzero(frontier.bound_s < best)
     bound = least_bound_s(frontier.rows.take(contenders), min(low, best), best)
-    objective = frontier.solved[first].objective_s
-    rivals = _rivals(frontier, objective, watch)
-    least = min([objective, *(rival.objective_s for rival in rivals)])
+    objective = _objectives_s(frontier)[0]
+    own = frontier.solved[first].objective_s
+    rivals = _rivals(frontier, own, watch)
+    least = min([own, *(rival.objective_s for rival in rivals)])
     survivors = (first, *(rival.row for rival in rivals if rival.row != first))
     gap = None if watch.stopped else relative_gap(objective, least)
     return _Proof(bound_s=bound, objective_excess=gap, survivors=survivors)
@@ -154,7 +155,7 @@ def _prove(frontier: Frontier, watch: Watch) -> _Proof:
 
 def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
     """Rows whose bound on the closed form is below the least known one, solved, best first."""
-    bounds = np.where(np.isfinite(frontier.bound_s), objective_bound_s(frontier.rows), np.inf)
+    bounds = _objective_bounds_s(frontier)
     order = np.argsort(bounds, kind="stable")
     least, rivals = objective_s, []
     for start in range(0, len(order), _BATCH):
@@ -166,25 +167,43 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
 
 
+def _objective_bounds_s(frontier: Frontier) -> FloatArray:
+    """Lower bound on every row's closed form, shape (n,); +inf where no split fits."""
+    bounds = np.full(len(frontier.rows), np.inf)
+    open_rows = np.flatnonzero(np.isfinite(frontier.bound_s))
+    for start in range(0, len(open_rows), CHUNK):
+        index = open_rows[start : start + CHUNK]
+        bounds[index] = objective_bound_s(frontier.rows.take(index))
+    return bounds
+
+
+def _objectives_s(frontier: Frontier) -> list[float]:
+    """The closed form of every ranked row under its split."""
+    if not frontier.ranked:
+        return []
+    rows = frontier.rows.take([one.row for one in frontier.ranked])
+    stages = rows.stages([one.split for one in frontier.ranked])
+    return [float(value) for value in objective_s(rows.prices, rows.columns, stages)]
+
+
 def _plans(
     problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate
 ) -> tuple[Plan, ...]:
     """The ranked rows as plans, each past the independent check."""
     columns, digest = frontier.rows.columns, problem_digest(problem)
-    rows = [row for _, _, row in frontier.ranked]
-    configurations = [columns.configuration(row, frontier.solved[row].split) for row in rows]
+    ranked = frontier.ranked
+    configurations = [columns.configuration(one.row, one.split) for one in ranked]
     predictions = predict_all(problem, profile, configurations)
+    objectives = _objectives_s(frontier)
     plans = []
-    for rank, (row, config, prediction) in enumerate(
-        zip(rows, configurations, predictions, strict=True), 1
-    ):
+    for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
         plan = Plan(
             plan_id=plan_id_of(digest, config),
-            rank=rank,
+            rank=at + 1,
             config=config,
             prediction=prediction,
-            objective_s=frontier.solved[row].objective_s,
-            certified_by=("exact-dp", *(("cp-sat",) if row in certificate.rows else ())),
+            objective_s=objectives[at],
+            certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
         )
         faults = list(violations(problem, profile, plan))
         if faults:

@@ -20,7 +20,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
-from solver.search.caps import Caps, chunks_of_rank_counts, layer_caps
+from solver.search.caps import Caps, layer_caps, lightest_chunks
 from solver.search.rows import Rows
 
 Split = tuple[int, ...]
@@ -67,7 +67,9 @@ def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
     missing = rows.layout.num_layers - int(least.sum())
     chosen = np.argsort(cost, axis=None, kind="stable")[:missing]
     counts = least + np.bincount(chosen % p, minlength=p)
-    return chunks_of_rank_counts(counts, int(rows.v[row]))
+    if not rows.uneven_stages:
+        return tuple((counts // rows.v[row]).tolist() * int(rows.v[row]))
+    return lightest_chunks(counts, int(rows.v[row]), int(rows.smallest_chunk[row]))
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:

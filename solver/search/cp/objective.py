@@ -29,7 +29,7 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
 
     Three facts follow from the other constraints, but only written down do they show at once which times
     are out of reach: the counts add up to all layers, a rank's memory holds so many and no more, and
-    chunk j of a rank's v holds floor((count + v - 1 - j) / v) of them.
+    a chunk holds at least (count - v + 1) / v of them, but for the model's first and last one.
     """
     request, model, literal = decision.request, decision.model, decision.chosen[row]
     each, counts = request.rows[row].layer[0], list[Linear]()
@@ -37,24 +37,26 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
         own = own_chunks(decision, row, rank)
         count = model.new_int_var(0, _most_layers(request, row, rank, own), "")
         model.add(count == sum(decision.layers[chunk][0] for chunk in own)).only_enforce_if(literal)
-        for j, chunk in enumerate(own):
+        ends = {0, chunks_of(request, row) - 1} if len(own) > 1 else set()
+        for chunk in (inner for inner in own if inner not in ends):
             size = decision.layers[chunk][0]
-            model.add(len(own) * size <= count + (len(own) - 1 - j)).only_enforce_if(literal)
-            model.add(len(own) * size >= count - j).only_enforce_if(literal)
+            model.add(len(own) * size >= count - (len(own) - 1)).only_enforce_if(literal)
         counts.append(count)
     model.add(sum(counts) == request.num_layers).only_enforce_if(literal)
     return [[(count, each)] for count in counts]
 
 
 def _most_layers(request: Request, row: int, rank: int, own: range) -> int:
-    """Layers of one kind that a rank's memory holds when its chunks are alike, earlier ones larger."""
-    room, prices = request.rows[row].room[rank], request.rows[row].memory_layer
-    count = 0
-    while count < request.num_layers:
-        room -= prices[own[count % len(own)]][0]
+    """Layers of one kind that a rank's memory holds in its lightest chunks (``caps.lightest_chunks``)."""
+    prices, least = request.rows[row].memory_layer, request.rows[row].smallest_chunk
+    room = request.rows[row].room[rank] - least * sum(prices[chunk][0] for chunk in own)
+    growing = [chunk for chunk in reversed(own) if chunk or len(own) == 1]
+    count, at = least * len(own) if room >= 0 else 0, 0
+    while 0 < count < request.num_layers:
+        room -= prices[growing[at % len(growing)]][0]
         if room < 0:
             break
-        count += 1
+        count, at = count + 1, at + 1
     return count
 
 

@@ -39,18 +39,19 @@ def chunks_are_large_enough(decision: Decision) -> None:
 
 
 def chunks_of_a_rank_are_alike(decision: Decision) -> None:
-    """Interleaved chunks of a rank differ by at most one layer, earlier chunks the larger ones."""
+    """Chunks of a rank differ by at most one layer; the model's first and last chunk may hold fewer."""
     model, bounds = decision.model, decision.bounds
     sizes = [end - start for start, end in pairwise(bounds)]
-    for row, literal in zip(decision.request.rows, decision.chosen, strict=True):
+    for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
         pp, vpp = row.values["pipeline_parallel_size"], row.values["virtual_pipeline_size"]
         if vpp == 1 or row.only_split is not None:
             continue
+        last = pp * vpp - 1
         for rank in range(pp):
-            own = sizes[rank : pp * vpp : pp]
-            for larger, smaller in pairwise(own):
-                model.add(larger >= smaller).only_enforce_if(literal)
-            model.add(own[0] <= own[-1] + 1).only_enforce_if(literal)
+            own = own_chunks(decision, i, rank)
+            for chunk in (inner for inner in own if inner not in {0, last}):
+                for other in (larger for larger in own if larger != chunk):
+                    model.add(sizes[other] <= sizes[chunk] + 1).only_enforce_if(literal)
 
 
 def single_splits_are_kept(decision: Decision) -> None:

@@ -3,14 +3,14 @@
 import numpy as np
 from hypothesis import given, settings
 
-from solver.search.caps import chunks_of_rank_counts, layer_caps
+from solver.search.caps import layer_caps, lightest_chunks
 from solver.search.rows import Rows
 from tests.strategies import priced_rows
 
 
-def test_chunks_of_a_rank_differ_by_at_most_one_and_the_first_are_larger() -> None:
-    # ranks with 5 and 4 layers in 3 chunks: 2 2 1 and 2 1 1, read chunk by chunk in model order
-    assert chunks_of_rank_counts([5, 4], 3) == (2, 2, 2, 1, 1, 1)
+def test_lightest_chunks_are_small_at_first_and_large_at_last() -> None:
+    # ranks with 6 and 4 layers in 3 chunks: 1, then 5 as 2 3; and 1 1 2; chunk by chunk in model order
+    assert lightest_chunks([6, 4], 3, 1) == (1, 1, 2, 1, 3, 2)
 
 
 @given(priced_rows(mixed=False))
@@ -25,7 +25,7 @@ def test_caps_are_the_most_layers_whose_memory_fits(rows: Rows) -> None:
         for count in range(low, layers - int(caps.least[0].sum()) + low + 1):
             others = _others(layers - count, p, rank, int(caps.least[0, 0]))
             counts = [*others[:rank], count, *others[rank:]]
-            peak = rows.stages([chunks_of_rank_counts(counts, v)]).peak_memory_bytes[0, rank]
+            peak = rows.stages([lightest_chunks(counts, v, int(rows.smallest_chunk[0]))]).peak_memory_bytes[0, rank]
             assert (peak <= rows.budget_bytes) == (count <= high)
 
 

@@ -1,0 +1,117 @@
+"""Splits of an interleaved row that are worth simulating beside the closed form's minimiser.
+
+The closed form looks at a rank's layers together; the simulated pipeline also minds which of its chunks
+hold them. A larger chunk delays its neighbours unless theirs are larger at the same time, and ranks
+reach neighbouring chunks one after the other. So sizes q and q + 1 do best where the larger chunks
+follow one another in model order: tried out over all splits of small pipelines, the fastest split was
+such a *window* in every case. Where the window begins, and how much smaller the model's first and last
+chunk are (they hold embedding and head as well), is searched by simulation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.columns import SCHEDULES, FloatArray, IntArray
+from solver.cost.assemble import Stages
+from solver.search.rows import Rows
+from solver.search.simulate import MAX_PASSES, rank_finish_s
+from solver.search.wavefront import finish_of_many_s
+
+Split = tuple[int, ...]
+_STARTS = 12  # windows tried, evenly spaced
+_MOST_CUT = 4  # layers that the last chunk may lack
+_FULLY = 3  # candidates that are simulated with all micro-batches
+_GLANCED_PASSES = MAX_PASSES // 16
+
+
+def windows(num_layers: int, chunks: int, *, first: int, last: int, smallest: int) -> list[Split]:
+    """Splits into q and q + 1 layers whose larger chunks follow one another.
+
+    The model's first chunk lacks ``first`` layers and its last one ``last``.
+    """
+    each, more = divmod(num_layers + first + last, chunks)
+    begins = np.unique(np.linspace(0, chunks - more, _STARTS).astype(np.int64)) if more else np.zeros(1)
+    found = []
+    for begin in begins.astype(np.int64).tolist():
+        sizes = [each + int(begin <= chunk < begin + more) for chunk in range(chunks)]
+        sizes[0] -= first
+        sizes[-1] -= last
+        if min(sizes) >= smallest:
+            found.append(tuple(sizes))
+    return found
+
+
+def balanced(split: Split, pp: int) -> list[Split]:
+    """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last."""
+    vpp = len(split) // pp
+    ranks = [divmod(sum(split[rank::pp]), vpp) for rank in range(pp)]
+    return [
+        tuple(each + int(before(chunk) < more) for chunk in range(vpp) for each, more in ranks)
+        for before in (lambda chunk: chunk, lambda chunk: vpp - 1 - chunk)
+    ]
+
+
+def candidates(row: Rows, split: Split) -> list[Split]:
+    """``split``, and others of one interleaved row that fit in memory, without repetition."""
+    if row.v[0] == 1 or not row.uneven_stages:
+        return [split]
+    heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
+    lacking = [(first, last) for first in (0, 1) for last in range(min(heavy, _MOST_CUT) + 1)]
+    smallest, layers = int(row.smallest_chunk[0]), row.layout.num_layers
+    tried = [
+        one for first, last in lacking
+        for one in windows(layers, len(split), first=first, last=last, smallest=smallest)
+    ]  # fmt: skip
+    unique = list(dict.fromkeys([split, *balanced(split, int(row.p[0])), *tried]))
+    fits = _stages(row, unique).peak_memory_bytes.max(axis=1) <= row.budget_bytes
+    return [one for one, fit in zip(unique, fits, strict=True) if fit]
+
+
+def _stages(row: Rows, splits: list[Split]) -> Stages:
+    """Stages of one row under several splits."""
+    return row.take([0] * len(splits)).stages(splits)
+
+
+def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
+    """Step time of several splits of one row from the ends of its ranks."""
+    last = (finish_s + stages.rank_tail_s[:, : finish_s.shape[1]]).max(axis=1)
+    return np.asarray(row.prices.straggler[0] * last + row.prices.fixed_s[0])
+
+
+def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
+    """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
+    if len(splits) > _FULLY:
+        splits = [splits[i] for i in sorted(_promising(row, splits).tolist())]
+    stages = _stages(row, splits)
+    chunks, columns = len(splits[0]), row.columns
+    finish = np.array([
+        rank_finish_s(
+            stages.chunk_forward_s[i, :chunks].tolist(),
+            stages.chunk_backward_s[i, :chunks].tolist(),
+            pp=int(row.p[0]),
+            num_microbatches=int(columns.num_microbatches[0]),
+            schedule=SCHEDULES[int(columns.pipeline_schedule[0])],
+        )
+        for i in range(len(splits))
+    ])  # fmt: skip
+    steps = _step_s(row, finish, stages)
+    best = int(steps.argmin())
+    return float(steps[best]), splits[best]
+
+
+def _promising(row: Rows, splits: list[Split]) -> IntArray:
+    """The fastest few of ``splits``, by simulating their first micro-batches."""
+    p, stages = int(row.p[0]), _stages(row, splits)
+    groups = max(_GLANCED_PASSES // (2 * len(splits[0]) * p), 2)
+    few = min(int(row.columns.num_microbatches[0]), groups * p)
+    chunks = len(splits[0])
+    finish = finish_of_many_s(
+        stages.chunk_forward_s[:, :chunks],
+        stages.chunk_backward_s[:, :chunks],
+        pp=p,
+        num_microbatches=few,
+        schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
+    )
+    further = (row.m[0] - few) * stages.rank_time_s[:, :p]
+    return np.argsort(_step_s(row, finish + further, stages), kind="stable")[:_FULLY]
