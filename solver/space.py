@@ -129,8 +129,9 @@ def _steps(problem: Problem, pp: int) -> IntArray:
 
 
 def _blocks(problem: Problem, num_gpus: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Factors of a cross product for each pipeline size: (tp, cp, pp, dp, ep, micro_batch_size, zero) rows
-    and (vpp, recompute, recompute_layers) rows, each of the former with each of the latter.
+    """The two factors of a cross product for each pipeline size.
+
+    (tp, cp, pp, dp, ep, micro_batch_size, zero) rows, and (vpp, recompute, recompute_layers) rows.
     """
     meshes = _meshes(problem, num_gpus)
     batch = problem.workload.global_batch_size

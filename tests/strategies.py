@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from profiles.model import LayerKind
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns
 from solver.cost.prices import LayerLayout, RowPrices
+from solver.search.chunks import offered
 from solver.search.rows import Rows
 
 FULL = RECOMPUTE.index("full")
@@ -169,12 +170,14 @@ def offered_splits(rows: Rows, row: int) -> Iterator[tuple[int, ...]]:
     """Every split of a row that the space offers, whatever its memory."""
     pp, vpp, layers = int(rows.p[row]), int(rows.v[row]), rows.layout.num_layers
     chunks, smallest = pp * vpp, int(rows.smallest_chunk[row])
+    some = {tuple(split) for split in offered(layers, chunks, smallest).tolist()}
     for cut in combinations(range(1, layers), chunks - 1):
         edges = (0, *cut, layers)
         split = tuple(b - a for a, b in pairwise(edges))
         if min(split) < smallest or (not rows.uneven_stages and len(set(split)) > 1):
             continue
-        if vpp > 1 and not interleaves(split, pp):
+        offers = interleaves(split, pp) if rows.is_uniform else split in some
+        if vpp > 1 and rows.uneven_stages and not offers:
             continue
         yield split
 

@@ -14,54 +14,30 @@ import numpy as np
 
 from solver.columns import SCHEDULES, FloatArray, IntArray
 from solver.cost.assemble import Stages
+from solver.search.chunks import splits_that_fit
 from solver.search.rows import Rows
 from solver.search.simulate import MAX_PASSES, rank_finish_s
 from solver.search.wavefront import finish_of_many_s
+from solver.search.windows import Split, balanced, windows
 
-Split = tuple[int, ...]
 _STARTS = 12  # windows tried, evenly spaced
 _MOST_CUT = 4  # layers that the last chunk may lack
 _FULLY = 3  # candidates that are simulated with all micro-batches
 _GLANCED_PASSES = MAX_PASSES // 16
 
 
-def windows(num_layers: int, chunks: int, *, first: int, last: int, smallest: int) -> list[Split]:
-    """Splits into q and q + 1 layers whose larger chunks follow one another.
-
-    The model's first chunk lacks ``first`` layers and its last one ``last``.
-    """
-    each, more = divmod(num_layers + first + last, chunks)
-    begins = np.unique(np.linspace(0, chunks - more, _STARTS).astype(np.int64)) if more else np.zeros(1)
-    found = []
-    for begin in begins.astype(np.int64).tolist():
-        sizes = [each + int(begin <= chunk < begin + more) for chunk in range(chunks)]
-        sizes[0] -= first
-        sizes[-1] -= last
-        if min(sizes) >= smallest:
-            found.append(tuple(sizes))
-    return found
-
-
-def balanced(split: Split, pp: int) -> list[Split]:
-    """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last."""
-    vpp = len(split) // pp
-    ranks = [divmod(sum(split[rank::pp]), vpp) for rank in range(pp)]
-    return [
-        tuple(each + int(before(chunk) < more) for chunk in range(vpp) for each, more in ranks)
-        for before in (lambda chunk: chunk, lambda chunk: vpp - 1 - chunk)
-    ]
-
-
 def candidates(row: Rows, split: Split) -> list[Split]:
     """``split``, and others of one interleaved row that fit in memory, without repetition."""
     if row.v[0] == 1 or not row.uneven_stages:
         return [split]
+    if not row.is_uniform:
+        return splits_that_fit(row)
     heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
     lacking = [(first, last) for first in (0, 1) for last in range(min(heavy, _MOST_CUT) + 1)]
     smallest, layers = int(row.smallest_chunk[0]), row.layout.num_layers
     tried = [
         one for first, last in lacking
-        for one in windows(layers, len(split), first=first, last=last, smallest=smallest)
+        for one in windows(layers, len(split), first=first, last=last, smallest=smallest, starts=_STARTS)
     ]  # fmt: skip
     unique = list(dict.fromkeys([split, *balanced(split, int(row.p[0])), *tried]))
     fits = _stages(row, unique).peak_memory_bytes.max(axis=1) <= row.budget_bytes

@@ -104,7 +104,7 @@ class Judge:
         request = Request(
             num_layers=layout.num_layers,
             cumulative=layout.cumulative.T.tolist(),
-            rows=[row_request(frontier.rows, s.row) for s in solved],
+            rows=[row_request(frontier.rows.take([s.row]), 0) for s in solved],
             hint_row=solved.index(best),
             hint_split=best.split,
             seed=self._options.seed,

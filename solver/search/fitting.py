@@ -11,7 +11,8 @@ from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
-from solver.search.stages import Split, best_splits, even_chunks
+from solver.search.stages import best_splits, even_chunks
+from solver.search.windows import Split
 
 _CANDIDATES = 64  # rows looked at closely for the smallest peak
 _BISECTIONS = 40

@@ -21,18 +21,22 @@ import numpy as np
 
 from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.cost.assemble import objective_s
-from solver.search.arrange import Split, candidates, fastest
+from solver.search.arrange import candidates, fastest
 from solver.search.bounds import split_s, whole_layers_s
 from solver.search.caps import layer_caps
-from solver.search.mixed import may_fit
+from solver.search.mixed import may_fit, tightened_s
 from solver.search.priced import CHUNK, Priced
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
+from solver.search.windows import Split
 
 _BATCH = 64
 _BATCH_OF_MIXED = 8  # rows with layers of several kinds take up to 30 ms each
 _GLANCE = 2048  # rows that are tried together before any is solved
+_PRIMED = 1024  # rows looked at together for a first ranking, so many times at most
+_MOST_LOOKS = 8
+_PRIMES = 40  # rows solved for it
 _NS = 1e9
 _INNER = ("recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule")
 _LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in _INNER)
@@ -74,11 +78,11 @@ class Frontier:
     ranked: list[Ranked] = field(default_factory=list)  # best first
     simulated: int = 0
     finished: bool = False
+    covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
-    _glanced: int = 0
-    _heap: list[tuple[float, int]] = field(default_factory=list)
+    _heap: list[tuple[float, int]] = field(default_factory=list)  # glanced at, some of them solved
 
     @classmethod
     def of(cls, rows: Priced | Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
@@ -101,8 +105,12 @@ class Frontier:
     @property
     def waiting_s(self) -> float:
         """Least bound of a row that is not simulated yet."""
-        unopened = self.bound_s[self._order[self._next]] if self._next < len(self._order) else np.inf
-        return float(min(unopened, self._heap[0][0] if self._heap else np.inf))
+        return min(self._unseen_s, self._heap[0][0] if self._heap else np.inf)
+
+    @property
+    def _unseen_s(self) -> float:
+        """Least bound of a row that was not even glanced at."""
+        return float(self.bound_s[self._order[self._next]]) if self._next < len(self._order) else np.inf
 
     @property
     def settled(self) -> int:
@@ -111,45 +119,82 @@ class Frontier:
         unopened = self.bound_s[self._order[self._next :]]
         return len(self.rows) - len(waiting) - int((unopened <= self.cutoff_s).sum())
 
+    def is_open(self, row: int) -> bool:
+        """Whether a row has more splits than its candidates."""
+        uneven = self.rows.uneven_stages
+        return uneven and (self.rows.is_uniform or self.rows.columns.virtual_pipeline_size[row] == 1)
+
+    def adopt(self, row: int) -> None:
+        """Rank a row that is known to have a split that fits."""
+        self.solve([row])
+        self.simulate(row)
+
     def run(self, interrupted: Interrupt) -> None:
         """Search until the best K are proved, or until ``interrupted`` says stop."""
+        self._prime(interrupted)
         while not interrupted(self):
             if min(self.waiting_s, np.finfo(np.float64).max) > self.cutoff_s or self.waiting_s == np.inf:
                 self.finished = True
                 return
-            if self._heap and self._heap[0][0] <= self.waiting_s:
+            if not self._heap or self._heap[0][0] > self._unseen_s:
+                self._glance()
+            elif self._heap[0][1] in self.solved:
                 self.simulate(heapq.heappop(self._heap)[1])
             else:
                 self._open()
 
+    def _prime(self, interrupted: Interrupt) -> None:
+        """Rank promising rows of different layouts, so that bounds have something to be held against.
+
+        With layers of several kinds only rows without interleaving are tried: those are solved exactly.
+        """
+        order, solved = self._order, 0
+        if not self.rows.is_uniform:
+            order = order[self.rows.columns.virtual_pipeline_size[order] == 1]
+        for start in range(0, min(len(order), _PRIMED * _MOST_LOOKS), _PRIMED):
+            index = order[start : start + _PRIMED]
+            able = self._able(index, np.full(len(index), np.inf))
+            for row in index[able].tolist():
+                if self.bound_s[row] > self.cutoff_s or solved == _PRIMES or interrupted(self):
+                    return
+                if self._layout_of(row) not in self._best:
+                    solved += 1
+                    self.solve([row])
+                    if row in self.solved:
+                        self.simulate(row)
+
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
-        if not self._glanced > self._next:
-            self._glance()
-        size = _BATCH if self.rows.is_uniform else _BATCH_OF_MIXED
-        batch = self._order[self._next : min(self._next + size, max(self._glanced, self._next))]
-        self._next += len(batch)
-        for solved in self.solve(batch[self.bound_s[batch] <= self._limit_s(batch)].tolist()):
+        size, batch = _BATCH if self.rows.is_uniform else _BATCH_OF_MIXED, list[int]()
+        while len(batch) < size and self._heap and self._heap[0][0] <= self._unseen_s:
+            if self._heap[0][1] in self.solved:
+                break
+            batch.append(heapq.heappop(self._heap)[1])
+        index = np.array(batch, dtype=np.int64)
+        for solved in self.solve(index[self.bound_s[index] <= self._limit_s(index)].tolist()):
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
     def _limit_s(self, index: IntArray) -> FloatArray:
         """The score that each row must not exceed to change the ranking."""
         known = [self._best.get(self._layout_of(row)) for row in index.tolist()]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
-        return np.minimum(scores, self.cutoff_s)
+        return np.asarray(np.minimum(scores, self.cutoff_s), dtype=np.float64)
 
     def _glance(self) -> None:
         """Refute the next rows together where no split fits in memory or can change the ranking."""
         size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
-        behind = self._order[self._next + size :]
         index = self._order[self._next : self._next + size]
+        self._next += len(index)
         limit = self._limit_s(index)
         able = self._able(index, limit)
         lost = index[~able]
         self.bound_s[lost] = np.maximum(self.bound_s[lost], np.nextafter(limit[~able], np.inf))
         self.fits -= int((~able & ~np.isfinite(limit)).sum())
-        self._order = np.concatenate([self._order[: self._next], index[able], behind])
-        self._glanced = self._next + int(able.sum())
+        left = index[able]
+        if not self.rows.is_uniform:
+            self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left])
+        for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
+            heapq.heappush(self._heap, (bound, row))
 
     def _able(self, index: IntArray, limit_s: FloatArray) -> BoolArray:
         """Whether each row may have a split that fits and simulates to ``limit_s`` or less."""

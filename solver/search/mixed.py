@@ -3,7 +3,7 @@
 One chunk a rank: ranks are filled one after the other with as many layers as (A), (B) (``bounds``) and
 their memory allow, as in ``reach``; a layer before a rank never makes room behind it smaller by more
 than itself, whatever its kind. What partial recomputation spares is taken at its best case. Several
-chunks a rank: the space has one split, so its own bound and memory decide.
+chunks a rank: ``by_kind`` asks whether the ranks have room for the layers of each kind, in any order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, end_tail_s, least_tail_s, split_s
+from solver.search.by_kind import can_beat_interleaved
 from solver.search.caps import groups_of_shape, room_bytes
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
 
 _BATCH = 512
+_FIRST_STEP, _LAST_STEP = 0.25, 0.005  # shares of a bound by which it is raised
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
@@ -29,11 +31,29 @@ def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
         for start in range(0, len(members), _BATCH):
             index = members[start : start + _BATCH]
             group = rows.take(index)
-            if vpp > 1 or not rows.uneven_stages:
+            if not rows.uneven_stages:
                 answer[index] = _only_split(group, pp * vpp, step_s[index])
+            elif vpp > 1:
+                answer[index] = can_beat_interleaved(group, pp, vpp, step_s[index])
             else:
                 answer[index] = _Filling(group, pp).reaches(step_s[index])
     return answer
+
+
+def tightened_s(rows: Rows, bound_s: FloatArray) -> FloatArray:
+    """Raise the bounds of interleaved rows to about what ``by_kind`` proves, shape (n,)."""
+    bound = bound_s.copy()
+    for pp, vpp, index in groups_of_shape(rows):
+        if vpp == 1 or not rows.uneven_stages:
+            continue
+        group, low = rows.take(index), bound[index]
+        step = _FIRST_STEP
+        while step > _LAST_STEP:
+            able = can_beat_interleaved(group, pp, vpp, low * (1.0 + step))
+            low = np.where(able, low, low * (1.0 + step))
+            step /= 2.0
+        bound[index] = low
+    return bound
 
 
 def _only_split(group: Rows, chunks: int, step_s: FloatArray) -> BoolArray:

@@ -79,7 +79,9 @@ def priced_space(
     for start in range(0, max(len(first), 1), CHUNK):
         if start and interrupted():
             return priced_space(problem, profile, columns.take(slice(0)))
-        parts.append(_bare(priced_rows(problem, profile, columns.take(first[start : start + CHUNK])).prices))
+        parts.append(
+            _bare(priced_rows(problem, profile, columns.take(first[start : start + CHUNK])).prices)
+        )
     rows = priced_rows(problem, profile, columns.take(slice(0)))
     return Priced(
         columns=columns,
@@ -95,7 +97,9 @@ def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
     """The columns that a price depends on; the residual of a calibrated cluster counts the chunks."""
     residual = profile.residual is not None or profile.memory_residual is not None
     chunks = columns.virtual_pipeline_size
-    others = [f.name for f in fields(columns) if f.name not in {"recompute_layers", "virtual_pipeline_size"}]
+    others = [
+        f.name for f in fields(columns) if f.name not in {"recompute_layers", "virtual_pipeline_size"}
+    ]
     return [getattr(columns, name) for name in others] + [chunks if residual else np.minimum(chunks, 2)]
 
 

@@ -17,6 +17,7 @@ rank's own. That makes the bounds weaker, and keeps them valid for every split.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,17 +214,21 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     return answer
 
 
-def least_bound_s(rows: Rows, low_s: float, high_s: float) -> float:
+def least_bound_s(
+    rows: Rows, low_s: float, high_s: float, tick: Callable[[], object] = lambda: None
+) -> float:
     """Third tier over several rows: no split of any of them simulates faster; at most ``high_s``.
 
     Bisects between ``low_s``, a valid bound of all of them, and ``high_s``. Rows that cannot beat the
-    middle while others can are left behind: their own bound is above the answer.
+    middle while others can are left behind: their own bound is above the answer. ``tick`` is called
+    between two steps.
     """
     low, high = low_s, high_s
     left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), high))))
     if not len(left):
         return high
     for _ in range(_BISECTIONS):
+        tick()
         middle = (low + high) / 2.0
         able = np.flatnonzero(can_beat(left, np.full(len(left), middle)))
         if len(able):

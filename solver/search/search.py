@@ -13,52 +13,51 @@ Constraints
   (2) sum_c n_c = L, in model order                               ``stages.best_splits``
   (3) n_c >= 1, and >= k where k layers of each chunk recompute   ``rows.Rows.smallest_chunk``
   (4) peak memory of every rank <= budget                         ``caps``, ``stages.StageTables``
-  (5) interleaved chunks of a rank differ by at most one layer, earlier chunks the larger ones;
-      with layers of several kinds there is one even split        ``caps.chunks_of_rank_counts``,
-                                                                  ``stages.even_chunks``
+  (5) chunks of an interleaved rank differ by at most one layer, in any order; the model's first and
+      last chunk may hold fewer; with layers of several kinds there are some regular splits
+                                                                  ``caps.layer_caps``, ``chunks.offered``
 Answer
-  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). Rows are ranked by
-  S(x, n*(x)), best first under valid bounds (``bounds``, ``frontier``). Rows that differ in nothing but
-  recomputation are one layout; its best row stands for it.
+  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). An interleaved row has
+  further candidates with the larger chunks in a row (``arrange``), and its score is the least S of its
+  candidates. Rows are ranked by score, best first under valid bounds (``bounds``, ``frontier``). Rows
+  that differ in recomputation, chunks a rank and schedule alone are one layout; its best row stands for
+  it.
 
 What is claimed, and what is not
-  status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller S(x, n*(x)).
+  status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller score.
   ``objective_gap`` is 0: the least J over *all* rows and splits was found and proved; CP-SAT judges it
   independently. ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S
   instead of J costs in J; 0 when the first plan minimises both.
   ``bound_step_time_s``: no row under *any* split simulates faster (``reach.least_bound_s``), so ``gap``
   is what another split of some row could still gain at most; it may exceed 0 although the ranking is
-  proved, because n* minimises J and not S.
+  proved, because candidates are few and not all splits.
   All of it holds under the cost model and within the space; ``prediction`` carries the error band.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 
 import numpy as np
 
 from profiles.profile import Profile
-from solver.check import violations
 from solver.columns import FloatArray
-from solver.cost.assemble import objective_s
-from solver.digest import problem_digest
-from solver.errors import InvalidPlanError
 from solver.explain import explain
-from solver.plan import Answer, Plan, Status, plan_id_of
-from solver.predict import predict_all
+from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
+from solver.search.answering import Found, Proof, answer_of, objectives_s, plans_of
 from solver.search.bounds import objective_bound_s
-from solver.search.certify import Certificate, Judge
+from solver.search.by_kind import may_reach_objective
+from solver.search.certify import Judge
 from solver.search.frontier import Frontier, Solved
-from solver.search.priced import CHUNK, Priced, priced_space
+from solver.search.opening import Opening, first_plan
+from solver.search.priced import CHUNK, priced_space
 from solver.search.reach import least_bound_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
-_BATCH = 16  # rows solved between two looks at the clock
+_RIVALS = 64  # rows held against the least closed form between two looks at the clock
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
@@ -84,15 +83,15 @@ def search(
     with Judge(options) as judge:
         space = enumerate_space(problem, lambda: _looks(watch, "enumerating"))
         watch.report("enumerating", total=len(space.columns), now=True)
-        rows = _rows(problem, profile, space, watch)
-        frontier = Frontier.of(rows, options.top_k, lambda: _looks(watch, "bounding", space))
+        opening = first_plan(problem, profile, space)
+        frontier = _frontier(problem, profile, space, opening, watch)
         frontier.run(lambda state: _interrupt(watch, space, state))
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
-    plans = _plans(problem, profile, frontier, certificate)
-    answer = _answer(_Found(problem, profile, space, frontier, proof, certificate), plans, watch)
+    plans = plans_of(problem, profile, frontier, certificate)
+    answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
     if answer.status == "infeasible":
-        answer = replace(answer, infeasible=explain(problem, profile, space, rows))
+        answer = replace(answer, infeasible=explain(problem, profile, space, frontier.rows))
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
@@ -106,10 +105,27 @@ def _looks(watch: Watch, stage: str, space: Space | None = None) -> bool:
     return watch.interrupted()
 
 
-def _rows(problem: Problem, profile: Profile, space: Space, watch: Watch) -> Priced:
-    """The legal rows, priced; none of them when the search was stopped before all had a price."""
+def _frontier(
+    problem: Problem, profile: Profile, space: Space, opening: Opening | None, watch: Watch
+) -> Frontier:
+    """All legal rows, priced and bounded, with a first plan among them; stopped before, only that one."""
     legal = space.columns.take(space.legal)
-    return priced_space(problem, profile, legal, lambda: _looks(watch, "bounding", space))
+    incumbent = None if opening is None else opening.frontier.ranked[0].score_s
+
+    def stopped() -> bool:
+        watch.report("bounding", explored=len(space.columns) - len(legal), total=len(space.columns),
+                     incumbent_s=incumbent)  # fmt: skip
+        return watch.interrupted()
+
+    stopped()
+    rows = priced_space(problem, profile, legal, stopped)
+    if len(rows) == len(legal):
+        frontier = Frontier.of(rows, problem.options.top_k, stopped)
+        if len(frontier.rows) == len(legal):
+            if opening is not None:
+                frontier.adopt(opening.row)
+            return frontier
+    return opening.frontier if opening else Frontier.of(rows.take([]), problem.options.top_k)
 
 
 def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
@@ -126,31 +142,27 @@ def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
     return watch.interrupted(reserve_s=_PLAN_S * len(frontier.ranked))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Proof:
-    """What holds for all rows and splits."""
-
-    bound_s: float | None = None
-    objective_excess: float | None = None
-    survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
-
-
-def _prove(frontier: Frontier, watch: Watch) -> _Proof:
+def _prove(frontier: Frontier, watch: Watch) -> Proof:
     """Bound all simulations and find the least closed-form objective, as far as time allows."""
+    if not frontier.covers_all:
+        return Proof()
     open_bounds = frontier.bound_s[np.isfinite(frontier.bound_s)]
     low = float(open_bounds.min()) if len(open_bounds) else None
     if not frontier.ranked or not frontier.finished or low is None:
-        return _Proof(bound_s=low)
+        return Proof(bound_s=low)
     best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
     contenders = np.flatnonzero(frontier.bound_s < best)
-    bound = least_bound_s(frontier.rows.take(contenders), min(low, best), best)
-    objective = _objectives_s(frontier)[0]
+    offered = [row for row in contenders.tolist() if row in frontier.solved and not frontier.is_open(row)]
+    bound = min([best, *(frontier.solved[row].bound_s for row in offered)])
+    others = frontier.rows.take(np.setdiff1d(contenders, offered))
+    bound = min(bound, least_bound_s(others, min(low, best), best, watch.tick))
+    objective = objectives_s(frontier)[0]
     own = frontier.solved[first].objective_s
     rivals = _rivals(frontier, own, watch)
     least = min([own, *(rival.objective_s for rival in rivals)])
     survivors = (first, *(rival.row for rival in rivals if rival.row != first))
     gap = None if watch.stopped else relative_gap(objective, least)
-    return _Proof(bound_s=bound, objective_excess=gap, survivors=survivors)
+    return Proof(bound_s=bound, objective_excess=gap, survivors=survivors)
 
 
 def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
@@ -158,11 +170,14 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
     bounds = _objective_bounds_s(frontier)
     order = np.argsort(bounds, kind="stable")
     least, rivals = objective_s, []
-    for start in range(0, len(order), _BATCH):
-        batch = [int(row) for row in order[start : start + _BATCH] if bounds[row] < least]
-        if not batch or watch.interrupted():
+    for start in range(0, len(order), _RIVALS):
+        batch = order[start : start + _RIVALS]
+        batch = batch[bounds[batch] < least]
+        if not len(batch) or watch.interrupted():
             break
-        rivals += frontier.solve(batch)
+        if not frontier.rows.is_uniform:
+            batch = batch[may_reach_objective(frontier.rows.take(batch), least)]
+        rivals += frontier.solve(batch.tolist())
         least = min([least, *(rival.objective_s for rival in rivals)])
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
 
@@ -175,100 +190,3 @@ def _objective_bounds_s(frontier: Frontier) -> FloatArray:
         index = open_rows[start : start + CHUNK]
         bounds[index] = objective_bound_s(frontier.rows.take(index))
     return bounds
-
-
-def _objectives_s(frontier: Frontier) -> list[float]:
-    """The closed form of every ranked row under its split."""
-    if not frontier.ranked:
-        return []
-    rows = frontier.rows.take([one.row for one in frontier.ranked])
-    stages = rows.stages([one.split for one in frontier.ranked])
-    return [float(value) for value in objective_s(rows.prices, rows.columns, stages)]
-
-
-def _plans(
-    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate
-) -> tuple[Plan, ...]:
-    """The ranked rows as plans, each past the independent check."""
-    columns, digest = frontier.rows.columns, problem_digest(problem)
-    ranked = frontier.ranked
-    configurations = [columns.configuration(one.row, one.split) for one in ranked]
-    predictions = predict_all(problem, profile, configurations)
-    objectives = _objectives_s(frontier)
-    plans = []
-    for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
-        plan = Plan(
-            plan_id=plan_id_of(digest, config),
-            rank=at + 1,
-            config=config,
-            prediction=prediction,
-            objective_s=objectives[at],
-            certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
-        )
-        faults = list(violations(problem, profile, plan))
-        if faults:
-            raise InvalidPlanError("; ".join(faults))
-        plans.append(plan)
-    return tuple(plans)
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Everything that an answer is made of."""
-
-    problem: Problem
-    profile: Profile
-    space: Space
-    frontier: Frontier
-    proof: _Proof
-    certificate: Certificate
-
-
-def _answer(found: _Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
-    """The answer with its certificate."""
-    frontier, space, proof = found.frontier, found.space, found.proof
-    legal = int(space.legal.sum())
-    proved = frontier.finished
-    best = plans[0].prediction.step_time_s if plans else None
-    bound = proof.bound_s if best is None or proof.bound_s is None else min(proof.bound_s, best)
-    cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
-    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
-    warnings = (*space.warnings, *found.problem.cluster.warnings, *found.profile.warnings)
-    return Answer(
-        status=outcomes[0 if plans else 1],
-        plans=plans,
-        certified_by=("exact-dp", *cp_sat) if proved else (),
-        objective_gap=None if proof.objective_excess is None else 0.0,
-        objective_excess=proof.objective_excess,
-        bound_step_time_s=bound,
-        gap=relative_gap(best, bound),
-        space_size=len(space.columns),
-        legal=legal,
-        fit=frontier.fits,
-        explored=len(space.columns) - legal + frontier.settled,
-        counts={
-            "priced": len(frontier.rows),
-            "pruned": len(frontier.rows) - frontier.simulated,
-            "solved": len(frontier.solved),
-            "simulated": frontier.simulated,
-            "certified": len(found.certificate.rows),
-        },
-        elapsed_s=watch.elapsed_s,
-        seed=found.problem.options.seed,
-        versions=_versions(found.profile),
-        warnings=(*warnings, *found.certificate.warnings),
-        num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
-        peak_flops=found.profile.group.gpu.peak_bf16_flops,
-        notes={"profile": found.profile.title},
-    )
-
-
-def _versions(profile: Profile) -> dict[str, str]:
-    """What answered; OR-Tools is named without being loaded."""
-    versions = {"profile": profile.version}
-    for key, package in (("meshwright", "meshwright"), ("solver", "ortools")):
-        try:
-            versions[key] = version(package)
-        except PackageNotFoundError:
-            versions[key] = "0"
-    return versions

@@ -7,8 +7,8 @@ Minimises the closed-form objective ``sum_s phi t_s + max_s ((m - phi) t_s + tai
     the rank where it costs least (``best_counts``; marginal costs never fall, so greedy is exact).
 (2) layers of several kinds, one chunk a rank: dynamic program over boundaries with the tables
     h(i, j) = phi t(i, j) and g(i, j) = (m - phi) t(i, j) + tail(i, j) (``best_boundaries``).
-(3) layers of several kinds, several chunks a rank: the space offers chunks of even layer counts
-    only, earlier chunks larger by one where they must be (``even_chunks``).
+(3) layers of several kinds, several chunks a rank: the space offers some regular splits, all of them
+    are tried (``chunks.best_offered``).
 
 Of equally good splits the most even one is taken: (1) makes the sorted vector of rank costs
 lexicographically least, ties to earlier ranks; (2) makes the sum of squared stage times least.
@@ -21,9 +21,10 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
 from solver.search.caps import Caps, layer_caps, lightest_chunks
+from solver.search.chunks import best_offered
 from solver.search.rows import Rows
+from solver.search.windows import Split
 
-Split = tuple[int, ...]
 _NS = 1e9  # tables of the dynamic program are whole nanoseconds, so that ties are ties
 _NEVER = np.int64(2**60)
 
@@ -39,9 +40,10 @@ def best_splits(rows: Rows) -> list[Split | None]:
 
 def _best_of_mixed(row: Rows) -> Split | None:
     """The best split of one row with layers of several kinds."""
-    if row.v[0] == 1 and row.uneven_stages:
-        return best_boundaries(row)
-    split = even_chunks(row, int(row.p[0] * row.v[0]))
+    p, v = int(row.p[0]), int(row.v[0])
+    if row.uneven_stages:
+        return best_boundaries(row) if v == 1 else best_offered(row)
+    split = even_chunks(row, p * v)
     if split is None or min(split) < row.smallest_chunk[0]:
         return None
     return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
@@ -73,7 +75,7 @@ def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:
-    """Case (3): the split of ``chunks`` chunks as even as it can be, if the launcher runs it."""
+    """The split of ``chunks`` chunks as even as it can be, if the launcher runs it."""
     each, more = divmod(rows.layout.num_layers, chunks)
     if each == 0 or (more and not rows.uneven_stages):
         return None

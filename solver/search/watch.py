@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from solver.progress import OnProgress, Progress, ShouldStop
 
@@ -18,6 +18,7 @@ class Watch:
     on_progress: OnProgress | None = None
     should_stop: ShouldStop | None = None
     stopped: bool = False  # the time limit or the caller ended the search
+    _last: Progress | None = None
     _start_s: float = field(default_factory=time.monotonic)
     _reported_s: float = -1.0
 
@@ -54,17 +55,23 @@ class Watch:
             return
         self._reported_s = elapsed
         known = incumbent_s is not None and bound_s is not None
-        self.on_progress(
-            Progress(
-                stage=stage,
-                explored=explored,
-                total=total,
-                incumbent_step_time_s=incumbent_s,
-                bound_step_time_s=bound_s,
-                gap=relative_gap(incumbent_s, bound_s) if known else None,
-                elapsed_s=elapsed,
-            )
+        self._last = Progress(
+            stage=stage,
+            explored=explored,
+            total=total,
+            incumbent_step_time_s=incumbent_s,
+            bound_step_time_s=bound_s,
+            gap=relative_gap(incumbent_s, bound_s) if known else None,
+            elapsed_s=elapsed,
         )
+        self.on_progress(self._last)
+
+    def tick(self) -> None:
+        """Say again how far the search was, where long array work has nothing new to tell."""
+        last, elapsed = self._last, self.elapsed_s
+        if self.on_progress is not None and last and elapsed - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = elapsed
+            self.on_progress(replace(last, elapsed_s=elapsed))
 
 
 def relative_gap(value: float | None, bound: float | None) -> float | None:

@@ -108,7 +108,8 @@ def test_a_model_that_no_configuration_holds_is_infeasible_with_reasons(home: di
 
 
 def test_a_time_limit_without_a_plan_exits_4(home: dict[str, str]) -> None:
-    run = meshwright("plan", *SMALL, *BATCH, "--time-limit-s", "0.000001", env=home)
+    large = ["--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--num-nodes", "1"]  # fits nowhere
+    run = meshwright("plan", *large, *BATCH, "--time-limit-s", "0.000001", env=home)
     assert run.returncode == 4, run.stdout + run.stderr
     assert "nothing is proved" in run.stdout
 

@@ -68,7 +68,7 @@ def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) 
 def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
     backwards = np.arange(len(rows))[::-1]
     scores = [
-        f.ranked[0][1] for f in (Frontier.of(rows, 1), Frontier.of(rows.take(backwards), 1)) if run(f)
+        f.ranked[0].score_s for f in (Frontier.of(rows, 1), Frontier.of(rows.take(backwards), 1)) if run(f)
     ]
     assert len(set(scores)) <= 1
 

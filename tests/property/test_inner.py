@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from solver.cost.assemble import objective_s
+from solver.search.by_kind import least_objective_s
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
 from tests.property.exhaustive import exhaust
@@ -22,10 +23,20 @@ def best_objective_s(rows: Rows) -> float:
 
 
 @given(priced_rows())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=160, deadline=None)
 def test_inner_program_equals_brute_force_over_all_splits(rows: Rows) -> None:
     brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
     assert best_objective_s(rows) == pytest.approx(brute, rel=RELATIVE)
+
+
+@given(priced_rows(mixed=True, max_layers=8))
+@settings(max_examples=160, deadline=None)
+def test_room_by_kind_bounds_the_closed_form_of_every_split_from_below(rows: Rows) -> None:
+    if rows.v[0] == 1 or not rows.uneven_stages:
+        return
+    brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
+    least = float(least_objective_s(rows, int(rows.p[0]), int(rows.v[0]))[0])
+    assert least <= brute * (1 + RELATIVE)
 
 
 @given(priced_rows())

@@ -20,6 +20,7 @@ import numpy as np
 from solver.columns import FloatArray
 from solver.cost.schedule import in_flight
 from solver.search.caps import room_bytes
+from solver.search.chunks import offered
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
 
@@ -40,7 +41,7 @@ class RowRequest:
     values: Mapping[str, int]  # the row's DECISIONS
     smallest_chunk: int
     replayed_layers: int  # of each chunk; 0 where none or every layer is recomputed
-    only_split: Sequence[int] | None  # where the space has at most one split: that one, or empty
+    splits: Sequence[Sequence[int]] | None  # the splits on offer; None: all that keep chunks alike
     sum_const: int
     sum_replay: Sequence[int]
     rank_const: Sequence[int]
@@ -89,12 +90,11 @@ def row_request(rows: Rows, row: int) -> RowRequest:
     sum_const, rank_const = _constants_s(one, chosen)
     memory_layer, memory_replay, room = _memory_bytes(one, chosen)
     scale, share = _NS * one.prices.straggler[0], one.m[0] - one.phi[0]
-    single = not one.uneven_stages or (v > 1 and not one.is_uniform)
     return RowRequest(
         values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
         smallest_chunk=int(one.smallest_chunk[0]),
         replayed_layers=int(one.some_layers[0]),
-        only_split=(even_chunks(one, p * v) or ()) if single else None,
+        splits=_offered(one, p, v),
         sum_const=round(_NS * sum_const),
         sum_replay=_whole(scale * one.phi[0] * replay),
         rank_const=_whole(_NS * rank_const),
@@ -104,6 +104,17 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         memory_replay=memory_replay,
         room=room,
     )
+
+
+def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
+    """The splits of a row where the space offers some only."""
+    if not one.uneven_stages:
+        even = even_chunks(one, p * v)
+        return [list(even)] if even else []
+    if v == 1 or one.is_uniform:
+        return None
+    splits: list[list[int]] = offered(one.layout.num_layers, p * v, int(one.smallest_chunk[0])).tolist()
+    return splits
 
 
 def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from solver.search.cp.request import DECISIONS
 from solver.search.cp.variables import Decision, Linear, chunks_of, weighted
@@ -44,7 +44,7 @@ def chunks_of_a_rank_are_alike(decision: Decision) -> None:
     sizes = [end - start for start, end in pairwise(bounds)]
     for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
         pp, vpp = row.values["pipeline_parallel_size"], row.values["virtual_pipeline_size"]
-        if vpp == 1 or row.only_split is not None:
+        if vpp == 1 or row.splits is not None:
             continue
         last = pp * vpp - 1
         for rank in range(pp):
@@ -54,14 +54,17 @@ def chunks_of_a_rank_are_alike(decision: Decision) -> None:
                     model.add(sizes[other] <= sizes[chunk] + 1).only_enforce_if(literal)
 
 
-def single_splits_are_kept(decision: Decision) -> None:
-    """Where the space has at most one split for a row, it is that one, or the row is out."""
+def offered_splits_are_kept(decision: Decision) -> None:
+    """Where the space offers some splits of a row only, it is one of them, or the row is out."""
     model, bounds = decision.model, decision.bounds
     for row, literal in zip(decision.request.rows, decision.chosen, strict=True):
-        if row.only_split is not None and not row.only_split:
-            model.add(literal == 0)
-        for chunk, size in enumerate(row.only_split or ()):
-            model.add(bounds[chunk + 1] - bounds[chunk] == size).only_enforce_if(literal)
+        if row.splits is None:
+            continue
+        taken = [model.new_bool_var("") for _ in row.splits]
+        model.add(sum(taken) == 1).only_enforce_if(literal)
+        for split, one in zip(row.splits, taken, strict=True):
+            for end, layers in zip(bounds[1:], accumulate(split), strict=False):
+                model.add(end == layers).only_enforce_if(one)
 
 
 def every_rank_fits_its_memory(decision: Decision) -> None:
@@ -86,6 +89,6 @@ RULES: tuple[Callable[[Decision], None], ...] = (
     every_layer_sits_once,
     chunks_are_large_enough,
     chunks_of_a_rank_are_alike,
-    single_splits_are_kept,
+    offered_splits_are_kept,
     every_rank_fits_its_memory,
 )

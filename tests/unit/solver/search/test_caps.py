@@ -25,7 +25,8 @@ def test_caps_are_the_most_layers_whose_memory_fits(rows: Rows) -> None:
         for count in range(low, layers - int(caps.least[0].sum()) + low + 1):
             others = _others(layers - count, p, rank, int(caps.least[0, 0]))
             counts = [*others[:rank], count, *others[rank:]]
-            peak = rows.stages([lightest_chunks(counts, v, int(rows.smallest_chunk[0]))]).peak_memory_bytes[0, rank]
+            split = lightest_chunks(counts, v, int(rows.smallest_chunk[0]))
+            peak = rows.stages([split]).peak_memory_bytes[0, rank]
             assert (peak <= rows.budget_bytes) == (count <= high)
 
 

@@ -34,13 +34,13 @@ def frontier() -> Frontier:
 
 def judged(frontier: Frontier, judge: Judge, watch: Watch) -> Certificate:
     """The certificate of the first plan's row alone."""
-    return judge.certify(frontier, (frontier.ranked[0][2],), watch)
+    return judge.certify(frontier, (frontier.ranked[0].row,), watch)
 
 
 def test_the_first_plan_is_confirmed(frontier: Frontier) -> None:
     with Judge(SearchOptions()) as judge:
         certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
-    assert certificate == Certificate(rows=frozenset({frontier.ranked[0][2]}))
+    assert certificate == Certificate(rows=frozenset({frontier.ranked[0].row}))
 
 
 def test_without_certification_no_process_starts(frontier: Frontier) -> None:
@@ -80,7 +80,7 @@ def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Fronti
 
 
 def test_another_minimum_is_an_error(frontier: Frontier) -> None:
-    solved = frontier.solved[frontier.ranked[0][2]]
+    solved = frontier.solved[frontier.ranked[0].row]
     verdict = {"row": 0, "split": solved.split, "objective_us": round(solved.objective_s * 1e6)}
     _compare(frontier, [solved.row], verdict, solved.objective_s)
     lower = replace(solved, objective_s=solved.objective_s - 1e-4)

@@ -16,7 +16,7 @@ def a_row(pp: int = 2, vpp: int = 1, **changes: object) -> RowRequest:
         values={name: sizes.get(name, 1) for name in DECISIONS},
         smallest_chunk=1,
         replayed_layers=0,
-        only_split=None,
+        splits=None,
         sum_const=0,
         sum_replay=[0],
         rank_const=[0] * pp,
@@ -71,15 +71,26 @@ def test_every_chunk_holds_as_many_layers_as_are_recomputed() -> None:
     assert verdict(a_row(smallest_chunk=3)).status == "INFEASIBLE"
 
 
-def test_chunks_of_a_rank_are_alike_and_earlier_ones_larger() -> None:
-    # 5 layers in 2 x 2 chunks: the odd layer sits in the first chunk of a rank
-    split = verdict(a_row(vpp=2)).split
-    assert split in ((2, 1, 1, 1), (1, 2, 1, 1))
+def test_chunks_of_a_rank_differ_by_at_most_one_layer() -> None:
+    # 7 layers in 2 x 2 chunks; rank 1 takes the two that it must, so rank 0 holds 5: 2 and 3, or 3 and 2
+    forced = a_row(vpp=2, room=[100, 2])
+    assert verdict(forced, num_layers=7).split in ((2, 1, 3, 1), (3, 1, 2, 1))
 
 
-def test_a_single_split_is_kept_and_none_at_all_is_infeasible() -> None:
-    assert verdict(a_row(only_split=(1, 4))).split == (1, 4)
-    assert verdict(a_row(only_split=())).status == "INFEASIBLE"
+def test_only_the_first_and_last_chunk_of_the_model_may_hold_fewer() -> None:
+    # a layer of chunk 0 takes 10 bytes, of chunk 2 one: rank 0 has room for 1 and 4, for no other five
+    prices = [[10], [1], [1], [1]]
+    found = verdict(a_row(vpp=2, room=[14, 2], memory_layer=prices), num_layers=7)
+    assert (found.status, found.split) == ("OPTIMAL", (1, 1, 4, 1))
+    # where chunk 2 is the dear one, 4 and 1 would fit, but an inner chunk is at most one layer smaller
+    assert verdict(a_row(vpp=2, room=[14, 2], memory_layer=[[1], [1], [10], [1]]),
+                   num_layers=7).status == "INFEASIBLE"  # fmt: skip
+
+
+def test_one_of_the_splits_on_offer_is_kept_and_none_at_all_is_infeasible() -> None:
+    assert verdict(a_row(splits=[(1, 4)])).split == (1, 4)
+    assert verdict(a_row(splits=[(1, 4), (2, 3)])).split == (2, 3)
+    assert verdict(a_row(splits=[])).status == "INFEASIBLE"
 
 
 def test_the_better_of_two_rows_is_chosen_with_its_own_choices() -> None:

@@ -132,17 +132,37 @@ def test_gpus_that_do_not_factor_are_left_out_and_the_answer_says_so() -> None:
     assert answer.warnings[0].startswith("at most 16 of 24 GPUs are used")
 
 
-def test_a_time_limit_of_nothing_ends_without_a_plan() -> None:
+def test_a_time_limit_of_nothing_still_gives_a_plan_and_claims_nothing_of_it() -> None:
     answer = answer_to(small_problem(time_limit_s=0.0))
-    assert (answer.status, answer.plans, answer.certified_by) == ("unknown", (), ())
-    assert answer.infeasible is None
+    assert (answer.status, len(answer.plans), answer.certified_by) == ("feasible", 1, ())
+    assert (answer.objective_gap, answer.objective_excess) == (None, None)
+    assert (answer.bound_step_time_s, answer.gap) == (None, None)
 
 
-def test_stopping_before_the_first_plan_still_bounds_every_plan() -> None:
-    polls = iter([False])  # once before pricing, then stop
+def test_a_time_limit_of_nothing_is_told_apart_from_an_infeasible_problem() -> None:
+    tiny = replace(a_cluster(num_nodes=1).groups[0].gpu, memory_bytes=4 * 10**9)
+    cluster = a_cluster(num_nodes=1)
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], gpu=tiny),))
+    problem = replace(small_problem(time_limit_s=0.0), cluster=cluster)
+    stopped = answer_to(problem)
+    assert (stopped.status, stopped.plans, stopped.infeasible) == ("unknown", (), None)
+    ample = replace(problem, options=replace(problem.options, time_limit_s=60.0))
+    assert answer_to(ample).status == "infeasible"
+
+
+def test_stopping_before_anything_is_priced_keeps_the_plan_that_was_found_first() -> None:
+    stopped = answer_to(small_problem(), should_stop=lambda: True)
+    best = answer_to(small_problem(certify="none", top_k=1)).plans[0].prediction.step_time_s
+    assert stopped.status == "feasible"
+    assert stopped.plans[0].prediction.step_time_s >= best
+    assert stopped.explored < stopped.space_size
+
+
+def test_stopping_after_all_is_bounded_keeps_a_bound() -> None:
+    polls = iter([False] * 4)
     stopped = answer_to(small_problem(), should_stop=lambda: next(polls, True))
     best = answer_to(small_problem(certify="none", top_k=1)).plans[0].prediction.step_time_s
-    assert stopped.status == "unknown"
+    assert stopped.status == "feasible"
     assert stopped.bound_step_time_s is not None
     assert 0.0 < stopped.bound_step_time_s <= best
 

@@ -1,0 +1,125 @@
+"""What a search found, as plans and an answer with its certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from profiles.profile import Profile
+from solver.check import violations
+from solver.cost.assemble import objective_s
+from solver.digest import problem_digest
+from solver.errors import InvalidPlanError
+from solver.plan import Answer, Plan, Status, plan_id_of
+from solver.predict import predict_all
+from solver.problem import Problem
+from solver.search.certify import Certificate
+from solver.search.frontier import Frontier
+from solver.search.watch import Watch, relative_gap
+from solver.space import Space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What holds for all rows and splits."""
+
+    bound_s: float | None = None
+    objective_excess: float | None = None
+    survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
+
+
+def objectives_s(frontier: Frontier) -> list[float]:
+    """The closed form of every ranked row under its split."""
+    if not frontier.ranked:
+        return []
+    rows = frontier.rows.take([one.row for one in frontier.ranked])
+    stages = rows.stages([one.split for one in frontier.ranked])
+    return [float(value) for value in objective_s(rows.prices, rows.columns, stages)]
+
+
+def plans_of(
+    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate
+) -> tuple[Plan, ...]:
+    """The ranked rows as plans, each past the independent check."""
+    columns, digest = frontier.rows.columns, problem_digest(problem)
+    ranked = frontier.ranked
+    configurations = [columns.configuration(one.row, one.split) for one in ranked]
+    predictions = predict_all(problem, profile, configurations)
+    objectives = objectives_s(frontier)
+    plans = []
+    for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
+        plan = Plan(
+            plan_id=plan_id_of(digest, config),
+            rank=at + 1,
+            config=config,
+            prediction=prediction,
+            objective_s=objectives[at],
+            certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
+        )
+        faults = list(violations(problem, profile, plan))
+        if faults:
+            raise InvalidPlanError("; ".join(faults))
+        plans.append(plan)
+    return tuple(plans)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that an answer is made of."""
+
+    problem: Problem
+    profile: Profile
+    space: Space
+    frontier: Frontier
+    proof: Proof
+    certificate: Certificate
+
+
+def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
+    """The answer with its certificate."""
+    frontier, space, proof = found.frontier, found.space, found.proof
+    legal = int(space.legal.sum())
+    proved = frontier.finished
+    best = plans[0].prediction.step_time_s if plans else None
+    bound = proof.bound_s if best is None or proof.bound_s is None else min(proof.bound_s, best)
+    cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
+    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
+    warnings = (*space.warnings, *found.problem.cluster.warnings, *found.profile.warnings)
+    return Answer(
+        status=outcomes[0 if plans else 1],
+        plans=plans,
+        certified_by=("exact-dp", *cp_sat) if proved else (),
+        objective_gap=None if proof.objective_excess is None else 0.0,
+        objective_excess=proof.objective_excess,
+        bound_step_time_s=bound,
+        gap=relative_gap(best, bound),
+        space_size=len(space.columns),
+        legal=legal,
+        fit=frontier.fits,
+        explored=len(space.columns) - legal + frontier.settled,
+        counts={
+            "priced": len(frontier.rows),
+            "pruned": len(frontier.rows) - frontier.simulated,
+            "solved": len(frontier.solved),
+            "simulated": frontier.simulated,
+            "certified": len(found.certificate.rows),
+        },
+        elapsed_s=watch.elapsed_s,
+        seed=found.problem.options.seed,
+        versions=_versions(found.profile),
+        warnings=(*warnings, *found.certificate.warnings),
+        num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
+        peak_flops=found.profile.group.gpu.peak_bf16_flops,
+        notes={"profile": found.profile.title},
+    )
+
+
+def _versions(profile: Profile) -> dict[str, str]:
+    """What answered; OR-Tools is named without being loaded."""
+    versions = {"profile": profile.version}
+    for key, package in (("meshwright", "meshwright"), ("solver", "ortools")):
+        try:
+            versions[key] = version(package)
+        except PackageNotFoundError:
+            versions[key] = "0"
+    return versions

@@ -1,0 +1,52 @@
+"""Interleaved rows with layers of several kinds: the splits that the space offers for them.
+
+Which chunk a layer sits in couples the ranks' times through the order of the layers, so that over all
+splits no dynamic program of a useful size is exact. The space offers the regular ones: windows of larger
+chunks (``windows``) at a few places, the model's first and last chunk with fewer layers or not. They
+are all tried, so that the best of them is exact; on rows of DeepSeek-V3 no other split that keeps a
+rank's chunks alike had a smaller closed form.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from solver.columns import IntArray
+from solver.cost.assemble import objective_s
+from solver.search.rows import Rows
+from solver.search.windows import Split, windows
+
+_STARTS = 8
+_MOST_CUT = 4  # layers that the model's last chunk may lack, for head, loss and prediction layers
+
+
+@lru_cache(maxsize=512)
+def offered(num_layers: int, chunks: int, smallest: int) -> IntArray:
+    """Every split on offer into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks)."""
+    found = [
+        split for first, last in product((0, 1), range(_MOST_CUT + 1))
+        for split in windows(num_layers, chunks, first=first, last=last, smallest=smallest, starts=_STARTS)
+    ]  # fmt: skip
+    return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
+
+
+def splits_that_fit(row: Rows) -> list[Split]:
+    """The splits on offer for one row whose ranks all fit in memory."""
+    splits = offered(row.layout.num_layers, int(row.p[0] * row.v[0]), int(row.smallest_chunk[0])).tolist()
+    if not splits:
+        return []
+    stages = row.take([0] * len(splits)).stages([tuple(split) for split in splits])
+    fits = stages.peak_memory_bytes.max(axis=1) <= row.budget_bytes
+    return [tuple(split) for split, fit in zip(splits, fits.tolist(), strict=True) if fit]
+
+
+def best_offered(row: Rows) -> Split | None:
+    """The split on offer that minimises the closed form of one row; None where none fits."""
+    splits = splits_that_fit(row)
+    if not splits:
+        return None
+    many = row.take([0] * len(splits))
+    return splits[int(objective_s(many.prices, many.columns, many.stages(splits)).argmin())]

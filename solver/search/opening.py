@@ -1,0 +1,56 @@
+"""A first plan before anything else, so that a search that is stopped early has something to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.profile import Profile
+from solver.columns import IntArray
+from solver.problem import Problem
+from solver.search.fitting import lightest
+from solver.search.frontier import Frontier
+from solver.search.priced import priced_space
+from solver.space import Space
+
+_SAMPLE = 1024  # rows looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A row that has a split that fits."""
+
+    row: int  # among the legal rows
+    frontier: Frontier  # a few rows with this one ranked
+
+
+def first_plan(problem: Problem, profile: Profile, space: Space) -> Opening | None:
+    """A good row among a sample of the legal ones, or, where none fits, among the lightest ones.
+
+    None: no sampled row has a split that fits, which proves nothing.
+    """
+    legal = np.flatnonzero(space.legal)
+    for index in (_spread(len(legal)), _lightest(space, legal)):
+        rows = priced_space(problem, profile, space.columns.take(legal[index]))
+        frontier = Frontier.of(rows, 1)
+        frontier.covers_all = len(index) == len(legal)
+        frontier.run(lambda state: bool(state.ranked))
+        if frontier.ranked:
+            return Opening(row=int(index[frontier.ranked[0].row]), frontier=frontier)
+    return None
+
+
+def _spread(count: int) -> IntArray:
+    """Row numbers from end to end."""
+    return (
+        np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
+        if count
+        else np.arange(0)
+    )
+
+
+def _lightest(space: Space, legal: IntArray) -> IntArray:
+    """The rows that need least memory, evenly thinned out."""
+    light = np.flatnonzero(lightest(space.columns.take(legal)))
+    return light[_spread(len(light))]

@@ -1,0 +1,39 @@
+"""Many simulations at once end like one at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solver.errors import InvalidPlanError
+from solver.search.simulate import rank_finish_s
+from solver.search.wavefront import finish_of_many_s, waves_of
+from solver.search.windows import windows
+
+
+@given(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]), st.integers(2, 5), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_many_simulations_end_like_one_at_a_time(schedule: str, pp: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vpp = int(rng.integers(2, 4)) if schedule == "interleaved_1f1b" else 1
+    m = pp * int(rng.integers(1, 4)) if vpp > 1 else int(rng.integers(1, 12))
+    forward, backward = rng.uniform(0.5, 2.0, (2, 7, pp * vpp))
+    many = finish_of_many_s(forward, backward, pp=pp, num_microbatches=m, schedule=schedule)
+    for at in range(7):
+        one = rank_finish_s(forward[at].tolist(), backward[at].tolist(), pp=pp, num_microbatches=m,
+                            schedule=schedule)  # fmt: skip
+        assert many[at].tolist() == one
+
+
+def test_micro_batches_that_do_not_fit_the_groups_are_refused() -> None:
+    with pytest.raises(InvalidPlanError):
+        waves_of(2, 2, 3, "interleaved_1f1b")
+
+
+def test_a_window_of_larger_chunks_starts_anywhere_and_the_last_chunk_may_lack_layers() -> None:
+    # 10 layers in 8 chunks: six of 1 and a window of two chunks of 2
+    splits = windows(10, 8, first=0, last=0, smallest=1, starts=3)
+    assert splits == [(2, 2, 1, 1, 1, 1, 1, 1), (1, 1, 1, 2, 2, 1, 1, 1), (1, 1, 1, 1, 1, 1, 2, 2)]
+    # the last chunk lacks one: 7 + 1 = 8 layers make two in each of four chunks, less one at the end
+    assert windows(7, 4, first=0, last=1, smallest=1, starts=3) == [(2, 2, 2, 1)]
+    assert windows(7, 4, first=0, last=1, smallest=2, starts=3) == []
