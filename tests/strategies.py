@@ -176,7 +176,7 @@ def offered_splits(rows: Rows, row: int) -> Iterator[tuple[int, ...]]:
         split = tuple(b - a for a, b in pairwise(edges))
         if min(split) < smallest or (not rows.uneven_stages and len(set(split)) > 1):
             continue
-        offers = interleaves(split, pp) if rows.is_uniform else split in some
+        offers = split in some if not rows.is_uniform else vpp == 1 or interleaves(split, pp)
         if vpp > 1 and rows.uneven_stages and not offers:
             continue
         yield split
