@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.columns import FloatArray, IntArray
 from solver.errors import InvalidPlanError
-from solver.search.simulate import pass_slots
+from solver.search.orders import slots_of
 
 MAX_KEPT = 64  # schedules kept; one of 2^17 passes takes 4 MB
 
@@ -39,7 +39,7 @@ def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
     """
     m, chunks = num_microbatches, pp * vpp
     orders = [
-        np.array(pass_slots(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule))
+        np.array(slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule))
         for rank in range(pp)
     ]
     wave = _wave_numbers([order.tolist() for order in orders], m, 2 * chunks + 1)
