@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from profiles.model import ModelSpec
 from profiles.profile import default_profile
 from solver.cost.price import price
 from solver.search.priced import priced_space
@@ -13,7 +14,7 @@ from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 
 @pytest.mark.parametrize("model", [a_model(num_layers=8), a_moe_model()])
-def test_rows_that_share_a_price_are_priced_alike(model: object) -> None:
+def test_rows_that_share_a_price_are_priced_alike(model: ModelSpec) -> None:
     problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=64)
     profile = default_profile(problem.cluster, problem.launcher)
     columns = enumerate_space(problem).columns
