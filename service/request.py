@@ -75,6 +75,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "pin": dict(sorted(options.pin.items())),
             "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
             "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
+            "constraints": list(options.constraints),
         },
         **given,
     }
@@ -142,6 +143,7 @@ def _options(request: SearchRequest) -> SearchOptions:
             for name, values in sorted(request.forbid.items())
         },
         bounds={name: (low, high) for name, (low, high) in sorted(request.bounds.items())},
+        constraints=tuple(dict.fromkeys(text.strip() for text in request.constraints)),
     )
 
 

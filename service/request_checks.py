@@ -14,10 +14,10 @@ from profiles.frameworks import framework_facts, with_options
 from profiles.optimizers import OPTIMIZERS, optimizer_named
 from profiles.profile import framework_of
 from service.json_input import MAX_ERRORS, pointer, shown
+from service.request_constraints import constraints
 from service.request_sizes import batch_size, gpu_count, model_sizes
-from solver.columns import RECOMPUTE, SCHEDULES
 from solver.cost.context import linear_precision
-from solver.options import INTEGER_VARIABLES, VARIABLES, SearchOptions
+from solver.options import INTEGER_VARIABLES, LOGICAL_VARIABLES, VARIABLES, WORDS, SearchOptions
 from solver.problem import PRECISIONS, Problem
 
 LAUNCHERS = ("megatron-lm", "none")
@@ -28,12 +28,11 @@ PLANNED_LAUNCHERS = (
 ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
 MAX_ZERO_STAGE = 3
 MAX_VALUE = 2**31 - 1
-WORDS = {"recompute_granularity": RECOMPUTE, "pipeline_schedule": SCHEDULES}
+MAX_LIMITS = 40  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 # Parts of the request format that this version cannot honour: refused unless they ask for nothing.
 _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     "search": {
-        "constraints": "side constraints cannot be searched yet",
         "allow": "offload and other precisions or optimizers cannot be searched yet",
         "reserve_nodes": "spare nodes cannot be kept back yet; give num_nodes without them",
         "baseline": "a baseline cannot be ranked yet; meshwright predict prices it",
@@ -93,7 +92,9 @@ def check_limits(problem: Problem) -> None:
         InvalidProblemError: with every fault of the first kind of check that finds any.
     """
     for check in (
+        _number_of_limits,
         _names,
+        constraints,
         _values,
         _bounds,
         _contradictions,
@@ -119,6 +120,18 @@ def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
             yield "forbid", name, value, pointer("search", "forbid", name, index)
 
 
+def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
+    """A row's mask has a bit for each limit."""
+    options = problem.options
+    count = sum(map(len, (options.pin, options.forbid, options.bounds, options.constraints)))
+    if count > MAX_LIMITS:
+        yield FieldError(
+            pointer=pointer("search"),
+            message=f"{count} pins, prohibitions, bounds and constraints",
+            allowed=f"up to {MAX_LIMITS} together",
+        )
+
+
 def _names(problem: Problem) -> Iterator[FieldError]:
     """Pins, prohibitions and bounds name known variables."""
     options = problem.options
@@ -131,15 +144,26 @@ def _names(problem: Problem) -> Iterator[FieldError]:
 def _values(problem: Problem) -> Iterator[FieldError]:
     """Every value has the type and range of its variable."""
     for _, name, value, at in _given(problem.options):
-        yield from _word(name, value, at) if name in WORDS else _integer(name, value, at)
+        if name in WORDS:
+            yield from _word(name, value, at)
+        elif name in LOGICAL_VARIABLES:
+            yield from _logical(value, at)
+        else:
+            yield from _integer(name, value, at)
+
+
+def _logical(value: int | str, at: str) -> Iterator[FieldError]:
+    """A value of a variable that is true or false."""
+    if not isinstance(value, bool):
+        yield FieldError(pointer=at, message="must be true or false", allowed="true, false")
 
 
 def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
     """A value of an integer variable."""
     low, high = lowest(name), MAX_ZERO_STAGE if name == "zero_stage" else MAX_VALUE
     allowed = f"from {low} to {high}"
-    if isinstance(value, str):
-        yield FieldError(pointer=at, message=f'"{shown(value)}" is not an integer', allowed=allowed)
+    if isinstance(value, str | bool):
+        yield FieldError(pointer=at, message=f'"{shown(str(value))}" is not an integer', allowed=allowed)
     elif not low <= value <= high:
         nearest = str(min(max(value, low), high))
         yield FieldError(pointer=at, message=f"{value} is out of range", allowed=allowed, nearest=nearest)

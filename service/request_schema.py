@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.errors import FieldError
 from service.json_input import MAX_ERRORS, pointer, shown
+from solver.expressions import MAX_LENGTH
 from solver.options import Certify
 from solver.problem import LORA_TARGETS
 
@@ -25,11 +26,13 @@ MAX_BATCH = 2**31 - 1
 MAX_TOP_K = 10_000
 MAX_TIME_LIMIT_S = 86_400.0
 MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fewer variables
+MAX_CONSTRAINTS = 32
 MAX_VALUES = 1024  # forbidden values of one variable
 
 Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 Scalar = bool | int | float | str
+Value = bool | int | str
 
 
 class _Part(BaseModel):
@@ -76,16 +79,21 @@ class SearchRequest(_Part):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     objective: Literal["step_time"] = "step_time"
     max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
-    pin: dict[str, int | str] = Field(
+    pin: dict[str, Value] = Field(
         default_factory=dict, max_length=MAX_NAMES, description="variable: its only value"
     )
-    forbid: dict[str, Annotated[list[int | str], Field(max_length=MAX_VALUES)]] = Field(
+    forbid: dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]] = Field(
         default_factory=dict, max_length=MAX_NAMES, description="variable: values to avoid"
     )
     bounds: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
         default_factory=dict,
         max_length=MAX_NAMES,
         description="variable: [lowest, highest], both included",
+    )
+    constraints: list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]] = Field(
+        default_factory=list,
+        max_length=MAX_CONSTRAINTS,
+        description="expressions that must hold, e.g. zero_stage == 3 => pipeline_parallel_size == 1",
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from profiles.profile import Profile
+from solver.check_request import request_faults
 from solver.columns import RECOMPUTE, Columns
 from solver.cost.assemble import assemble, objective_s
 from solver.cost.memory import memory_budget_bytes
@@ -56,7 +57,7 @@ def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[s
     yield from _split_faults(problem, config)
     yield from _step_faults(problem, config)
     yield from _launcher_faults(problem, config)
-    yield from _request_faults(problem, config)
+    yield from request_faults(problem, config)
 
 
 def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -155,32 +156,6 @@ def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{able.launcher} has no context parallelism"
     if config.expert_parallel_size > 1 and not able.expert_parallel:
         yield f"{able.launcher} has no expert parallelism"
-
-
-def _request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Pins, forbidden values and bounds of the request."""
-    options = problem.options
-    for name, value in options.pin.items():
-        if value not in _meanings(problem, config, name):
-            yield f"{name} is pinned to {value}"
-    for name, values in options.forbid.items():
-        if set(_meanings(problem, config, name)) <= set(values):
-            yield f"{name} = {getattr(config, name)} is forbidden"
-    for name, (low, high) in options.bounds.items():
-        if not any(low <= int(value) <= high for value in _meanings(problem, config, name)):
-            yield f"{name} must be {low} to {high}"
-
-
-def _meanings(problem: Problem, config: Configuration, name: str) -> tuple[int | str, ...]:
-    """The values of a variable that a request may have meant.
-
-    A configuration that recomputes every layer of its chunks also recomputes every layer of the model.
-    """
-    value: int | str = getattr(config, name)
-    if name == "recompute_layers" and config.recompute_granularity == "full":
-        every = config.recompute_layers >= max(config.stage_layers)
-        return (value, problem.model.num_layers) if every else (value,)
-    return (value,)
 
 
 def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -> Iterator[str]:

@@ -57,6 +57,14 @@ class Columns:
         """Number of configurations."""
         return len(self.tensor_parallel_size)
 
+    @property
+    def num_gpus(self) -> IntArray:
+        """GPUs used: tp * pp * cp * dp, shape (n,)."""
+        return (
+            self.tensor_parallel_size * self.pipeline_parallel_size
+            * self.context_parallel_size * self.data_parallel_size
+        )  # fmt: skip
+
     def take(self, index: IntArray | BoolArray | slice) -> Columns:
         """The configurations at ``index``, in that order."""
         return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(self)})

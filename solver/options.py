@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES
+
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
 
 # The variables that a request may pin, forbid or bound.
@@ -15,14 +17,23 @@ INTEGER_VARIABLES = (
     "virtual_pipeline_size",
     "context_parallel_size",
     "expert_parallel_size",
+    "expert_tensor_parallel_size",
     "data_parallel_size",
     "zero_stage",
+    "zero_shard_size",
     "micro_batch_size",
     "num_microbatches",
     "recompute_layers",
 )
-WORD_VARIABLES = ("recompute_granularity", "pipeline_schedule")
-VARIABLES = INTEGER_VARIABLES + WORD_VARIABLES
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "recompute_granularity": RECOMPUTE,
+    "pipeline_schedule": SCHEDULES,
+    "offload": OFFLOAD,
+}
+LOGICAL_VARIABLES = ("sequence_parallel",)
+VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)
+# What follows from the others; constraints may name it.
+DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +49,9 @@ class SearchOptions:
     pin: Mapping[str, int | str] = field(default_factory=dict)
     forbid: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive
+    constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions``; each must hold
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Variables that a pin, a prohibition or a bound limits."""
+        return frozenset({*self.pin, *self.forbid, *self.bounds})

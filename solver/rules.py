@@ -7,31 +7,20 @@ bit of a row's mask, so that an answer without plans can name the rules that sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from math import gcd
 
 import numpy as np
 
 from profiles.capabilities import Capabilities, launcher_capabilities
-from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
+from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, IntArray
 from solver.problem import Problem
+from solver.request_rules import request_rules
+from solver.rule import Rule
 
-Violated = Callable[[Columns], BoolArray]
 _INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 _FULL = RECOMPUTE.index("full")
 _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One limit of the space."""
-
-    name: str  # in words, as explanations print it
-    reason: str  # one line: why the limit exists
-    violated: Violated  # columns -> which rows break it
-    of_request: bool = False  # the request set it, so the request can drop it
 
 
 def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
@@ -222,59 +211,12 @@ def _launcher_mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]
     )
 
 
-def value_of(columns: Columns, variable: str, num_layers: int) -> IntArray:
-    """A variable as a request means it, shape (n,).
-
-    ``recompute_layers`` of a row that recomputes every layer is the number of layers of the model:
-    only without stages is that a number of layers of each chunk.
-    """
-    if variable == "recompute_granularity":
-        return columns.recompute
-    values: IntArray = getattr(columns, variable)
-    return np.minimum(values, num_layers) if variable == "recompute_layers" else values
-
-
-def coded(variable: str, value: int | str) -> int:
-    """A word as columns store it; -1 for a word they do not know. Numbers stay."""
-    words = {"recompute_granularity": RECOMPUTE, "pipeline_schedule": SCHEDULES}.get(variable)
-    if words is None:
-        return int(value)
-    return words.index(str(value)) if value in words else -1
-
-
-def _request_rules(problem: Problem) -> Iterator[Rule]:
-    """Pins, forbidden values and bounds of the request."""
-    layers, options = problem.model.num_layers, problem.options
-
-    def rule(name: str, variable: str, breaks: Callable[[IntArray], BoolArray]) -> Rule:
-        return Rule(
-            name=name,
-            reason="the request asks for it",
-            violated=lambda c: breaks(value_of(c, variable, layers)),
-            of_request=True,
-        )
-
-    for variable, value in sorted(options.pin.items()):
-        yield rule(f"pin {variable} = {value}", variable, partial(np.not_equal, coded(variable, value)))
-    for variable, values in sorted(options.forbid.items()):
-        words = ", ".join(str(value) for value in values)
-        taboo = np.array([coded(variable, value) for value in values], dtype=np.int64)
-        yield rule(f"forbid {variable} = {words}", variable, partial(np.isin, test_elements=taboo))
-    for variable, (low, high) in sorted(options.bounds.items()):
-        name = f"bounds {low} <= {variable} <= {high}"
-        yield rule(name, variable, partial(_outside, low=low, high=high))
-
-
-def _outside(values: IntArray, low: int, high: int) -> BoolArray:
-    """Which values lie outside an inclusive range."""
-    return (values < low) | (values > high)
-
-
 def rules_of(problem: Problem) -> tuple[Rule, ...]:
     """Every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
+        ExpressionError: a constraint of the request is none.
     """
     able = launcher_capabilities(problem.launcher)
     groups = (
@@ -285,7 +227,7 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _batch_rules(problem),
         _launcher_rules(able),
         _launcher_mesh_rules(problem, able),
-        _request_rules(problem),
+        request_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)
 

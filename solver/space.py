@@ -23,8 +23,10 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
+from solver.constraints import names_of
 from solver.problem import Problem
-from solver.rules import Rule, common_island, rules_of, violation_masks
+from solver.rule import Rule
+from solver.rules import common_island, rules_of, violation_masks
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
 MAX_MICRO_BATCH_SIZE = 32
@@ -105,7 +107,7 @@ def _meshes(problem: Problem, num_gpus: int) -> IntArray:
 def _chunkings(problem: Problem, pp: int) -> IntArray:
     """(vpp, recompute, recompute_layers) rows of a pipeline of ``pp`` stages."""
     layers, options = problem.model.num_layers, problem.options
-    limited = any("recompute_layers" in limits for limits in (options.pin, options.forbid, options.bounds))
+    limited = "recompute_layers" in options.named | names_of(options.constraints)
     rows: list[tuple[int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
     for vpp in _with_request(problem, "virtual_pipeline_size", virtual):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from profiles.errors import InvalidProblemError
@@ -12,6 +13,7 @@ _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
 _SWITCHES = {"true": True, "false": False}
 Value = int | str
 Setting = Value | bool | list[Value]
+_NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
 MAX_DIGITS = 18  # what fits 64 bits
 
 
@@ -67,6 +69,11 @@ def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
     return bounds
 
 
+def long_names(expression: str) -> str:
+    """An expression in which ``tp``, ``pp``, … are written out; words in quotes stay."""
+    return _NAME.sub(lambda match: _LONG_NAMES.get(match.group(), match.group()), expression)
+
+
 def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
     """Names, in full and once each, and what stands behind the equals sign."""
     seen = set()
@@ -82,6 +89,8 @@ def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, 
 
 
 def _value(text: str) -> Value:
-    """An integer where the text is one."""
+    """An integer or a truth value where the text is one."""
     digits = text.strip()
+    if digits.lower() in _SWITCHES:
+        return _SWITCHES[digits.lower()]
     return int(digits) if digits.lstrip("-").isdecimal() and len(digits) <= MAX_DIGITS else digits

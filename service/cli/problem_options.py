@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ import typer
 
 from profiles.errors import InvalidProblemError
 from profiles.optimizers import OPTIMIZERS
-from service.cli.assignments import bounds_of, prohibitions_of, values_of
+from service.cli.assignments import bounds_of, long_names, prohibitions_of, values_of
 from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
 
@@ -49,6 +49,9 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_SIZES)] = None,
     bound: Annotated[list[str] | None, typer.Option(metavar="NAME=LOW:HIGH", help="Both included.")] = None,
     forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
+    constraint: Annotated[
+        list[str] | None, typer.Option(metavar="EXPRESSION", help="Must hold: 'tp * cp <= 8'.")
+    ] = None,
 ) -> Request:
     """The raw request of a problem file with the options that override it."""
     request = dict(read_problem_file(problem)) if problem else {}
@@ -73,6 +76,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     _extend(request, "pin", values_of("--pin", pin or ()))
     _extend(request, "bounds", bounds_of("--bound", bound or ()))
     _extend(request, "forbid", prohibitions_of("--forbid", forbid or ()))
+    _append_constraints(request, constraint or ())
     return request
 
 
@@ -140,6 +144,16 @@ def _extend(request: Request, name: str, values: Mapping[str, object]) -> None:
     if values:
         search = _object(request, "search")
         request["search"] = {**search, name: {**_object(search, name), **values}}
+
+
+def _append_constraints(request: Request, texts: Sequence[str]) -> None:
+    """Add side constraints to those of the file; short names become the glossary's."""
+    if texts:
+        search = _object(request, "search")
+        given = search.get("constraints", [])
+        if not isinstance(given, list):
+            raise InvalidProblemError.of("/search/constraints", "must be a list")
+        request["search"] = {**search, "constraints": [*given, *map(long_names, texts)]}
 
 
 def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:

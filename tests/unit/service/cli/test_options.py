@@ -150,3 +150,16 @@ def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
         InvalidProblemError, match='--gpus-per-node: belongs to --gpu; the nodes of "dgx-h100"'
     ):
         read_request(cluster="dgx-h100", num_nodes=1, gpus_per_node=4)
+
+
+def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names(tmp_path: Path) -> None:
+    path = tmp_path / "problem.json"
+    path.write_text('{"search": {"constraints": ["zero_stage < 3"]}}')
+    request = read_request(path, constraint=["tp * cp <= 8", "pipeline_schedule == 'tp'"])
+    assert request["search"] == {
+        "constraints": [
+            "zero_stage < 3",
+            "tensor_parallel_size * context_parallel_size <= 8",
+            "pipeline_schedule == 'tp'",
+        ]
+    }
