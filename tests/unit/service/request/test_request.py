@@ -291,31 +291,3 @@ def test_whatever_divides_is_accepted_and_survives_its_canonical_request(
     workload = {"global_batch_size": mbs * steps, "seq_length": seq}
     problem = parse_problem(request(workload=workload, search={"pin": pins}))
     assert parse_problem(problem_to_mapping(problem)) == problem
-
-
-def test_a_fault_of_a_constraint_names_the_character_and_the_nearest_variable() -> None:
-    search = {"constraints": ["zero_stage == 1", "tp_size * tensor_parallel <= 8"]}
-    (fault,) = faults(request(search=search))
-    assert fault.pointer == "/search/constraints/1"
-    assert fault.message == "character 1: tp_size is no variable"
-    search = {"constraints": ["8 >= tensor_parallel * 2"]}
-    assert "character 6" in sentence(request(search=search))
-    assert "Nearest: tensor_parallel_size" in sentence(request(search=search))
-
-
-def test_more_limits_than_a_mask_has_bits_are_refused() -> None:
-    search = {"constraints": [f"micro_batch_size != {n}" for n in range(100, 132)],
-              "pin": {"tensor_parallel_size": 8},
-              "forbid": {name: [3] for name in ("micro_batch_size", "zero_stage", "data_parallel_size")},
-              "bounds": {name: [1, 8] for name in ("zero_stage", "micro_batch_size", "num_microbatches",
-                         "data_parallel_size", "context_parallel_size")}}  # fmt: skip
-    assert "41 pins, prohibitions, bounds and constraints. Allowed: up to 40" in sentence(
-        request(search=search)
-    )
-
-
-def test_a_logical_variable_is_pinned_to_true_or_false() -> None:
-    problem = parse_problem(request(search={"pin": {"sequence_parallel": True}}))
-    assert problem.options.pin == {"sequence_parallel": True}
-    assert "must be true or false" in sentence(request(search={"pin": {"sequence_parallel": 1}}))
-    assert "is not an integer" in sentence(request(search={"pin": {"zero_stage": True}}))

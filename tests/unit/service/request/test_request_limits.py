@@ -1,0 +1,56 @@
+"""Limits of a request: constraints, logical pins, and how many there may be."""
+
+import pytest
+
+from profiles.errors import FieldError, InvalidProblemError
+from service.request import parse_problem
+
+Request = dict[str, object]
+
+
+def request(**search: object) -> Request:
+    """Llama 3.1 70B on 16 DGX H100 with a part ``search``."""
+    return {
+        "model": {"name": "llama-3.1-70b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 16},
+        "workload": {"global_batch_size": 512, "seq_length": 8192},
+        "search": search,
+    }
+
+
+def fault(raw: Request) -> FieldError:
+    """The one fault of a request."""
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    (found,) = caught.value.errors
+    return found
+
+
+def sentence(raw: Request) -> str:
+    return fault(raw).sentence()
+
+
+def test_a_fault_of_a_constraint_names_the_character_and_the_nearest_variable() -> None:
+    search = {"constraints": ["zero_stage == 1", "tp_size * tensor_parallel <= 8"]}
+    found = fault(request(**search))
+    assert found.pointer == "/search/constraints/1"
+    assert found.message == "character 1: tp_size is no variable"
+    search = {"constraints": ["8 >= tensor_parallel * 2"]}
+    assert "character 6" in sentence(request(**search))
+    assert "Nearest: tensor_parallel_size" in sentence(request(**search))
+
+
+def test_more_limits_than_a_mask_has_bits_are_refused() -> None:
+    search = {"constraints": [f"micro_batch_size != {n}" for n in range(100, 132)],
+              "pin": {"tensor_parallel_size": 8},
+              "forbid": {name: [3] for name in ("micro_batch_size", "zero_stage", "data_parallel_size")},
+              "bounds": {name: [1, 8] for name in ("zero_stage", "micro_batch_size", "num_microbatches",
+                         "data_parallel_size", "context_parallel_size")}}  # fmt: skip
+    assert "41 pins, prohibitions, bounds and constraints. Allowed: up to 40" in sentence(request(**search))
+
+
+def test_a_logical_variable_is_pinned_to_true_or_false() -> None:
+    problem = parse_problem(request(pin={"sequence_parallel": True}))
+    assert problem.options.pin == {"sequence_parallel": True}
+    assert "must be true or false" in sentence(request(pin={"sequence_parallel": 1}))
+    assert "is not an integer" in sentence(request(pin={"zero_stage": True}))
