@@ -68,6 +68,7 @@ def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
     return raw | {key: text for key, text in texts.items() if text}
 
 
+_MAX_HOST_BYTES = 2**50  # a pebibyte in one node
 _MODEL_FORMS = 'a catalog name ({"name": ...}), a shape, or a Hugging Face config'
 _CLUSTER_FORMS = 'a catalog name ({"name": ..., "num_nodes": ...}) or {"groups": [...]}'
 
@@ -117,6 +118,7 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
     gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
     island_gpus = reader.optional_integer("island_gpus")
     links = {key: _link(reader.child(key)) for key in ("intra_node", "inter_node")}
+    host_link, host_memory = _host(reader)
     reader.refuse_unknown()
     if reader.faults:
         return None
@@ -131,9 +133,18 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
             island_gpus=island_gpus or _usual_island(gpu, per_node),
             intra_node=links["intra_node"] or gpu.intra_node,
             inter_node=links["inter_node"] or gpu.inter_node,
+            host_link_bytes_per_s=host_link,
+            host_memory_bytes=host_memory,
         )
     except InvalidProblemError as error:
         raise _moved(error, reader.pointer) from error
+
+
+def _host(reader: FieldReader) -> tuple[float | None, int | None]:
+    """The link to the host and a node's host memory, where they are stated."""
+    name = "host_link_bytes_per_s"
+    link = reader.number(name, low=1, high=MAX_BYTES_PER_S) if reader.has(name) else None
+    return link, reader.optional_integer("host_memory_bytes", high=_MAX_HOST_BYTES)
 
 
 def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
@@ -189,7 +200,8 @@ def _link_to_mapping(link: LinkSpec) -> dict[str, Json]:
 
 
 def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
-    return {
+    stated = {key: getattr(group, key) for key in ("host_link_bytes_per_s", "host_memory_bytes")}
+    return {key: value for key, value in stated.items() if value is not None} | {
         "gpu": group.gpu.slug,
         "num_nodes": group.num_nodes,
         "gpus_per_node": group.gpus_per_node,

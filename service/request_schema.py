@@ -204,9 +204,11 @@ def _unknown_field(where: Sequence[int | str]) -> FieldError:
 
 
 def _not_among(where: Sequence[int | str], value: object) -> FieldError:
-    """A word outside the set that its field accepts."""
-    annotation = _owner(where).model_fields[str(where[-1])].annotation
-    words = [str(word) for word in get_args(annotation)] if get_origin(annotation) is Literal else []
+    """A word outside the set that its field, or each entry of its field, accepts."""
+    named = where[:-1] if isinstance(where[-1], int) else where
+    annotation = _owner(named).model_fields[str(named[-1])].annotation
+    (entry,) = get_args(annotation) if get_origin(annotation) is list else (annotation,)
+    words = [str(word) for word in get_args(entry)] if get_origin(entry) is Literal else []
     given = value if isinstance(value, str) else ""
     near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
     message = f'"{shown(given)}" is not supported' if given else "must be text"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.inline import cluster_from_mapping, model_from_mapping
+from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
 from profiles.library import find_cluster, find_gpu, find_model
 from profiles.model import MoeSpec
 
@@ -252,3 +252,18 @@ def test_a_figure_out_of_range_names_the_nearest_one() -> None:
     group = {"gpu": "h100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 8, "inter_node": link}
     with pytest.raises(InvalidProblemError, match=r"-1 is out of range. Allowed: 0 to 10. Nearest: 0"):
         cluster_from_mapping({"groups": [group]})
+
+
+def test_a_group_may_state_its_host_and_keeps_it_in_its_mapping() -> None:
+    host = {"host_link_bytes_per_s": 2.5e10, "host_memory_bytes": 10**12}
+    raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, **host}]}
+    cluster = cluster_from_mapping(raw)
+    (group,) = cluster.groups
+    assert (group.host_link_bytes_per_s, group.host_memory_bytes) == (2.5e10, 10**12)
+    assert cluster_from_mapping(cluster_to_mapping(cluster)) == cluster
+
+
+def test_a_host_link_that_is_no_speed_is_named() -> None:
+    raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, "host_link_bytes_per_s": 0}]}
+    with pytest.raises(InvalidProblemError, match="host_link_bytes_per_s"):
+        cluster_from_mapping(raw)

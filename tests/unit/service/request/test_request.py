@@ -90,6 +90,9 @@ def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
         {"cluster": {"name": "dgx-h100", "num_nodes": 8}},
         {"search": {"forbid": {"micro_batch_size": [2]}}},
         {"workload": {**WORKLOAD, "framework_options": {"gradient_dtype": "bf16"}}},
+        {"workload": {**WORKLOAD, "optimizer": "muon"}},
+        {"workload": {**WORKLOAD, "lora_rank": 8}},
+        {"workload": {**WORKLOAD, "lora_rank": 8, "lora_targets": ["linear_fc1"]}},
     ],
 )
 def test_everything_that_changes_the_answer_changes_the_digest(change: Request) -> None:
