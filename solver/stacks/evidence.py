@@ -25,7 +25,8 @@ from solver.runs import Run
 NOISE = 0.04
 CLUSTER_WEIGHT = 60.0  # runs for which a cluster counts at most
 STEP = -0.05  # of a finite difference
-TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other
+TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other,
+LAUNCHES = ("floor_s", "floor_moe", "fixed_s")  # and nothing but these
 SLOW_NODE = "megatron-ci-gb200"  # single nodes of it: 1.7 s a step whatever they run, no cause published
 SLOW_NETWORK = "ultrascale-h100-efa"  # pipelines across its nodes: up to 5x slow, no cause published
 
@@ -112,7 +113,13 @@ class Evidence:
     @property
     def shared(self) -> Evidence:
         """The runs that teach what holds for every stack."""
-        return self.at(np.array([not run.cluster.startswith(TINY) for run in self.runs], dtype=bool))
+        return self.at(~self.tiny)
+
+    @property
+    def tiny(self) -> BoolArray:
+        """Which runs are of models so small that launches bind them; all teach memory alike."""
+        timed = self.quantity is TIME
+        return np.array([timed and run.cluster.startswith(TINY) for run in self.runs], dtype=bool)
 
     def at(self, mask: BoolArray) -> Evidence:
         """The runs where the mask holds."""
@@ -168,11 +175,12 @@ def linearised(evidence: Evidence, constants: Constants) -> Linear:
     batches, size = batches_of(evidence.observations, profile_of), len(quantity.names)
     offsets = np.concatenate([np.zeros((1, size)), STEP * np.eye(size)])
     values = quantity.log_values(batches, quantity.names, offsets)
+    taught = np.array([[not tiny or name in LAUNCHES for name in quantity.names] for tiny in evidence.tiny])
     return Linear(
         quantity=quantity,
         at=constants,
         left=evidence.log_measured - values[0],
-        jacobian=((values[1:] - values[0]) / STEP).T,
+        jacobian=((values[1:] - values[0]) / STEP).T * taught,
         weights=evidence.weights,
     )
 
