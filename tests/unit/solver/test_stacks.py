@@ -83,6 +83,15 @@ def test_tiny_models_of_continuous_integration_teach_their_own_stack_only() -> N
     assert not evidence.shared.runs
 
 
+def test_tiny_models_teach_what_launches_take_and_nothing_else() -> None:
+    rows = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "megatron-ci-h100"]
+    linear = linearised(Evidence.of_times(rows), stack_constants("megatron-core"))
+    taught = {
+        name for name, moves in zip(TIME.names, abs(linear.jacobian).max(axis=0), strict=True) if moves
+    }
+    assert taught == {"floor_s", "floor_moe", "fixed_s"}
+
+
 def test_single_nodes_that_take_1_7_s_whatever_they_run_teach_nothing() -> None:
     rows = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "megatron-ci-gb200" and run.shape]
     assert {run.shape.problem.cluster.num_nodes for run in rows if run.shape and teaches(run)} == {2}
