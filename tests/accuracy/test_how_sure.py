@@ -1,0 +1,62 @@
+"""Intervals hold what they promise, on clusters that no fit had seen."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from service.report.accuracy_spread import CLUSTER_RUNS, coverage, memory_risks
+from service.report.accuracy_tables import scored
+from solver.accuracy import validate
+from solver.calibration.batches import ProfileOf
+from solver.runs import CATALOG_RUNS, Run, read_runs
+from solver.stacks.evidence import Evidence
+from solver.stacks.leave_out import blind_profile_of, cluster_of
+
+
+def evenly(runs: list[Run], count: int) -> list[Run]:
+    """So many of the runs at most, at even distances."""
+    return [runs[i] for i in np.unique(np.linspace(0, len(runs) - 1, min(len(runs), count)).astype(int))]
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    """Sixty runs of each cluster at most, so that every cluster counts as in the fit of the spreads."""
+    of_cluster: dict[str, list[Run]] = defaultdict(list)
+    for run in read_runs(CATALOG_RUNS):
+        if run.shape is not None and run.measured.step_time_s:
+            of_cluster[run.cluster].append(run)
+    return [run for mine in of_cluster.values() for run in evenly(mine, CLUSTER_RUNS)]
+
+
+@pytest.fixture(scope="module")
+def blind(runs: list[Run]) -> ProfileOf:
+    return blind_profile_of(Evidence.of_times(runs), cluster_of)
+
+
+def test_the_interval_of_an_unseen_cluster_holds_75_to_85_percent_of_its_runs(
+    runs: list[Run], blind: ProfileOf
+) -> None:
+    assert 0.75 <= coverage(scored(validate(runs, profile_of=blind))) <= 0.85
+
+
+def test_the_interval_of_an_unseen_cluster_calibrated_on_16_runs_holds_75_to_85_percent_of_the_others(
+    runs: list[Run], blind: ProfileOf
+) -> None:
+    assert 0.75 <= coverage(scored(validate(runs, calibrate=16, profile_of=blind))) <= 0.85
+
+
+def test_runs_fail_for_want_of_memory_about_as_often_as_they_are_said_to() -> None:
+    rows = [run for run in read_runs(CATALOG_RUNS) if run.shape is not None]
+    tells = {run.source for run in rows if run.measured.out_of_memory}
+    told = [run for run in rows if run.source in tells]
+    peaks = [run for run in rows if run.measured.peak_memory_bytes]
+    profile_of = blind_profile_of(Evidence.of_peaks(evenly(peaks, 300)), cluster_of)
+    bins = memory_risks(scored(validate(told, profile_of=profile_of)))
+    failed = {high: sum(bool(run.out_of_memory) for run in mine) for _, high, mine in bins}
+    expected = sum(run.out_of_memory_probability for *_, mine in bins for run in mine)
+    assert expected > 0.5 * sum(failed.values())
+    assert sum(failed.values()) > 0.5 * expected
+    sizes = {high: len(mine) for _, high, mine in bins}
+    assert failed[0.01] <= 0.03 * sizes[0.01]  # said to be at most 1 % each
+    assert failed[1.0] >= 0.9 * sizes[1.0]  # said to be at least 90 % each
