@@ -28,7 +28,7 @@ _GLANCED_PASSES = MAX_PASSES // 16
 
 def candidates(row: Rows, split: Split) -> list[Split]:
     """``split``, and others of one interleaved row that fit in memory, without repetition."""
-    if row.v[0] == 1 or not row.uneven_stages:
+    if row.v[0] == 1 or not row.uneven_stages or row.splits_backward[0]:
         return [split]
     if not row.is_uniform:
         return splits_that_fit(row)
@@ -68,6 +68,7 @@ def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
             pp=int(row.p[0]),
             num_microbatches=int(columns.num_microbatches[0]),
             schedule=SCHEDULES[int(columns.pipeline_schedule[0])],
+            weight_s=stages.chunk_weight_s[i, :chunks].tolist(),
         )
         for i in range(len(splits))
     ])  # fmt: skip

@@ -16,7 +16,7 @@ passes one at a time in a fixed order, and
 (D) as (B) without the way back: end_s >= (B) - sum_{u<s} B_u.
 
 The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A) and (B) bound it with tail_0, (C) and
-(D) with tail_s.
+(D) with tail_s. Schedules that split the backward pass have (E) to (G) instead (``split_backward``).
 
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
@@ -34,6 +34,7 @@ from solver.columns import FloatArray, IntArray
 from solver.cost.assemble import Stages
 from solver.cost.schedule import in_flight
 from solver.search.rows import Rows
+from solver.search.split_backward import least_end_s
 
 SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
 
@@ -82,14 +83,14 @@ def _chain_s(rows: Rows) -> FloatArray:
     left = q ** (rows.p - 1)
     worth = _tail_rate(rows) * (1.0 - left) <= left
     chain = chain + np.where(worth, _tail_at_s(rows, chain / rows.m), least_tail_s(rows))
-    return np.where(rows.v == 1, chain, -np.inf)
+    return np.where((rows.v == 1) & ~rows.splits_backward, chain, -np.inf)
 
 
 def _average_s(rows: Rows) -> FloatArray:
     """The mean over the ranks of (A), and of (C), with the least first chunks, shape (n,).
 
     The largest of p numbers is at least their mean. Rank s waits for the embedding and s chunks of at
-    least the smallest number of layers.
+    least the smallest number of layers; not where the backward pass is split (``split_backward``, (E)).
     """
     prices, ends = rows.prices, (rows.p - 1.0) / rows.p
     passed = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
@@ -99,7 +100,7 @@ def _average_s(rows: Rows) -> FloatArray:
     tails = prices.tail_s[:, :-2] @ rows.layout.cumulative[-1].astype(np.float64)
     tails = (tails + prices.tail_s[:, -2] + prices.tail_s[:, -1]) / rows.p + prices.rank_tail_s
     away = busy + ends * (prices.forward_s[:, -2] + there * rows.p / 2.0) + tails
-    return np.asarray(np.maximum(back, away))
+    return np.where(rows.splits_backward, busy + tails, np.maximum(back, away))
 
 
 def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
@@ -114,7 +115,7 @@ def _return_s(rows: Rows, rank_time_s: FloatArray, tail_s: FloatArray) -> FloatA
     """(B) for some rank whose time is at least ``rank_time_s``; -inf where chunks interleave."""
     kappa, offset = _kappa(rows)
     bound = rows.total_s + kappa * rank_time_s - offset + tail_s
-    return np.where(rows.v == 1, bound, -np.inf)
+    return np.where((rows.v == 1) & ~rows.splits_backward, bound, -np.inf)
 
 
 def fractional_s(rows: Rows) -> FloatArray:
@@ -133,7 +134,8 @@ def whole_layers_s(rows: Rows) -> FloatArray:
     rank_time = most * rows.layer_s.min(axis=1) + rows.v * rows.chunk_s
     tail = least_tail_s(rows)
     own_tail = most * rows.prices.tail_s[:, :-2].min(axis=1) + rows.prices.rank_tail_s
-    busy = rows.m * rank_time + np.maximum(tail, own_tail)
+    own_tail = np.where(rows.splits_backward, own_tail, np.maximum(tail, own_tail))
+    busy = rows.m * rank_time + own_tail
     return np.maximum(fractional_s(rows), _step_s(rows, np.maximum(busy, _return_s(rows, rank_time, tail))))
 
 
@@ -169,7 +171,7 @@ def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
 
 
 def split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Last tier: (A)-(D) over the ranks of one split for each row, shape (n,)."""
+    """Last tier: (A)-(D), or (E)-(G), over the ranks of one split for each row, shape (n,)."""
     forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
     passed, returned = np.cumsum(forward, axis=1), np.cumsum(backward, axis=1)
     rank = np.broadcast_to(np.arange(stages.rank_valid.shape[1])[None, :], stages.rank_valid.shape)
@@ -180,4 +182,7 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     late = passed[:, -1:] + behind + _own_work_s(rows, stages)
     end = np.maximum(chain, late)
     step = np.maximum(end + way_back + stages.rank_tail_s[:, :1], end + stages.rank_tail_s)
+    if rows.splits_backward.any():
+        apart = least_end_s(rows, stages) + stages.rank_tail_s
+        step = np.where(rows.splits_backward[:, None], apart, step)
     return _step_s(rows, np.where(stages.rank_valid, step, 0.0).max(axis=1))

@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
-from solver.search.bounds import SAFETY, end_tail_s, least_tail_s, split_s
+from solver.search.bounds import SAFETY, end_tail_s, least_tail_s, split_s, whole_layers_s
 from solver.search.by_kind import can_beat_interleaved
 from solver.search.caps import groups_of_shape, room_bytes
 from solver.search.rows import Rows
@@ -25,7 +25,18 @@ _FIRST_STEP, _LAST_STEP = 0.25, 0.005  # shares of a bound by which it is raised
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
-    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof."""
+    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof.
+
+    Of rows that split the backward pass only the closed form is held against the time.
+    """
+    answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
+    kept = np.flatnonzero(~rows.splits_backward & answer)
+    answer[kept] = _can_beat(rows.take(kept), step_s[kept])
+    return answer
+
+
+def _can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
+    """The same for rows whose backward pass is one."""
     answer = np.zeros(len(rows), dtype=np.bool_)
     for pp, vpp, members in groups_of_shape(rows):
         for start in range(0, len(members), _BATCH):

@@ -24,7 +24,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
-from solver.search.bounds import SAFETY, end_tail_s
+from solver.search.bounds import SAFETY, end_tail_s, whole_layers_s
 from solver.search.caps import Caps, layer_caps
 from solver.search.mixed import can_beat_mixed
 from solver.search.rows import Rows
@@ -208,8 +208,11 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     """Whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
     if not rows.is_uniform:
         return can_beat_mixed(rows, step_s)
-    answer = np.zeros(len(rows), dtype=np.bool_)
-    for index in _batches(rows):
+    answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
+    answer &= layer_caps(rows).feasible(rows.layout.num_layers)
+    filled = np.flatnonzero(answer & ~rows.splits_backward)
+    for batch in _batches(rows.take(filled)):
+        index = filled[batch]
         answer[index] = _can_beat(_Fill.of(rows.take(index), step_s[index]))
     return answer
 

@@ -11,10 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
-from solver.columns import ALL_LAYERS, Columns, FloatArray, IntArray
+from solver.columns import ALL_LAYERS, BoolArray, Columns, FloatArray, IntArray
 from solver.cost.assemble import Stages, assemble
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import fill_share
+from solver.cost.schedule import fill_share, splits_backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,11 @@ class Rows:
     def v(self) -> IntArray:
         """Chunks of a rank, shape (n,)."""
         return self.columns.virtual_pipeline_size
+
+    @cached_property
+    def splits_backward(self) -> BoolArray:
+        """Rows whose weight gradients are passes of their own, shape (n,)."""
+        return splits_backward(self.columns)
 
     @cached_property
     def phi(self) -> FloatArray:

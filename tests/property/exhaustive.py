@@ -32,6 +32,7 @@ def simulated_s(rows: Rows, row: int, split: tuple[int, ...]) -> float:
         pp=int(one.p[0]),
         num_microbatches=int(one.columns.num_microbatches[0]),
         schedule=SCHEDULES[int(one.columns.pipeline_schedule[0])],
+        weight_s=stages.chunk_weight_s[0, : len(split)].tolist(),
     )
     last = (np.array(finish) + stages.rank_tail_s[0]).max()
     return float(one.prices.straggler[0] * last + one.prices.fixed_s[0])
