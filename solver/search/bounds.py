@@ -100,7 +100,7 @@ def _average_s(rows: Rows) -> FloatArray:
     tails = prices.tail_s[:, :-2] @ rows.layout.cumulative[-1].astype(np.float64)
     tails = (tails + prices.tail_s[:, -2] + prices.tail_s[:, -1]) / rows.p + prices.rank_tail_s
     away = busy + ends * (prices.forward_s[:, -2] + there * rows.p / 2.0) + tails
-    return np.where(rows.splits_backward, busy + tails, np.maximum(back, away))
+    return np.asarray(np.where(rows.splits_backward, busy + tails, np.maximum(back, away)))
 
 
 def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
