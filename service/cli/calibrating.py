@@ -69,7 +69,11 @@ def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile
             another GPU.
     """
     paths = [] if path is None else [path] if isinstance(path, Path) else list(path)
-    profile, warnings = profile_with(problem, [_given(one) for one in paths])
+    given = [_given(one) for one in paths]
+    try:
+        profile, warnings = profile_with(problem, given)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError.of("--profile", fault.errors[0].message) from None
     say_warnings(warnings)
     return profile
 
