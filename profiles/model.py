@@ -255,20 +255,27 @@ class ModelSpec:
         else:
             active += self.moe.top_k * self.expert_parameters()
             active += self.shared_expert_parameters() + self.router_parameters()
+        return 2 * active + self.score_flops_per_token(seq_length)
+
+    def score_flops_per_token(self, seq_length: int) -> float:
+        """Forward FLOPs of one layer's scores and weighted values per token; they have no weights."""
         qk_and_v = self.head_dim + self.v_head_dim
-        scores = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
-        return 2 * active + scores
+        return 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
 
     def head_forward_flops_per_token(self) -> float:
         """Forward FLOPs of the output head per token."""
         return 2.0 * self.hidden_size * self.vocab_size
 
-    def model_flops_per_token(self, seq_length: int) -> float:
-        """Forward and backward FLOPs per token, recomputation not counted (3x the forward)."""
+    def model_flops_per_token(self, seq_length: int, *, frozen: bool = False) -> float:
+        """Forward and backward FLOPs per token, recomputation not counted (3x the forward).
+
+        Frozen weights have no gradients of their own: their products run twice, scores three times.
+        """
         layers = sum(self.layer_forward_flops_per_token(kind, seq_length) for kind in self.layer_kinds())
         forward = layers + self.head_forward_flops_per_token()
         if self.num_mtp_layers:
             kind: LayerKind = "moe" if self.moe else "dense"
             mtp = self.layer_forward_flops_per_token(kind, seq_length) + 4.0 * self.hidden_size**2
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
-        return 3.0 * forward
+        scores = (self.num_layers + self.num_mtp_layers) * self.score_flops_per_token(seq_length)
+        return 2.0 * forward + scores if frozen else 3.0 * forward

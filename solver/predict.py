@@ -164,9 +164,7 @@ def recomputed_flops_per_token(
 ) -> float:
     """FLOPs that recomputation adds per token: whole forward passes, or the attention cores."""
     if configuration.recompute_granularity == "selective":
-        qk_and_v = model.head_dim + model.v_head_dim
-        scores = 2.0 * model.num_attention_heads * qk_and_v * model.attended_tokens(seq_length)
-        return model.num_layers * scores
+        return model.num_layers * model.score_flops_per_token(seq_length)
     if configuration.recompute_granularity != "full":
         return 0.0
     ends = np.cumsum(configuration.stage_layers)
@@ -191,7 +189,7 @@ def _prediction(
     seq = problem.workload.seq_length
     rate = configuration.global_batch_size * seq / step / configuration.num_gpus
     peak = profile.group.gpu.peak_bf16_flops
-    flops = problem.model.model_flops_per_token(seq)
+    flops = problem.model.model_flops_per_token(seq, frozen=problem.workload.lora_rank > 0)
     again = recomputed_flops_per_token(problem.model, seq, configuration, priced.layout)
     sigma = float(priced.log_time_sigma[row])
     band = exp(Z_80_PERCENT * (log_sigma_of_timed(sigma, breakdown) if priced.layers_timed[row] else sigma))

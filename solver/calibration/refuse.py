@@ -37,7 +37,9 @@ def impossible(one: Observation, profile: Profile) -> str | None:
     if one.step_time_s is None:
         return None
     workload, gpu = one.problem.workload, profile.group.gpu
-    flops = one.problem.model.model_flops_per_token(workload.seq_length) * workload.seq_length
+    frozen = workload.lora_rank > 0
+    flops = one.problem.model.model_flops_per_token(workload.seq_length, frozen=frozen)
+    flops *= workload.seq_length
     flops *= one.configuration.global_batch_size / one.configuration.num_gpus
     least_s = flops / max(gpu.peak_flops.values())
     if one.step_time_s >= least_s:

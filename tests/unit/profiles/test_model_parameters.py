@@ -154,3 +154,11 @@ def test_shared_experts_need_a_width() -> None:
 def test_every_other_layer_has_experts_at_frequency_two() -> None:
     moe = MoeSpec(num_experts=4, top_k=1, ffn_hidden_size=8, num_dense_layers=1, frequency=2)
     assert _tiny(moe=moe).layer_kinds() == ("dense", "moe", "dense", "moe")
+
+
+def test_a_frozen_model_runs_its_products_twice_and_its_scores_three_times() -> None:
+    model, seq = find_model("llama-2-7b"), 4096
+    whole, frozen = (model.model_flops_per_token(seq, frozen=is_frozen) for is_frozen in (False, True))
+    # 2 (forward) FLOPs saved for each weight of layers and head; scores stay whole
+    layers = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert whole - frozen == pytest.approx(2 * (layers + 32000 * 4096))
