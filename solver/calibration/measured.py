@@ -26,7 +26,7 @@ from solver.calibration.batches import with_offsets
 from solver.calibration.box import Box
 from solver.calibration.fit import fit
 from solver.calibration.priors import TIME_WIDTHS, Process
-from solver.calibration.timed_kinds import TimedKind, layer_kinds, operator_kinds
+from solver.calibration.timed_kinds import MAX_OF_A_KIND, TimedKind, layer_kinds, operator_kinds
 from solver.columns import Columns, FloatArray
 from solver.problem import Problem
 
@@ -111,7 +111,7 @@ def _fitted(
 ) -> Constants:
     """The constants of the profile, the named ones fitted again on all timed layers."""
     widths = [TIME_WIDTHS[name] for name in names]
-    kinds, base = layer_kinds(layers), _alone(profile, inside=layers.with_collectives)
+    kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, inside=layers.with_collectives)
 
     def evaluate(offsets: FloatArray) -> FloatArray:
         sets = len(offsets)

@@ -53,12 +53,13 @@ def _rows(shards: Sequence[tuple[int, int]], *, expert_parallel_size: int = 1) -
     )
 
 
-def layer_kinds(layers: MeasuredLayers) -> list[TimedKind]:
-    """Both passes of every timed part, and its optimizer step."""
+def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[TimedKind]:
+    """Both passes of every timed part, and its optimizer step; ``most`` of each, evenly drawn."""
     kinds = []
     for part in sorted({time.part for time in layers.times}):
         for name in ("forward_s", "backward_s", "optimizer_s"):
             timed = [time for time in layers.times if time.part == part and getattr(time, name)]
+            timed = timed[:: -(-len(timed) // most)] if timed and most else timed
             if timed:
                 shards = [(time.tensor_parallel_size, time.micro_batch_size) for time in timed]
                 rows = _rows(shards, expert_parallel_size=layers.expert_parallel_size)
