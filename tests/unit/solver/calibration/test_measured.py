@@ -82,12 +82,12 @@ def test_timed_layers_are_priced_as_they_were_timed_and_their_neighbours_alike()
     assert "2 timed layers" in fitted.title
 
 
-def test_a_profile_of_hundreds_of_layers_is_fitted_on_some_and_exact_on_all() -> None:
-    batches = range(1, 201)
+def test_a_profile_of_many_layers_is_fitted_on_some_and_exact_on_all() -> None:
+    batches = range(1, 62)
     timings = [one for b in batches for one in layer(1e-2 * b, micro_batch=b)]
     fitted = with_measured(PROBLEM, a_profile(PROBLEM), a_measured(*timings))
-    prices = price(PROBLEM, Columns.of([a_layout(micro_batch_size=177)]), fitted)
-    assert prices.forward_s[0, 0] == pytest.approx(1.77)
+    prices = price(PROBLEM, Columns.of([a_layout(micro_batch_size=57)]), fitted)
+    assert prices.forward_s[0, 0] == pytest.approx(0.57)
 
 
 @pytest.mark.parametrize(
