@@ -54,8 +54,9 @@ ablation: $(STAMP) ## what each ingredient of the cost model buys, into docs/how
 bench-cost: $(STAMP) ## configurations priced a second, beside published tools (ARGS="--calculon PATH --write")
 	@$(BIN)/python -m benchmarks.cost $(ARGS)
 
-bench-search: $(STAMP) ## search times on known problems
-	@$(BIN)/python benchmarks/search.py
+bench-search: $(STAMP) ## search times and proofs on known problems; writes docs/how-the-search-works.md
+	@$(BIN)/python -m benchmarks.search --write
+	@$(BIN)/python -m benchmarks.inner --write
 
 operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfigurator_core-0.12.0-….whl
 	@$(BIN)/python -m profiles.importers.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators

@@ -1,90 +1,143 @@
-"""How fast the search proves its ranking: ``python benchmarks/search.py [--certify METHOD]``.
+"""How fast the search proves its ranking: ``python benchmarks/search.py [--write] [PROBLEM.json ...]``.
 
-One line a problem: configurations enumerated, legal and fitting; rows solved by the exact program and
-simulated; seconds from problem to proved top 10; the gap between the best step and its bound.
+Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched twice, each
+time in a process of its own: once by the exact programs alone, once with CP-SAT's certificate. One line a
+problem: configurations covered, rows that got a split, seconds to the first plan and to the proof, CPU
+seconds, the gap between the best step and its bound, and the largest memory of the process.
+``--write`` puts the table into docs/how-the-search-works.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from profiles.library import find_cluster, find_model
 from profiles.profile import default_profile
-from solver.options import Certify, SearchOptions
-from solver.plan import Answer
-from solver.problem import Problem, Workload
+from service.problem_file import read_problem_file
+from service.request import parse_problem
+from solver.options import Certify
+from solver.progress import Progress
 from solver.search.search import search
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One problem of the benchmark."""
-
-    model: str
-    cluster: str
-    num_nodes: int
-    global_batch_size: int
-    seq_length: int
-
-    def problem(self, certify: Certify) -> Problem:
-        """The problem as a request poses it."""
-        return Problem(
-            model=find_model(self.model),
-            cluster=find_cluster(self.cluster, num_nodes=self.num_nodes),
-            workload=Workload(global_batch_size=self.global_batch_size, seq_length=self.seq_length),
-            options=SearchOptions(certify=certify, time_limit_s=120.0),
-        )
+ROOT = Path(__file__).parents[1]
+PROBLEMS = ROOT / "benchmarks" / "problems"
+DOCUMENT = ROOT / "docs" / "how-the-search-works.md"
+MIB = 2**20
+METHODS: tuple[Certify, ...] = ("none", "cp-sat")
+HEADINGS = (
+    "problem", "GPUs", "configurations", "solved", "first plan", "proof of the top 10", "CPU",
+    "with CP-SAT", "gap", "memory",
+)  # fmt: skip
 
 
-def case(model: str, cluster: str, num_nodes: int, batch: int, seq: int) -> Case:
-    """A case on one line."""
-    return Case(model=model, cluster=cluster, num_nodes=num_nodes, global_batch_size=batch, seq_length=seq)
+def measured(path: Path, certify: Certify) -> dict[str, Any]:
+    """Search one problem in this process and describe it."""
+    problem = parse_problem(read_problem_file(path))
+    problem = replace(problem, options=replace(problem.options, certify=certify))
+    profile, first = default_profile(problem.cluster, problem.launcher), list[float]()
+
+    def note(progress: Progress) -> None:
+        if progress.incumbent_step_time_s is not None and not first:
+            first.append(progress.elapsed_s)
+
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s()
+    answer = search(problem, profile, on_progress=note)
+    return {
+        "gpus": problem.cluster.num_gpus,
+        "configurations": answer.space_size,
+        "solved": answer.counts["solved"],
+        "first_plan_s": first[0] if first else None,
+        "wall_s": time.perf_counter() - began_s,
+        "cpu_s": _cpu_s() - began_cpu_s,
+        "gap": answer.gap,
+        "status": answer.status,
+        "certified_by": list(answer.certified_by),
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
 
 
-CASES = (
-    case("llama-3.1-8b", "dgx-h100", 4, 256, 8192),
-    case("llama-3.1-70b", "dgx-h100", 16, 512, 8192),
-    case("gpt-3-175b", "dgx-a100", 128, 1536, 2048),
-    case("llama-3.1-405b", "dgx-h100", 128, 2048, 8192),
-    case("llama-3.1-405b", "dgx-h100", 2048, 4096, 8192),
-    case("mixtral-8x7b", "dgx-h100", 16, 1024, 4096),
-    case("qwen3-235b-a22b", "dgx-h100", 32, 1024, 4096),
-    case("deepseek-v3", "dgx-h100", 128, 4096, 4096),
-    case("deepseek-v3", "dgx-h100", 2048, 15360, 4096),
-)
-COLUMNS = ("model", "GPUs", "rows", "legal", "fit", "solved", "simulated", "seconds", "gap", "proved by")
-WIDTHS = (18, 6, 8, 8, 8, 7, 9, 8, 8, 18)
+def _cpu_s() -> float:
+    """CPU time of this process and of the children that have ended."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def line(values: tuple[object, ...]) -> str:
+def in_a_process(path: Path, certify: str) -> dict[str, Any]:
+    """The same in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.search", "--one", certify, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def line(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """One row of the table."""
-    return "  ".join(str(value).rjust(width) for value, width in zip(values, WIDTHS, strict=True))
+    exact, judged = found["none"], found["cp-sat"]
+    first = exact["first_plan_s"]
+    proved = "" if "cp-sat" in judged["certified_by"] else " (not certified)"
+    return (
+        path.stem,
+        f"{exact['gpus']:,}".replace(",", " "),
+        f"{exact['configurations']:,}".replace(",", " "),
+        str(exact["solved"]),
+        "-" if first is None else f"{first:.2f} s",
+        f"{exact['wall_s']:.2f} s" + ("" if exact["status"] == "optimal" else f" ({exact['status']})"),
+        f"{exact['cpu_s']:.2f} s",
+        f"{judged['wall_s']:.2f} s{proved}",
+        "-" if exact["gap"] is None else f"{exact['gap']:.2%}",
+        f"{exact['memory_bytes'] / MIB:.0f} MiB",
+    )
 
 
-def measured(one: Case, certify: Certify) -> tuple[object, ...]:
-    """Search once and describe it."""
-    problem = one.problem(certify)
-    profile = default_profile(problem.cluster, problem.launcher)
-    start = time.perf_counter()
-    answer: Answer = search(problem, profile)
-    seconds = time.perf_counter() - start
-    gap = "-" if answer.gap is None else f"{answer.gap:.3%}"
-    counts = answer.counts
-    return (one.model, problem.cluster.num_gpus, answer.space_size, answer.legal, answer.fit,
-            counts["solved"], counts["simulated"], f"{seconds:.2f}", gap,
-            ", ".join(answer.certified_by) or answer.status)  # fmt: skip
+def aligned(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    """The lines as a Markdown table that reads well in a terminal too."""
+    rows = [headings, *lines]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(headings))]
+    shown = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    return "\n".join([shown[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *shown[1:]])
+
+
+def written(document: str, table: str, name: str) -> str:
+    """The document with the table between the marks of its name."""
+    marks = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marks.sub(lambda found: f"{found[1]}{table}\n{found[2]}", document)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, and write it where it is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--certify", choices=("none", "cp-sat", "cp-sat-all"), default="cp-sat")
-    certify = parser.parse_args().certify
-    print(line(COLUMNS))
-    for one in CASES:
-        print(line(measured(one, certify)), flush=True)
+    parser.add_argument("problems", nargs="*", type=Path, help="problem files; all of benchmarks/problems")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
+    parser.add_argument("--one", choices=METHODS, help="search one problem here and print figures as JSON")
+    asked = parser.parse_args()
+    paths = asked.problems or sorted(PROBLEMS.glob("*.json"))
+    if asked.one:
+        print(json.dumps(measured(paths[0], asked.one)))
+        return
+    lines = []
+    for path in paths:
+        lines.append(line(path, {method: in_a_process(path, method) for method in METHODS}))
+        print("  ".join(lines[-1]), flush=True)
+    table = aligned(HEADINGS, lines)
+    print(table)
+    if asked.write:
+        document = DOCUMENT.read_text(encoding="utf-8")
+        DOCUMENT.write_text(written(document, table, "search"), encoding="utf-8")
 
 
 if __name__ == "__main__":
