@@ -42,6 +42,7 @@ class GpuOperators:
     hbm: float  # share of the data sheet's memory bandwidth
     source: str
     measured: bool  # False: taken from the nearest architecture
+    host: float = 1.0  # seconds that its usual host takes to launch kernels over a DGX A100's
     experts: float = 1.0  # seconds of routed experts in training over those of the measured tables
     experts_backward: float = 2.0  # seconds of their backward pass over the forward's
     tables: str = ""  # whose measured operator tables hold here; empty: the formulas above alone

@@ -21,7 +21,8 @@ _GRAPHED_STEP = 0.15
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Seconds that launching one layer's forward pass takes."""
-    floor_s = ctx.constants.floor_s * (ctx.constants.floor_moe if kind == "moe" else 1.0)
+    floor_s = ctx.constants.floor_s * ctx.operators.host
+    floor_s = floor_s * (ctx.constants.floor_moe if kind == "moe" else 1.0)
     return np.full_like(ctx.t, 1.0) * floor_s * (_GRAPHED[kind] if ctx.facts.cuda_graphs else 1.0)
 
 
