@@ -28,6 +28,10 @@ class Capabilities:
     context_parallel: bool
     expert_parallel: bool
     source: str
+    expert_tensor_parallel: bool = False  # experts split otherwise than attention
+    hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
+    offload: tuple[str, ...] = ("none",)
+    experts_need_sequence_parallel: bool = False  # beside tensor parallelism
 
 
 @cache

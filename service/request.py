@@ -18,7 +18,7 @@ from profiles.frameworks import framework_facts, with_options
 from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
 from profiles.model import ModelSpec
 from profiles.profile import framework_of
-from service.json_input import require_plain
+from service.json_input import pointer, require_plain
 from service.request_checks import check_launcher, check_limits, without_unsupported
 from service.request_schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
 from solver.options import SearchOptions
@@ -72,7 +72,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "seed": options.seed,
             "objective": options.objective,
             "max_out_of_memory_probability": options.max_out_of_memory_probability,
-            "pin": dict(sorted(options.pin.items())),
+            "pin": _pins(options),
             "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
             "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
             "constraints": list(options.constraints),
@@ -137,7 +137,8 @@ def _options(request: SearchRequest) -> SearchOptions:
         seed=request.seed,
         objective=request.objective,
         max_out_of_memory_probability=request.max_out_of_memory_probability,
-        pin=dict(sorted(request.pin.items())),
+        pin={name: value for name, value in sorted(request.pin.items()) if not isinstance(value, list)},
+        stage_layers=_split(request),
         forbid={
             name: tuple(sorted(set(values), key=_by_kind))
             for name, values in sorted(request.forbid.items())
@@ -145,6 +146,26 @@ def _options(request: SearchRequest) -> SearchOptions:
         bounds={name: (low, high) for name, (low, high) in sorted(request.bounds.items())},
         constraints=tuple(dict.fromkeys(text.strip() for text in request.constraints)),
     )
+
+
+def _pins(options: SearchOptions) -> dict[str, object]:
+    """Pinned values by name, the split among them."""
+    split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
+    return dict(sorted({**options.pin, **split}.items()))
+
+
+def _split(request: SearchRequest) -> tuple[int, ...]:
+    """The pinned split, if there is one.
+
+    Raises:
+        InvalidProblemError: a list is pinned to something else, or no list to ``stage_layers``.
+    """
+    for name, value in request.pin.items():
+        if isinstance(value, list) != (name == "stage_layers"):
+            wanted = "a list of layers" if name == "stage_layers" else "one value"
+            raise InvalidProblemError.of(pointer("search", "pin", name), f"must be {wanted}")
+    found = request.pin.get("stage_layers", ())
+    return tuple(found) if isinstance(found, list) else ()
 
 
 def _by_kind(value: int | str) -> tuple[str, int | str]:

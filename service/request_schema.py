@@ -33,6 +33,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 Scalar = bool | int | float | str
 Value = bool | int | str
+Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
 
 
 class _Part(BaseModel):
@@ -79,8 +80,10 @@ class SearchRequest(_Part):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     objective: Literal["step_time"] = "step_time"
     max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
-    pin: dict[str, Value] = Field(
-        default_factory=dict, max_length=MAX_NAMES, description="variable: its only value"
+    pin: dict[str, Value | Split] = Field(
+        default_factory=dict,
+        max_length=MAX_NAMES,
+        description="variable: its only value; stage_layers: the layers of each chunk",
     )
     forbid: dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]] = Field(
         default_factory=dict, max_length=MAX_NAMES, description="variable: values to avoid"
@@ -178,6 +181,8 @@ def _field_error(detail: ErrorDetails) -> FieldError:
 def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Pydantic's location without the names of union members, which are no part of the input."""
     members = {"int", "str", "float", "bool"}
+    if loc[:2] == ("search", "pin"):
+        return loc[:3]
     return (*loc[:2], *(part for part in loc[2:] if part not in members))
 
 

@@ -34,10 +34,20 @@ def model_sizes(problem: Problem) -> Iterator[FieldError]:
         most = max(1, model.num_layers // chunks["pipeline_parallel_size"])
         message = f"{prod(chunks.values())} chunks for {model.num_layers} layers"
         yield FieldError(pointer=at, message=message, allowed=f"from 1 to {most}", nearest=str(most))
+    yield from _split(problem)
     if model.moe:
         yield from _divides(problem, "expert_parallel_size", model.moe.num_experts, "num_experts")
     else:
         yield from _at_most(problem, "expert_parallel_size", 1, "a model without experts can use")
+
+
+def _split(problem: Problem) -> Iterator[FieldError]:
+    """A pinned split holds every layer of the model once, and at least one in each chunk."""
+    split, layers = problem.options.stage_layers, problem.model.num_layers
+    at = pointer("search", "pin", "stage_layers")
+    if split and (sum(split) != layers or min(split) < 1):
+        message = f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}"
+        yield FieldError(pointer=at, message=message, allowed="one layer or more in every chunk")
 
 
 def gpu_count(problem: Problem) -> Iterator[FieldError]:

@@ -72,21 +72,21 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"tensor_parallel_size = {tp} does not go with {model.num_kv_heads} key/value heads"
     if any(group.island_gpus % tp for group in problem.cluster.groups):
         yield f"tensor_parallel_size = {tp} does not divide the GPUs of an island"
-    if config.sequence_parallel != (tp > 1):
-        yield "sequence_parallel goes with tensor_parallel_size > 1, and only with it"
+    if config.sequence_parallel and tp == 1:
+        yield "sequence_parallel goes with tensor_parallel_size > 1"
     if seq % (tp * cp) or (cp > 1 and seq % (2 * cp)):
         yield f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}"
 
 
 def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Experts are split evenly among the ranks of a stage."""
-    if config.expert_tensor_parallel_size != 1:
-        yield "expert_tensor_parallel_size other than 1 is not offered"
-    ep, moe = config.expert_parallel_size, problem.model.moe
+    ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, problem.model.moe
     ranks = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
-    experts = moe.num_experts if moe else 1
-    if experts % ep or ranks % ep:
+    experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
+    if experts % ep or ranks % (ep * etp):
         yield f"expert_parallel_size = {ep} does not divide {experts} experts and {ranks} ranks of a stage"
+    if width % etp or config.tensor_parallel_size % etp:
+        yield f"expert_tensor_parallel_size = {etp} does not divide tp and the width {width} of an expert"
 
 
 def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -110,9 +110,7 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
-    """Granularity and layer count belong together; nothing goes to the host."""
-    if config.offload != "none":
-        yield "offload other than none is not offered"
+    """Granularity and layer count belong together."""
     layers, split = config.recompute_layers, config.stage_layers
     if config.recompute_granularity not in RECOMPUTE:
         yield "recompute_granularity is unknown"
@@ -128,13 +126,17 @@ def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     batch = problem.workload.global_batch_size
     if config.global_batch_size != batch:
         yield f"data_parallel_size * micro_batch_size * num_microbatches is not {batch}"
-    ranks = config.data_parallel_size * config.context_parallel_size
+    ranks, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
     if not 0 <= config.zero_stage <= _LARGEST_STAGE:
         yield "zero_stage must be 0 to 3"
     if config.zero_stage and ranks == 1:
         yield "zero_stage > 0 needs data-parallel ranks"
-    if config.zero_shard_size != (ranks if config.zero_stage else 1):
-        yield "zero_shard_size must be dp * cp with ZeRO, and 1 without"
+    if config.zero_stage == 0 and config.zero_shard_size != 1:
+        yield "zero_shard_size must be 1 without ZeRO"
+    experts = config.expert_parallel_size * config.expert_tensor_parallel_size
+    replicas = max(ranks // config.zero_shard_size, 1)
+    if config.zero_stage and (ranks % config.zero_shard_size or ranks * tensor // experts % replicas):
+        yield f"zero_shard_size = {config.zero_shard_size} does not divide the ranks that share weights"
 
 
 def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -156,6 +158,24 @@ def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{able.launcher} has no context parallelism"
     if config.expert_parallel_size > 1 and not able.expert_parallel:
         yield f"{able.launcher} has no expert parallelism"
+    yield from _launcher_state_faults(problem, config)
+
+
+def _launcher_state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Shards, experts, sequences and host memory that the launcher cannot express."""
+    able = launcher_capabilities(problem.launcher)
+    ranks = config.data_parallel_size * config.context_parallel_size
+    if config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding:
+        yield f"{able.launcher} shards over all data-parallel ranks or none"
+    if config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel:
+        yield f"{able.launcher} has no tensor parallelism of experts"
+    alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
+    if alone and problem.model.moe is not None and able.experts_need_sequence_parallel:
+        yield f"{able.launcher} needs sequence_parallel for experts beside tensor parallelism"
+    if config.offload not in able.offload:
+        yield f"{able.launcher} does not offload {config.offload}"
+    if config.offload != "none" and "offload" not in problem.options.allow:
+        yield "offload is not allowed"
 
 
 def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -> Iterator[str]:

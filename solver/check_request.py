@@ -17,6 +17,8 @@ def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     for name, value in options.pin.items():
         if value not in _meanings(problem, config, name):
             yield f"{name} is pinned to {value}"
+    if options.stage_layers and config.stage_layers != options.stage_layers:
+        yield "stage_layers is pinned to another split"
     for name, values in options.forbid.items():
         if set(_meanings(problem, config, name)) <= set(values):
             yield f"{name} = {getattr(config, name)} is forbidden"

@@ -35,6 +35,8 @@ VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)
 # What follows from the others; constraints may name it.
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
+ALLOWED = ("offload", "fp8")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
@@ -49,6 +51,8 @@ class SearchOptions:
     pin: Mapping[str, int | str] = field(default_factory=dict)
     forbid: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive
+    stage_layers: tuple[int, ...] = ()  # the only split; empty: the search finds it
+    allow: tuple[str, ...] = ()  # of ALLOWED: searched beside what is asked for
     constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions``; each must hold
 
     @property

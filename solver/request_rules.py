@@ -43,6 +43,15 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
     for variable, (low, high) in sorted(options.bounds.items()):
         name = f"bounds {low} <= {variable} <= {high}"
         yield rule(name, variable, partial(_outside, low=low, high=high))
+    if options.stage_layers:
+        yield Rule(
+            name=f"pin stage_layers with {len(options.stage_layers)} chunks",
+            reason="the request asks for it",
+            violated=lambda c: (
+                c.pipeline_parallel_size * c.virtual_pipeline_size != len(options.stage_layers)
+            ),
+            of_request=True,
+        )
     for text in options.constraints:
         yield Rule(
             name=f"constraint {text}",

@@ -13,7 +13,7 @@ from math import gcd
 import numpy as np
 
 from profiles.capabilities import Capabilities, launcher_capabilities
-from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, IntArray
+from solver.columns import ALL_LAYERS, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.problem import Problem
 from solver.request_rules import request_rules
 from solver.rule import Rule
@@ -84,7 +84,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name="expert_parallel_size is 1 without experts",
             reason="a dense model has no experts to split",
-            violated=lambda c: c.expert_parallel_size > 1,
+            violated=lambda c: c.expert_parallel_size * c.expert_tensor_parallel_size > 1,
         )
         return
     yield Rule(
@@ -99,6 +99,14 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
             (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size)
             % (c.expert_parallel_size * c.expert_tensor_parallel_size)
             != 0
+        ),
+    )
+    yield Rule(
+        name="expert_tensor_parallel_size divides tensor_parallel_size and the experts' width",
+        reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island",
+        violated=lambda c: (
+            (c.tensor_parallel_size % c.expert_tensor_parallel_size != 0)
+            | (moe.ffn_hidden_size % c.expert_tensor_parallel_size != 0)
         ),
     )
 
@@ -157,6 +165,19 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
         reason="there is nobody to share optimizer states with when dp * cp = 1",
         violated=lambda c: (c.zero_stage > 0) & (c.data_parallel_size * c.context_parallel_size == 1),
     )
+    yield Rule(
+        name="zero_shard_size divides the ranks that share weights",
+        reason="shard sets have equal sizes, those of experts too",
+        violated=_uneven_shards,
+    )
+
+
+def _uneven_shards(c: Columns) -> BoolArray:
+    """Rows whose shard sets cannot be made up of dp * cp ranks, or of the ranks that share an expert."""
+    ranks = c.data_parallel_size * c.context_parallel_size
+    replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
+    experts = c.tensor_parallel_size * ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size)
+    return np.asarray((c.zero_stage > 0) & ((ranks % c.zero_shard_size != 0) | (experts % replicas != 0)))
 
 
 def _launcher_rules(able: Capabilities) -> Iterator[Rule]:
@@ -188,6 +209,34 @@ def _launcher_rules(able: Capabilities) -> Iterator[Rule]:
                 & (not able.recompute_layer_counts)
             )
         ),
+    )
+
+
+def _launcher_state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Shards, experts, sequences and host memory as the launcher has them."""
+    name, offload = able.launcher, np.array([OFFLOAD.index(word) for word in able.offload])
+    sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
+    yield Rule(
+        name=f"{name} has the shard sets",
+        reason="sharding inside groups, replicas across them, where the launcher has that",
+        violated=lambda c: (
+            (c.zero_stage > 0)
+            & (c.zero_shard_size != c.data_parallel_size * c.context_parallel_size)
+            & (not able.hybrid_sharding)
+        ),
+    )
+    yield Rule(
+        name=f"{name} has the split of experts and sequences",
+        reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
+        violated=lambda c: (
+            ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
+            | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & sequence)
+        ),
+    )
+    yield Rule(
+        name=f"{name} offloads so",
+        reason=f"it has {', '.join(able.offload)}",
+        violated=lambda c: ~np.isin(c.offload, offload),
     )
 
 
@@ -227,6 +276,7 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _batch_rules(problem),
         _launcher_rules(able),
         _launcher_mesh_rules(problem, able),
+        _launcher_state_rules(problem, able),
         request_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)

@@ -5,13 +5,14 @@ Variables and their candidates; what the request pins or bounds is always one, s
   context_parallel_size    1, 2, 4, … while a rank keeps MIN_TOKENS_PER_CONTEXT_RANK tokens
   pipeline_parallel_size   divisors of the remaining GPUs, up to the number of layers
   data_parallel_size       the GPUs that remain: tp * cp * pp * dp = GPUs used
-  expert_parallel_size     divisors of the experts; expert_tensor_parallel_size = 1
+  expert_parallel_size     divisors of the experts
   virtual_pipeline_size    1 … layers / pp
   micro_batch_size         divisors of the batch up to MAX_MICRO_BATCH_SIZE
-  zero_stage               those of the launcher; zero_shard_size = dp * cp from stage 1 on
+  zero_stage               those of the launcher
   recompute                none, selective, full in every layer, full in the first k of each chunk
-Derived: sequence_parallel = tp > 1, num_microbatches, pipeline_schedule. Recomputing k layers of every
-chunk is left out where an even split has only k: there it is the row that recomputes every layer.
+What few requests turn is added by ``widening``. Derived: num_microbatches, pipeline_schedule. Recomputing
+k layers of every chunk is left out where an even split has only k: there it is the row that recomputes
+every layer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from solver.constraints import names_of
 from solver.problem import Problem
 from solver.rule import Rule
 from solver.rules import common_island, rules_of, violation_masks
+from solver.widening import widened
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
 MAX_MICRO_BATCH_SIZE = 32
@@ -183,7 +185,7 @@ def _columns(problem: Problem, rows: IntArray) -> Columns:
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Space:
     """All rows on exactly ``num_gpus`` GPUs."""
-    columns = _columns(problem, _crossed(list(_blocks(problem, num_gpus))))
+    columns = widened(problem, _columns(problem, _crossed(list(_blocks(problem, num_gpus)))))
     masks = violation_masks(rules, columns)
     return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 

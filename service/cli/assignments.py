@@ -17,13 +17,16 @@ _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
 MAX_DIGITS = 18  # what fits 64 bits
 
 
-def values_of(option: str, texts: Iterable[str]) -> dict[str, Value]:
-    """``tp=8`` as ``{"tensor_parallel_size": 8}``.
+def values_of(option: str, texts: Iterable[str]) -> dict[str, Value | list[Value]]:
+    """``tp=8`` as ``{"tensor_parallel_size": 8}``, ``stage_layers=4,3`` as a list.
 
     Raises:
         InvalidProblemError: a text is not NAME=VALUE, or a name is given twice.
     """
-    return {name: _value(value) for name, value in _pairs(option, texts, "NAME=VALUE")}
+    return {
+        name: [_value(part) for part in value.split(",")] if name == "stage_layers" else _value(value)
+        for name, value in _pairs(option, texts, "NAME=VALUE")
+    }
 
 
 def settings_of(option: str, texts: Iterable[str]) -> dict[str, Setting]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
+from profiles.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 from solver.cost.parameters import Weights
+from solver.cost.tails import shards
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
@@ -84,7 +85,8 @@ def expert_parallel(ctx: Context) -> PassSeconds:
 def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArray:
     """An all-gather (or reduce-scatter) of one layer's weights over its shard sets."""
     dense = all_gather_s(weights.dense * element_bytes, ctx.shard_group, ctx.fabric)
-    routed = all_gather_s(weights.routed * element_bytes, ctx.expert_data_group, ctx.fabric)
+    experts = Group.of(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et, ctx.fabric)
+    routed = all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
     return dense + np.where(weights.routed > 0, routed, 0.0)
 
 

@@ -29,22 +29,26 @@ def _ring_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArr
     return all_gather_s(payload_bytes, group, fabric) - latency_s(group, fabric)
 
 
-def _exchange_s(ctx: Context, weights: FloatArray, group: Group) -> FloatArray:
-    """Gradients and parameters of replicated weights, ZeRO 0 and 1.
+def _exchange_s(ctx: Context, weights: FloatArray, group: Group, stride: FloatArray) -> FloatArray:
+    """Gradients and parameters of weights that are replicated over ``group``, ``stride`` ranks apart.
 
     Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients and
-    all-gathers weights (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+    all-gathers weights (Rajbhandari et al. 2020, arXiv:1910.02054, section 7). Stage 2 reduces in every
+    backward pass, stage 3 gathers in every pass. Where a shard set is smaller than the group (hybrid
+    sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it holds.
     """
-    gradients = _ring_s(weights * ctx.facts.reduced_gradient_bytes, group, ctx.fabric)
-    parameters = _ring_s(weights * _WEIGHT_BYTES, group, ctx.fabric)
-    stage = ctx.columns.zero_stage
-    plain = np.where(stage == 0, 2.0 * gradients, gradients + parameters)
-    # stage 2 reduces in every backward pass, so parameters are left; stage 3 leaves only what the
-    # replicas of a hybrid shard set (fewer ranks than the group) still have to all-reduce
-    replicas = Group.of(group.size / shards(ctx, group), ctx.t * ctx.shard_group.size, ctx.fabric)
-    shard_bytes = weights * ctx.facts.reduced_gradient_bytes / shards(ctx, group)
-    hybrid = 2.0 * _ring_s(shard_bytes, replicas, ctx.fabric)
-    return np.where(stage == SHARD_GRADIENTS, parameters, np.where(stage == SHARD_WEIGHTS, hybrid, plain))
+    sharing, stage = shards(ctx, group), ctx.columns.zero_stage
+    inner = Group.of(sharing, stride, ctx.fabric)
+    replicas = Group.of(group.size / sharing, stride * sharing, ctx.fabric)
+    payload = weights * ctx.facts.reduced_gradient_bytes
+    whole = 2.0 * _ring_s(payload, group, ctx.fabric)
+    scatter, parameters = (
+        _ring_s(payload, inner, ctx.fabric),
+        _ring_s(weights * _WEIGHT_BYTES, inner, ctx.fabric),
+    )
+    across = 2.0 * _ring_s(payload / sharing, replicas, ctx.fabric)
+    own = np.where(stage < SHARD_GRADIENTS, scatter, 0.0) + np.where(stage < SHARD_WEIGHTS, parameters, 0.0)
+    return np.where(stage == 0, whole, own + across)
 
 
 def shards(ctx: Context, group: Group) -> FloatArray:
@@ -70,8 +74,8 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     Where a framework overlaps, only ``max(share * x, x - hiding)`` of the exchange x is seen. Beside
     the optimizer's own traffic, a kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
-    exchange = _exchange_s(ctx, weights.dense, ctx.data_group)
-    exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group)
+    exchange = _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
+    exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
     if ctx.facts.overlap_gradients:
         hidden = _hiding_s(ctx, passes)
         exchange = np.maximum(ctx.constants.gradient_exposed * exchange, exchange - hidden)

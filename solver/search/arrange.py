@@ -28,7 +28,7 @@ _GLANCED_PASSES = MAX_PASSES // 16
 
 def candidates(row: Rows, split: Split) -> list[Split]:
     """``split``, and others of one interleaved row that fit in memory, without repetition."""
-    if row.v[0] == 1 or not row.uneven_stages or row.splits_backward[0]:
+    if row.v[0] == 1 or not row.uneven_stages or row.splits_backward[0] or row.only_split:
         return [split]
     if not row.is_uniform:
         return splits_that_fit(row)

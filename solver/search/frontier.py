@@ -25,6 +25,7 @@ from solver.search.arrange import candidates, fastest
 from solver.search.bounds import split_s, whole_layers_s
 from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit, tightened_s
+from solver.search.only_split import only_bound_s
 from solver.search.priced import CHUNK, Priced
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
@@ -121,7 +122,7 @@ class Frontier:
 
     def is_open(self, row: int) -> bool:
         """Whether a row has more splits than its candidates."""
-        uneven = self.rows.uneven_stages
+        uneven = self.rows.uneven_stages and not self.rows.only_split
         return uneven and (self.rows.is_uniform or self.rows.columns.virtual_pipeline_size[row] == 1)
 
     def adopt(self, row: int) -> None:
@@ -191,7 +192,7 @@ class Frontier:
         self.bound_s[lost] = np.maximum(self.bound_s[lost], np.nextafter(limit[~able], np.inf))
         self.fits -= int((~able & ~np.isfinite(limit)).sum())
         left = index[able]
-        if not self.rows.is_uniform:
+        if not (self.rows.is_uniform or self.rows.only_split):
             self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left])
         for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
             heapq.heappush(self._heap, (bound, row))
@@ -199,6 +200,8 @@ class Frontier:
     def _able(self, index: IntArray, limit_s: FloatArray) -> BoolArray:
         """Whether each row may have a split that fits and simulates to ``limit_s`` or less."""
         able = np.asarray(self.bound_s[index] <= limit_s)
+        if self.rows.only_split:  # its bound is the last tier
+            return able
         if self.rows.is_uniform:  # those that fit are known
             asked = np.flatnonzero(able & np.isfinite(limit_s))
         else:
@@ -273,6 +276,8 @@ class Frontier:
 
 def _first_bound_s(rows: Rows) -> FloatArray:
     """The bound that rows wait under at first, shape (n,); +inf where memory refutes them at sight."""
+    if rows.only_split:
+        return only_bound_s(rows)
     bound = np.full(len(rows), np.inf)
     index = np.flatnonzero(may_fit(rows))
     if rows.is_uniform:

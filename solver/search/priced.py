@@ -35,6 +35,7 @@ class Priced:
     layout: LayerLayout
     budget_bytes: float
     uneven_stages: bool
+    only_split: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -54,6 +55,7 @@ class Priced:
             layout=self.layout,
             budget_bytes=self.budget_bytes,
             uneven_stages=self.uneven_stages,
+            only_split=self.only_split,
         )
 
 
@@ -65,6 +67,7 @@ def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
         layout=LayerLayout.of(problem.model),
         budget_bytes=memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability),
         uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
+        only_split=problem.options.stage_layers,
     )
 
 
@@ -90,6 +93,7 @@ def priced_space(
         layout=rows.layout,
         budget_bytes=rows.budget_bytes,
         uneven_stages=rows.uneven_stages,
+        only_split=rows.only_split,
     )
 
 

@@ -26,6 +26,7 @@ class Rows:
     layout: LayerLayout
     budget_bytes: float  # peak memory of every rank <= budget: feasible
     uneven_stages: bool = True  # the launcher runs stages of different size
+    only_split: tuple[int, ...] = ()  # the request's; empty: any
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -40,6 +41,7 @@ class Rows:
             layout=self.layout,
             budget_bytes=self.budget_bytes,
             uneven_stages=self.uneven_stages,
+            only_split=self.only_split,
         )
 
     def stages(self, splits: list[tuple[int, ...]]) -> Stages:

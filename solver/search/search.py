@@ -175,7 +175,7 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
         batch = batch[bounds[batch] < least]
         if not len(batch) or watch.interrupted():
             break
-        if not frontier.rows.is_uniform:
+        if not (frontier.rows.is_uniform or frontier.rows.only_split):
             batch = batch[may_reach_objective(frontier.rows.take(batch), least)]
         rivals += frontier.solve(batch.tolist())
         least = min([least, *(rival.objective_s for rival in rivals)])

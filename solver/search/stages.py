@@ -22,6 +22,7 @@ from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
 from solver.search.caps import Caps, layer_caps, lightest_chunks
 from solver.search.chunks import best_offered
+from solver.search.only_split import only_splits
 from solver.search.rows import Rows
 from solver.search.windows import Split
 
@@ -31,6 +32,8 @@ _NEVER = np.int64(2**60)
 
 def best_splits(rows: Rows) -> list[Split | None]:
     """The split of each row that minimises the closed-form objective; None where none fits."""
+    if rows.only_split:
+        return only_splits(rows)
     if rows.is_uniform:
         caps = layer_caps(rows)
         fits = caps.feasible(rows.layout.num_layers)
@@ -75,7 +78,9 @@ def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:
-    """The split of ``chunks`` chunks as even as it can be, if the launcher runs it."""
+    """The split of ``chunks`` chunks as even as it can be, if the launcher runs it; or the request's."""
+    if rows.only_split:
+        return rows.only_split if len(rows.only_split) == chunks else None
     each, more = divmod(rows.layout.num_layers, chunks)
     if each == 0 or (more and not rows.uneven_stages):
         return None

@@ -108,7 +108,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
 
 def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
     """The splits of a row where the space offers some only."""
-    if not one.uneven_stages:
+    if not one.uneven_stages or one.only_split:
         even = even_chunks(one, p * v)
         return [list(even)] if even else []
     if v == 1 or one.is_uniform:

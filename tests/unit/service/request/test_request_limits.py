@@ -3,7 +3,7 @@
 import pytest
 
 from profiles.errors import FieldError, InvalidProblemError
-from service.request import parse_problem
+from service.request import parse_problem, problem_to_mapping
 
 Request = dict[str, object]
 
@@ -54,3 +54,25 @@ def test_a_logical_variable_is_pinned_to_true_or_false() -> None:
     assert problem.options.pin == {"sequence_parallel": True}
     assert "must be true or false" in sentence(request(pin={"sequence_parallel": 1}))
     assert "is not an integer" in sentence(request(pin={"zero_stage": True}))
+
+
+def test_a_pinned_split_is_kept_apart_and_written_down_as_a_pin() -> None:
+    split = [20, 20, 20, 20]
+    problem = parse_problem(request(pin={"stage_layers": split, "zero_stage": 1}))
+    assert problem.options.stage_layers == (20, 20, 20, 20)
+    assert problem.options.pin == {"zero_stage": 1}
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but the model has 80"),
+        ({"stage_layers": [80, 0]}, "one layer or more in every chunk"),
+        ({"stage_layers": 4}, "must be a list of layers"),
+        ({"zero_stage": [1]}, "must be one value"),
+        ({"stage_layers": [1.5]}, "must be an integer"),
+    ],
+)
+def test_what_is_no_split_is_refused(pin: dict[str, object], words: str) -> None:
+    assert words in sentence(request(pin=pin))

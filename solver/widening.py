@@ -1,0 +1,99 @@
+"""Variables that few requests turn: each widens the space by rows that differ from others in it alone.
+
+  expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
+  zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
+  sequence_parallel             with tensor parallelism, and also without where the request names it
+  offload                       none, and what the request allows and the launcher has
+What the request pins or bounds is always a candidate. Rows that were there come first, so that ties go to
+the plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from profiles.capabilities import Capabilities, launcher_capabilities
+from solver.columns import OFFLOAD, BoolArray, Columns, IntArray
+from solver.constraints import names_of
+from solver.problem import Problem
+
+Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
+_MOST_NAMED = 64  # values of a bound that become candidates
+
+
+def widened(problem: Problem, columns: Columns) -> Columns:
+    """The rows of ``columns``, then those that differ from them in one or several of these variables."""
+    able = launcher_capabilities(problem.launcher)
+    for variants in (_expert_tensor, _shard_sizes, _sequence_parallel, _offload):
+        parts = [columns]
+        for name, values, rows in variants(problem, able, columns):
+            taken = rows & (values != getattr(columns, name))
+            if taken.any():
+                changed: dict[str, IntArray] = {name: values[taken]}
+                parts.append(replace(columns.take(taken), **changed))
+        columns = Columns.concatenate(parts) if len(parts) > 1 else columns
+    return columns
+
+
+Variants = Callable[[Problem, Capabilities, Columns], Iterator[Variant]]
+
+
+def named_values(problem: Problem, name: str) -> list[int]:
+    """Values that a pin or a bound of the request names."""
+    options = problem.options
+    pinned, bounds = options.pin.get(name), options.bounds.get(name)
+    named = [] if pinned is None or isinstance(pinned, str) else [int(pinned)]
+    if bounds is not None:
+        low = max(bounds[0], 1)
+        named += range(low, min(bounds[1], low + _MOST_NAMED) + 1)
+    return list(dict.fromkeys(named))
+
+
+def is_named(problem: Problem, name: str) -> bool:
+    """Whether the request says anything about a variable."""
+    return name in problem.options.named | names_of(problem.options.constraints)
+
+
+def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Variant:
+    """One value for all of ``rows``."""
+    return name, np.full(len(columns), value, dtype=np.int64), rows
+
+
+def _expert_tensor(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Experts split as everything else, and as the request says."""
+    name = "expert_tensor_parallel_size"
+    every = np.ones(len(columns), dtype=np.bool_)
+    if problem.model.moe is not None and able.expert_tensor_parallel:
+        yield name, columns.tensor_parallel_size, every
+    if problem.model.moe is not None:
+        for value in named_values(problem, name):
+            yield _constant(columns, name, value, columns.tensor_parallel_size != value)
+
+
+def _shard_sizes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Shard sets inside an island, and as the request says."""
+    name, ranks = "zero_shard_size", columns.data_parallel_size * columns.context_parallel_size
+    sharded = columns.zero_stage > 0
+    island = min(group.island_gpus for group in problem.cluster.groups)
+    inside = np.maximum(island // columns.tensor_parallel_size, 1)
+    inside = np.where(able.hybrid_sharding & (inside < ranks), inside, ranks)
+    yield name, inside, sharded & (inside > 1)
+    for value in named_values(problem, name):
+        yield _constant(columns, name, value, sharded & (ranks >= value) & (inside != value))
+
+
+def _sequence_parallel(problem: Problem, _: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Tensor parallelism without it never saves time or memory: only where the request names it."""
+    if is_named(problem, "sequence_parallel"):
+        yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
+
+
+def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """What may go to the host."""
+    if "offload" in problem.options.allow:
+        every = np.ones(len(columns), dtype=np.bool_)
+        for word in able.offload:
+            yield _constant(columns, "offload", OFFLOAD.index(word), every)
