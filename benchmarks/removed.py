@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from profiles.cluster import GpuSpec
+from profiles.collectives import Fabric, Group
 from profiles.operators import GpuOperators, operators_of
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
@@ -24,6 +25,7 @@ from solver.cost.schedule import fill_share
 from solver.problem import Problem
 
 Replacement = tuple[str, Callable[..., object]]  # where, and by what
+_GROUP_OF = Group.of
 
 
 def _no_passes(ctx: Context, *_rest: object, **_named: object) -> PassSeconds:
@@ -44,6 +46,12 @@ def _no_fill(columns: Columns) -> FloatArray:
 def _as_ones(ctx: Context, profile: Profile) -> FloatArray:
     """No straggler."""
     return np.full_like(ctx.t, profile.time_factor)
+
+
+def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
+    """A group that crosses islands on one rail, however many rails its ranks own there."""
+    group = _GROUP_OF(size, stride, fabric)
+    return replace(group, in_island=np.where(group.islands > 1, 1.0, group.in_island))
 
 
 def _mean_stage(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArray:
@@ -78,6 +86,7 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
         ("solver.cost.price.vocabulary_parallel", _no_passes),
     ),
     "expert all-to-all": (("solver.cost.price.expert_parallel", _no_passes),),
+    "rail hierarchy (one rail)": (("profiles.collectives.Group.of", _one_rail),),
     "heaviest stage (the mean)": (("solver.calibration.batches.objective_s", _mean_stage),),
     "logits, loss, embedding": (
         ("solver.cost.price.head_seconds", _no_passes),
