@@ -22,7 +22,7 @@ from solver.search.windows import Split, balanced, windows
 
 _STARTS = 12  # windows tried, evenly spaced
 _MOST_CUT = 4  # layers that the last chunk may lack
-_FULLY = 3  # candidates that are simulated with all micro-batches
+_FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
 _GLANCED_PASSES = MAX_PASSES // 16
 
 
@@ -57,8 +57,10 @@ def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
 
 def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
     """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
-    if len(splits) > _FULLY:
-        splits = [splits[i] for i in sorted(_promising(row, splits).tolist())]
+    passes = 2 * len(splits[0]) * int(row.columns.num_microbatches[0])
+    fully = max(min(MAX_PASSES // 2 // passes, _FULLY), 1)
+    if len(splits) > fully:
+        splits = [splits[i] for i in sorted(_promising(row, splits)[:fully].tolist())]
     stages = _stages(row, splits)
     chunks, columns = len(splits[0]), row.columns
     finish = np.array([
@@ -78,7 +80,7 @@ def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
 
 
 def _promising(row: Rows, splits: list[Split]) -> IntArray:
-    """The fastest few of ``splits``, by simulating their first micro-batches."""
+    """Which of ``splits`` are fastest, best first, by simulating their first micro-batches."""
     p, stages = int(row.p[0]), _stages(row, splits)
     groups = max(_GLANCED_PASSES // (2 * len(splits[0]) * p), 2)
     few = min(int(row.columns.num_microbatches[0]), groups * p)
@@ -91,4 +93,4 @@ def _promising(row: Rows, splits: list[Split]) -> IntArray:
         schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
     )
     further = (row.m[0] - few) * stages.rank_time_s[:, :p]
-    return np.argsort(_step_s(row, finish + further, stages), kind="stable")[:_FULLY]
+    return np.argsort(_step_s(row, finish + further, stages), kind="stable")
