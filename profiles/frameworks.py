@@ -34,7 +34,7 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
-    "logit_bytes", "bucket_bytes", "gathered_layers", "vocabulary_multiple",
+    "logit_bytes", "accumulation_bytes", "bucket_bytes", "gathered_layers", "vocabulary_multiple",
 }  # fmt: skip
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
@@ -46,6 +46,7 @@ class FrameworkFacts:
     name: str
     stack: str  # the set of constants fitted for it
     attention_kernel: str  # flash*, cudnn, triton: no score matrix; megatron-fused, torch: one
+    elementwise_fused: bool  # bias, activation, rotary embedding and residual: one kernel for each group
     norm_fused: bool  # norms keep their input only
     loss_fused: bool  # logits are never kept in fp32
     logits_sharded: bool  # the logits of a rank are V / tp wide
@@ -53,10 +54,12 @@ class FrameworkFacts:
     weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)
     optimizer_bytes: float  # AdamW's states of one weight, the fp32 copy included where there is one
     own_gradient_bytes: float  # of the model's gradients, kept beside an fp32 buffer
+    accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     overlap_gradients: bool  # reduction runs under the backward pass
     overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)
     overlap_transfer: bool  # interleaved schedules hide point-to-point transfers
+    gathers_modules: bool  # ZeRO-3 gathers each linear layer's weights apart, not a whole block's
     low_precision_gathers: bool  # ZeRO-3 gathers weights in the GEMMs' 8 bits
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept

@@ -103,7 +103,7 @@ def model_of(cells: Cells) -> ModelSpec:
         gated_mlp=bool(cells.flag("gated_mlp")),
         tied_embeddings=bool(cells.flag("tied_embeddings")),
         moe=_moe_of(cells),
-        mla=_mla_of(head_dim, heads),
+        mla=_mla_of(cells.count("head_dim"), heads),
         source="a table of measured runs",
     )
 
@@ -125,8 +125,11 @@ def _moe_of(cells: Cells) -> MoeSpec | None:
     )
 
 
-def _mla_of(head_dim: int, heads: int) -> MlaSpec | None:
-    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1), told by its query/key size."""
+def _mla_of(head_dim: int | None, heads: int) -> MlaSpec | None:
+    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1), told by its stated query/key size.
+
+    A size that is merely hidden / heads tells nothing: GPT models of 12288 / 64 have it, too.
+    """
     if head_dim != _MLA_QK_DIM:
         return None
     return MlaSpec(

@@ -19,6 +19,7 @@ from solver.cost.tails import shards
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
+_LIVE_WEIGHTS = 1e9  # DeepSpeed keeps no more gathered weights (its defaults, ZeRO-3)
 
 
 def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
@@ -84,7 +85,8 @@ def expert_parallel(ctx: Context) -> PassSeconds:
 
 def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArray:
     """An all-gather (or reduce-scatter) of one layer's weights over its shard sets."""
-    dense = all_gather_s(weights.dense * element_bytes, ctx.shard_group, ctx.fabric)
+    parts = ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
+    dense = parts * all_gather_s(weights.dense * element_bytes / parts, ctx.shard_group, ctx.fabric)
     experts = Group.of(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et, ctx.fabric)
     routed = all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
     return dense + np.where(weights.routed > 0, routed, 0.0)
@@ -96,8 +98,8 @@ def weight_gathers(
     """ZeRO-3: gather a part's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
 
     ``again`` is False for the ends of the model: the backward pass of the head follows its forward pass
-    at once, and the embedding's needs no weights. Hidden under the passes but for a least share, as in
-    ``context_parallel``.
+    at once, and the embedding's needs no weights. Hidden under the passes (recomputation belongs to the
+    backward one) but for a least share, as in ``context_parallel``.
     """
     stage = ctx.columns.zero_stage
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
@@ -105,11 +107,32 @@ def weight_gathers(
     reduce = _sharded_s(ctx, trained, ctx.facts.reduced_gradient_bytes)
     forward = np.where(stage == SHARD_WEIGHTS, gather, 0.0)
     backward = forward * again + np.where(stage >= SHARD_GRADIENTS, reduce, 0.0)
-    share = ctx.constants.gather_exposed
     return PassSeconds(
-        forward=np.maximum(share * forward, forward - passes.forward),
-        backward=np.maximum(share * backward, backward - passes.backward),
+        forward=_unhidden_s(ctx, weights, forward, passes.forward),
+        backward=_unhidden_s(ctx, weights, backward, passes.backward + ctx.full * passes.forward * again),
     )
+
+
+def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> FloatArray:
+    """What recomputing a layer gathers once more where every module's weights come and go.
+
+    A framework that gathers whole blocks keeps them from the recomputation to the backward pass;
+    DeepSpeed keeps what it needs again within 1e9 weights (``stage3_max_reuse_distance``).
+    """
+    whole = weights.dense + weights.routed
+    far = ctx.facts.gathers_modules & (2.0 * whole > _LIVE_WEIGHTS)
+    gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, _sharded_s(ctx, weights, 2.0), 0.0)
+    return np.where(far, _unhidden_s(ctx, weights, gather, forward), 0.0)
+
+
+def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: FloatArray) -> FloatArray:
+    """What of a part's gathers is seen beside the pass that they run under.
+
+    Modules of a layer that is too large to stay (``stage3_max_live_parameters``) are not fetched ahead.
+    """
+    crowded = ctx.facts.gathers_modules & (weights.dense + weights.routed > _LIVE_WEIGHTS)
+    seen = np.maximum(ctx.constants.gather_exposed * seconds, seconds - under)
+    return np.where(crowded, seconds, seen)
 
 
 def vocabulary_parallel(ctx: Context) -> PassSeconds:

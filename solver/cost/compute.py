@@ -15,10 +15,13 @@ import numpy as np
 from profiles.model import LayerKind, ModelSpec
 from profiles.operators import flash_attention_s, gemm_s
 from solver.columns import FloatArray
-from solver.cost.context import Context
+from solver.cost.context import SHARD_GRADIENTS, Context
 from solver.cost.measured import flash_s, routed_mlp_s, routed_rows
 
 _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
+_ALIGNED = 8  # elements of 2 bytes: 16 bytes
+_MISALIGNED = 0.2
+_OUTPUT_BYTES = 2.0  # of one element that a product writes
 _NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
 
 
@@ -165,6 +168,8 @@ def core_attention(ctx: Context) -> PassSeconds:
     scores = ctx.tokens * model.num_attention_heads / ctx.t * ctx.seq_length
     width = model.head_dim + model.v_head_dim
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
+    if model.head_dim % _ALIGNED:
+        multiply = multiply / _MISALIGNED
     move = scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
     if ctx.facts.attention_kernel == "torch":
         move = move * 2.0  # scale, mask, softmax and dropout as separate kernels
@@ -176,14 +181,16 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
 
     Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions
     read and write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k;
-    a gated activation reads 2 f and writes f. The backward pass moves twice that.
+    a gated activation reads 2 f and writes f. One kernel for each operation (eager PyTorch) writes and
+    reads what lies between: a bias or the activation's gate once more, four products and a
+    concatenation for the rotary embedding. The backward pass moves twice that.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
-    h = model.hidden_size
+    h, fused = model.hidden_size, ctx.facts.elementwise_fused
     rows = tokens * ctx.row_share * h * (20.0 if ctx.facts.norm_fused else 36.0)
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
-    rotary = tokens * heads / ctx.t * 4.0
-    per_width = 2.0 * model.mlp_matrices
+    rotary = tokens * heads / ctx.t * (4.0 if fused else 16.0)
+    per_width = 2.0 * model.mlp_matrices + (0.0 if fused else 4.0)
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
         width = tokens * (moe.shared_ffn_hidden_size + routed) / ctx.t
@@ -212,3 +219,19 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
     moved = ctx.tokens * ctx.model.hidden_size / ctx.hbm_bytes_per_s
     return PassSeconds(forward=4.0 * moved, backward=(0.0 if ctx.frozen else 10.0) * moved)
+
+
+def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
+    """Adding weight gradients of one micro-batch to those of the micro-batches before.
+
+    Into an fp32 buffer it is a fact of the framework how; in 2 bytes autograd reads both and writes
+    one, from the second micro-batch on. Gradients that are reduced in every pass add up in shards.
+    """
+    facts = ctx.facts
+    if facts.gradient_bytes > _OUTPUT_BYTES and facts.main_gradient:
+        moved = np.full_like(ctx.t, facts.accumulation_bytes)
+    else:
+        moved = 3.0 * _OUTPUT_BYTES * (1.0 - 1.0 / ctx.columns.num_microbatches)
+    kept = ctx.columns.zero_stage < SHARD_GRADIENTS
+    seconds = np.where(kept, moved * weights / ctx.hbm_bytes_per_s, 0.0)
+    return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)

@@ -18,6 +18,7 @@ from solver.cost.adapters import adapter_gemms, trained_weights
 from solver.cost.communication import (
     context_parallel,
     expert_parallel,
+    replayed_gathers,
     tensor_parallel,
     transfer,
     vocabulary_parallel,
@@ -26,6 +27,7 @@ from solver.cost.communication import (
 from solver.cost.compute import (
     Gemm,
     PassSeconds,
+    accumulation,
     core_attention,
     embedding_seconds,
     gemm_seconds,
@@ -77,9 +79,12 @@ def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     """Time of one transformer layer."""
     attention = core_attention(ctx)
+    weights = layer_weights(ctx, kind)
+    trained = trained_weights(ctx, weights, kind)
     compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
     if ctx.frozen:
         compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
+    compute = compute + accumulation(ctx, trained.dense + trained.routed)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)
@@ -89,8 +94,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     passes = floored(busy, layer_floor_s(ctx, kind), ctx.constants.floor_backward) + beyond
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
-    own = layer_weights(ctx, kind)
-    gathers = weight_gathers(ctx, own, trained_weights(ctx, own, kind), passes)
+    gathers = weight_gathers(ctx, weights, trained, passes)
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -103,7 +107,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     whole = passes + gathers
     return PartPrice(
         passes=whole,
-        replay=np.where(ctx.full, passes.forward, 0.0),
+        replay=np.where(ctx.full, passes.forward + replayed_gathers(ctx, weights, passes.forward), 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
 
@@ -131,7 +135,9 @@ def _end_price(
     ``own`` are the weights that are not those layers'.
     """
     zero = np.zeros_like(ctx.t)
-    gathers = weight_gathers(ctx, own, trained_weights(ctx, own, None), compute + tensor, again=False)
+    trained = trained_weights(ctx, own, None)
+    compute = compute + accumulation(ctx, trained.dense)
+    gathers = weight_gathers(ctx, own, trained, compute + tensor, again=False)
     causes = dict.fromkeys(CAUSES, zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward

@@ -7,7 +7,15 @@ from profiles.errors import InvalidProblemError
 from profiles.model import MoeSpec
 from profiles.operator_tables import attention_forward_s, grouped_mlp_s, load_operator_tables
 from solver.columns import Columns
-from solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
+from solver.cost.compute import (
+    Gemm,
+    accumulation,
+    core_attention,
+    gemm_seconds,
+    layer_gemms,
+    linear_seconds,
+    memory_bound,
+)
 from solver.cost.context import Context, context_of
 from solver.plan import Configuration
 from solver.problem import Problem
@@ -207,3 +215,45 @@ def test_rows_of_equal_shapes_are_looked_up_once_and_each_gets_its_own() -> None
     alone = [context(problem, layout) for layout in layouts]
     for seconds in (core_attention, lambda ctx: linear_seconds(ctx, "moe")):
         assert seconds(together).forward.tolist() == [float(seconds(one).forward[0]) for one in alone]
+
+
+def added_s(framework: str, weights: float = 1e9, **changes: object) -> float:
+    """Seconds to add the gradients of one micro-batch up."""
+    problem = a_problem(a_model())
+    ctx = context_of(problem, Columns.of([a_layout(**changes)]), a_profile(problem, framework))
+    return float(accumulation(ctx, np.array([weights])).backward[0] * ctx.hbm_bytes_per_s)
+
+
+def test_gradients_of_a_billion_weights_are_added_up_as_the_framework_does() -> None:
+    # Megatron-Core: the product reads and writes fp32 instead of writing 2 bytes; nanotron adds bf16 to
+    # fp32 in a kernel of its own; in fp16 autograd reads two and writes one, but for the first of four
+    assert added_s("megatron-core") == pytest.approx((4 + 4 - 2) * 1e9)
+    assert added_s("nanotron") == pytest.approx((2 + 4 + 4) * 1e9)
+    assert added_s("megatron-lm-2021", num_microbatches=4) == pytest.approx(3 * 2 * 3 / 4 * 1e9)
+    assert added_s("megatron-lm-2021", num_microbatches=1) == 0
+    assert added_s("fsdp", zero_stage=3, data_parallel_size=8, zero_shard_size=8) == 0
+
+
+def test_heads_off_the_16_byte_grid_multiply_at_a_fifth_of_the_rate() -> None:
+    def product_s(head_dim: int) -> float:
+        problem = a_problem(
+            a_model(head_dim=head_dim), framework_options={"attention_kernel": "megatron-fused"}
+        )
+        profile = a_profile(problem, score_bytes=0.0)
+        ctx = context_of(problem, Columns.of([a_layout(stage_layers=(80,))]), profile)
+        return float(core_attention(ctx).forward[0])
+
+    assert product_s(150) == pytest.approx(product_s(152) * 150 / 152 * 5)
+
+
+def test_one_kernel_for_each_operation_moves_more_than_fused_ones() -> None:
+    def moved_s(framework: str) -> float:
+        problem = a_problem(a_model())
+        profile = a_profile(problem, framework, elementwise=1.0, hbm=1.0)
+        ctx = context_of(problem, Columns.of([a_layout(stage_layers=(80,))]), profile)
+        return float(memory_bound(ctx, "dense").forward[0] * ctx.hbm_bytes_per_s)
+
+    # 2048 tokens: 12 bytes more for 64 + 2 * 8 heads of 128, 4 bytes more for 28672 of the MLP
+    assert moved_s("nanotron") - moved_s("megatron-core") == pytest.approx(
+        2048 * (12 * 80 * 128 + 4 * 28672)
+    )

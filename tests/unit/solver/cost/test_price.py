@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.cluster import ClusterSpec
+from profiles.model import ModelSpec
 from solver.columns import Columns, FloatArray
 from solver.cost.assemble import assemble, objective_s
 from solver.cost.price import price
@@ -229,3 +230,20 @@ def test_stragglers_grow_with_the_logarithm_of_nodes() -> None:
     rows = Columns.of([a_layout(data_parallel_size=8), a_layout(data_parallel_size=32)])
     prices = price(problem, rows, a_profile(problem, straggler=0.01))
     assert prices.straggler.tolist() == pytest.approx([1.0, 1.02])
+
+
+def test_deepspeed_gathers_huge_layers_once_more_for_recomputation_and_hides_nothing_of_them() -> None:
+    # a layer of 1.8e9 weights (GPT-3) is past the 1e9 that may stay; one of Llama 70B, 0.86e9, is past half
+    def replay_over_forward(model: ModelSpec, framework: str) -> float:
+        layers = model.num_layers
+        row = a_layout(
+            data_parallel_size=32, zero_stage=3, zero_shard_size=32, stage_layers=(layers,),
+            recompute_granularity="full", recompute_layers=layers,
+        )  # fmt: skip
+        problem = a_problem(model)
+        prices = price(problem, Columns.of([row]), a_profile(problem, framework))
+        return float(prices.replay_s[0, 0] / prices.forward_s[0, 0])
+
+    huge = a_model(hidden_size=12288, ffn_hidden_size=49152, num_attention_heads=96, num_kv_heads=96)
+    assert replay_over_forward(huge, "deepspeed") == pytest.approx(1.0)
+    assert replay_over_forward(huge, "fsdp") < 1.0
