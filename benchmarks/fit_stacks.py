@@ -191,7 +191,7 @@ def _write_spreads(spreads: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:
-    """Share of left-out runs inside the 80 % interval, a cluster counting as 60 runs at most."""
+    """Share of left-out runs inside the 80 % interval, a cluster counting as a dozen runs at most."""
     inside, weights = [], []
     for count in CALIBRATION_RUNS:
         for figures in validate(runs, calibrate=count, profile_of=profile_of).clusters.values():
