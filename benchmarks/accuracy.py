@@ -75,9 +75,9 @@ true best (means over groups).
   chosen from their configurations alone; those runs are not scored.
 
 The tiny models of Megatron-LM's continuous integration teach what launches cost and nothing else. Left out
-of every fit, but scored here: single nodes of its GB200 cluster, whose steps all take 1.7 s, and the
-pipelines across nodes of the Ultra-Scale cluster, which are up to five times slower than their network
-explains.
+of every fit, but scored here: single nodes of its GB200 cluster, whose steps all take 1.7 s; pipelines
+across nodes of the Ultra-Scale cluster, which are up to five times slower than their network explains; and
+Jean Zay's A100s, whose scripts set `CUDA_LAUNCH_BLOCKING=1`, so that every kernel waits for the one before.
 """
 WEAKNESSES = """## Known weaknesses
 

@@ -3,8 +3,8 @@
 Two levels: all stacks together round the values in ``stacks.yaml`` (global), then each stack round
 the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 loss on
 ``ln(measured / predicted)`` with a noise of 4 %, the log-normal priors of
-``solver/calibration/priors.py``, and every cluster counting for at most a dozen runs. Each constant is written
-with its uncertainty, and marked where the runs do not identify it. The spreads of
+``solver/calibration/priors.py``, and every cluster counting for at most a dozen runs. Each constant is
+written with its uncertainty, and marked where the runs do not identify it. The spreads of
 predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are those of the clusters that
 are left out of the fit one at a time, and of stacks left out whole, never those of the fit itself.
 

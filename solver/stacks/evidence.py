@@ -32,8 +32,8 @@ STEP = -0.05  # of a finite difference
 TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other,
 LAUNCHES = ("floor_s", "floor_moe", "fixed_s")  # and nothing but these
 SLOW_NODE = "megatron-ci-gb200"  # single nodes of it: 1.7 s a step whatever they run, no cause published
-# Its scripts set CUDA_LAUNCH_BLOCKING=1 (bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm):
-# every kernel waits for the one before, which no other cluster does.
+# Its scripts set CUDA_LAUNCH_BLOCKING=1 (bigscience-workshop/bigscience,
+# train/tr11-176B-ml/tr11-176B-ml.slurm): every kernel waits for the one before, as on no other cluster.
 BLOCKING = "jeanzay-a100"
 SLOW_NETWORK = "ultrascale-h100-efa"  # pipelines across its nodes: up to 5x slow, no cause published
 
