@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,17 +26,20 @@ class Opening:
     frontier: Frontier  # a few rows with this one ranked
 
 
-def first_plan(problem: Problem, profile: Profile, space: Space) -> Opening | None:
+def first_plan(
+    problem: Problem, profile: Profile, space: Space, tick: Callable[[], object] = lambda: None
+) -> Opening | None:
     """A good row among a sample of the legal ones, or, where none fits, among the lightest ones.
 
-    None: no sampled row has a split that fits, which proves nothing.
+    None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
     """
     legal = np.flatnonzero(space.legal)
     for index in (_spread(len(legal)), _lightest(space, legal)):
         rows = priced_space(problem, profile, space.columns.take(legal[index]))
+        tick()
         frontier = Frontier.of(rows, 1)
         frontier.covers_all = len(index) == len(legal)
-        frontier.run(lambda state: bool(state.ranked))
+        frontier.run(lambda state: bool(tick() or state.ranked))
         if frontier.ranked:
             return Opening(row=int(index[frontier.ranked[0].row]), frontier=frontier)
     return None

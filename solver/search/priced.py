@@ -80,7 +80,7 @@ def priced_space(
     first, price_of = _distinct(_priced_by(columns, profile))
     parts = []
     for start in range(0, max(len(first), 1), CHUNK):
-        if start and interrupted():
+        if len(first) and interrupted():
             return priced_space(problem, profile, columns.take(slice(0)))
         parts.append(
             _bare(priced_rows(problem, profile, columns.take(first[start : start + CHUNK])).prices)

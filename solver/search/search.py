@@ -83,7 +83,7 @@ def search(
     with Judge(options) as judge:
         space = enumerate_space(problem, lambda: _looks(watch, "enumerating"))
         watch.report("enumerating", total=len(space.columns), now=True)
-        opening = first_plan(problem, profile, space)
+        opening = first_plan(problem, profile, space, watch.tick)
         frontier = _frontier(problem, profile, space, opening, watch)
         frontier.run(lambda state: _interrupt(watch, space, state))
         proof = _prove(frontier, watch)
@@ -167,10 +167,11 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
 
 def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
     """Rows whose bound on the closed form is below the least known one, solved, best first."""
-    bounds = _objective_bounds_s(frontier)
+    bounds = _objective_bounds_s(frontier, watch)
     order = np.argsort(bounds, kind="stable")
     least, rivals = objective_s, []
     for start in range(0, len(order), _RIVALS):
+        watch.tick()
         batch = order[start : start + _RIVALS]
         batch = batch[bounds[batch] < least]
         if not len(batch) or watch.interrupted():
@@ -182,11 +183,12 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
 
 
-def _objective_bounds_s(frontier: Frontier) -> FloatArray:
+def _objective_bounds_s(frontier: Frontier, watch: Watch) -> FloatArray:
     """Lower bound on every row's closed form, shape (n,); +inf where no split fits."""
     bounds = np.full(len(frontier.rows), np.inf)
     open_rows = np.flatnonzero(np.isfinite(frontier.bound_s))
     for start in range(0, len(open_rows), CHUNK):
+        watch.tick()
         index = open_rows[start : start + CHUNK]
         bounds[index] = objective_bound_s(frontier.rows.take(index))
     return bounds
