@@ -119,8 +119,9 @@ def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> Flo
     A framework that gathers whole blocks keeps them from the recomputation to the backward pass;
     DeepSpeed keeps what it needs again within 1e9 weights (``stage3_max_reuse_distance``).
     """
-    whole = weights.dense + weights.routed
-    far = ctx.facts.gathers_modules & (2.0 * whole > _LIVE_WEIGHTS)
+    if not ctx.facts.gathers_modules:
+        return np.zeros_like(ctx.t)
+    far = 2.0 * (weights.dense + weights.routed) > _LIVE_WEIGHTS
     gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, _sharded_s(ctx, weights, 2.0), 0.0)
     return np.where(far, _unhidden_s(ctx, weights, gather, forward), 0.0)
 
@@ -130,9 +131,10 @@ def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: Floa
 
     Modules of a layer that is too large to stay (``stage3_max_live_parameters``) are not fetched ahead.
     """
-    crowded = ctx.facts.gathers_modules & (weights.dense + weights.routed > _LIVE_WEIGHTS)
     seen = np.maximum(ctx.constants.gather_exposed * seconds, seconds - under)
-    return np.where(crowded, seconds, seen)
+    if not ctx.facts.gathers_modules:
+        return seen
+    return np.where(weights.dense + weights.routed > _LIVE_WEIGHTS, seconds, seen)
 
 
 def vocabulary_parallel(ctx: Context) -> PassSeconds:
