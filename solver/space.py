@@ -18,7 +18,7 @@ every layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -37,6 +37,7 @@ _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _NEARLY = 0.9  # of the largest of them
 _FULL = RECOMPUTE.index("full")
+_PLAIN, _INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved_1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,60 +133,67 @@ def _steps(problem: Problem, pp: int) -> IntArray:
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
 
 
-def _blocks(problem: Problem, num_gpus: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """The two factors of a cross product for each pipeline size.
-
-    (tp, cp, pp, dp, ep, micro_batch_size, zero) rows, and (vpp, recompute, recompute_layers) rows.
-    """
+def _blocks(problem: Problem, num_gpus: int) -> Iterator[tuple[Columns, IntArray]]:
+    """The two factors of a cross product for each pipeline size: rows with one chunk, and chunkings."""
     meshes = _meshes(problem, num_gpus)
     batch = problem.workload.global_batch_size
     for pp in np.unique(meshes[:, 2]).tolist():
-        mesh = meshes[meshes[:, 2] == pp]
-        step, chunking = _steps(problem, pp), _chunkings(problem, pp)
+        mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp)
         i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
         outer = np.concatenate([mesh[i], step[j]], axis=1)
         smallest = step[:, 0].min()
-        yield outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)], chunking
+        outer = outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)]
+        yield widened(problem, _one_chunk(problem, outer)), _chunkings(problem, pp)
 
 
-def _crossed(blocks: list[tuple[IntArray, IntArray]]) -> IntArray:
-    """All cross products one after the other, (10, n): one line for each column, written once."""
-    rows = np.empty((10, sum(len(outer) * len(inner) for outer, inner in blocks)), dtype=np.int64)
-    start = 0
-    for outer, inner in blocks:
-        end = start + len(outer) * len(inner)
-        block = rows[:, start:end].reshape(10, len(outer), len(inner))
-        block[:7], block[7:] = outer.T[:, :, None], inner.T[:, None, :]
-        start = end
-    return rows
-
-
-def _columns(problem: Problem, rows: IntArray) -> Columns:
-    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero, vpp, recompute, recompute_layers) lines."""
-    tp, cp, pp, dp, ep, micro_batch, zero, vpp, recompute, layers = rows
-    interleaved, plain, none = (SCHEDULES.index(name) for name in ("interleaved_1f1b", "1f1b", "none"))
+def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
+    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero) rows: one chunk a rank, none recomputed."""
+    tp, cp, pp, dp, ep, micro_batch, zero = rows.T.copy()
+    ones = np.ones_like(tp)
     return Columns(
         tensor_parallel_size=tp,
         sequence_parallel=(tp > 1).astype(np.int64),
         pipeline_parallel_size=pp,
-        virtual_pipeline_size=vpp,
+        virtual_pipeline_size=ones,
         context_parallel_size=cp,
         expert_parallel_size=ep,
-        expert_tensor_parallel_size=np.ones_like(tp),
+        expert_tensor_parallel_size=ones,
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=np.where(zero > 0, dp * cp, 1),
         micro_batch_size=micro_batch,
         num_microbatches=np.maximum(problem.workload.global_batch_size // (dp * micro_batch), 1),
-        pipeline_schedule=np.where(pp == 1, none, np.where(vpp > 1, interleaved, plain)),
-        recompute=recompute,
-        recompute_layers=layers,
+        pipeline_schedule=np.where(pp == 1, SCHEDULES.index("none"), SCHEDULES.index("1f1b")),
+        recompute=0 * ones,
+        recompute_layers=0 * ones,
     )
+
+
+def _crossed(blocks: list[tuple[Columns, IntArray]]) -> Columns:
+    """All cross products one after the other; every column is written once."""
+    size = sum(len(outer) * len(inner) for outer, inner in blocks)
+    lines = {f.name: np.empty(size, dtype=np.int64) for f in fields(Columns)}
+    start = 0
+    for outer, inner in blocks:
+        shape, end = (len(outer), len(inner)), start + len(outer) * len(inner)
+        vpp, recompute, layers = inner.T
+        plain = outer.pipeline_schedule[:, None]
+        chunked = {
+            "virtual_pipeline_size": vpp,
+            "recompute": recompute,
+            "recompute_layers": layers,
+            "pipeline_schedule": np.where((vpp > 1) & (plain == _PLAIN), _INTERLEAVED, plain),
+        }
+        for name, line in lines.items():
+            values = chunked[name] if name in chunked else getattr(outer, name)[:, None]
+            line[start:end].reshape(shape)[:] = values
+        start = end
+    return Columns(**lines)
 
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Space:
     """All rows on exactly ``num_gpus`` GPUs."""
-    columns = widened(problem, _columns(problem, _crossed(list(_blocks(problem, num_gpus)))))
+    columns = _crossed(list(_blocks(problem, num_gpus)))
     masks = violation_masks(rules, columns)
     return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 
