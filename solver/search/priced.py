@@ -1,8 +1,8 @@
 """From columns to priced rows: each price is found once, and laid beside a row when somebody asks.
 
 Prices depend on neither the number of recomputed layers nor, without a calibrated residual, the number
-of chunks beyond one, so many rows share one: 543 000 rows of DeepSeek-V3 on 2 048 GPUs have 13 000
-prices between them. ``Priced`` holds those and, for every row, which one is its own.
+of chunks beyond one, so that a dozen rows share one (DeepSeek-V3 on 2 048 GPUs). ``Priced`` holds every
+price once and, for every row, which one is its own.
 """
 
 from __future__ import annotations
