@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-search operators test-torch clean
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-search operators collectives test-torch clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -62,6 +62,12 @@ operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfi
 	@$(BIN)/python -m profiles.importers.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators
 	@$(BIN)/python -m profiles.importers.simumax a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json \
 	    b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json --out profiles/catalog/operators/backward.json
+
+collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
+	@$(BIN)/python -m profiles.importers.network_shares \
+	    --ring tests/unit/profiles/fixtures/importers/simai/nic_ratio.csv \
+	    --all-to-all tests/unit/profiles/fixtures/importers/simai/ata_ratio.csv \
+	    --out profiles/catalog/collectives/network.json
 
 clean: ## remove the environment, caches and results
 	rm -rf $(VENV) .venv-torch .venv-peers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -51,7 +51,8 @@ def _as_ones(ctx: Context, profile: Profile) -> FloatArray:
 def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
     """A group that crosses islands on one rail, however many rails its ranks own there."""
     group = _GROUP_OF(size, stride, fabric)
-    return replace(group, in_island=np.where(group.islands > 1, 1.0, group.in_island))
+    rate = fabric.lines.ring_bytes_per_s(np.ones_like(size), group.islands)
+    return replace(group, ring_s_per_byte=(size - 1.0) / rate)
 
 
 def _mean_stage(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArray:

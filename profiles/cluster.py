@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from profiles.errors import InvalidProblemError
+from profiles.measured_link import MeasuredLink
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
@@ -81,6 +82,7 @@ class NodeGroup:
     inter_node: LinkSpec
     host_link_bytes_per_s: float | None = None  # GPU to host memory, each direction; None: the usual
     host_memory_bytes: int | None = None  # of one node; None: the usual node's
+    measured: MeasuredLink | None = None  # collectives timed on these very nodes
 
     def __post_init__(self) -> None:
         """Refuse empty groups.

@@ -1,31 +1,32 @@
 """Seconds of collectives, and which links a group of ranks crosses.
 
 Ranks are laid out tp fastest, then cp, dp, pp (the order of Megatron-LM, DeepSpeed, torchtitan and
-nanotron), so a group is a size and a stride. Ring volumes: Thakur, Rabenseifner and Gropp 2005
-("Optimization of Collective Communication Operations in MPICH"): an all-gather or reduce-scatter
-moves ``(n - 1) / n`` of the payload through each rank, an all-reduce twice that.
+nanotron), so a group is a size and a stride. Bus bytes (Thakur, Rabenseifner and Gropp 2005,
+"Optimization of Collective Communication Operations in MPICH"; nccl-tests, ``doc/PERFORMANCE.md``): an
+all-gather, a reduce-scatter or an all-to-all moves ``(n - 1) / n`` of the payload through each rank, an
+all-reduce twice that. ``collective_tables`` says how far they stay behind the line rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from profiles.collective_tables import IndexArray, Lines, SlowdownTable, row_of
 
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """The links of one node group with the shares that collectives reach."""
+    """The links of one node group, with the shares of their line rates that collectives reach."""
 
-    island_gpus: float  # GPUs joined by the fast link
-    fast_bytes_per_s: float  # bus bandwidth of a large collective inside an island, per GPU
-    network_bytes_per_s: float  # the same across islands on two nodes, per GPU (one rail each)
-    network_decay: float  # share lost with each doubling of nodes beyond two
-    latency_s: float  # of one collective of eight ranks inside an island
-    network_latency_s: float  # added when it crosses islands, for each doubling of islands
+    lines: Lines  # line rates times the level that the software stack reaches
+    tables: Mapping[str, SlowdownTable]  # by collective
+    launch_s: FloatArray | float  # of any collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,55 +36,44 @@ class Group:
     size: FloatArray
     in_island: FloatArray  # ranks of the group inside one island: the rails it owns there
     islands: FloatArray
+    row: IndexArray  # of the tables
+    ring_s_per_byte: FloatArray  # of one rank's part of a payload, at line rate; 0 for a rank alone
+    exchange_s_per_byte: FloatArray  # the same of an all-to-all
+    start_s: FloatArray  # of any collective; 0 for a rank alone
 
     @classmethod
     def of(cls, size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
         """The group of ``size`` ranks that lie ``stride`` apart."""
-        inside = np.minimum(size, np.maximum(np.floor(fabric.island_gpus / stride), 1.0))
-        return cls(size=size, in_island=inside, islands=np.ceil(size / inside))
-
-
-def latency_s(group: Group, fabric: Fabric) -> FloatArray:
-    """Start-up time of one collective: grows with the logarithm of ranks and of islands; 0 alone."""
-    inside = fabric.latency_s * np.log2(group.size) / 3.0
-    return np.asarray(inside + fabric.network_latency_s * np.log2(group.islands))
-
-
-def network_bytes_per_s(group: Group, fabric: Fabric) -> FloatArray:
-    """Network bandwidth of one rail: the share falls with the number of islands, never below a fifth."""
-    doublings = np.maximum(np.log2(group.islands) - 1.0, 0.0)
-    return np.asarray(fabric.network_bytes_per_s * np.maximum(1.0 - fabric.network_decay * doublings, 0.2))
+        inside = np.minimum(size, np.maximum(np.floor(fabric.lines.island_gpus / stride), 1.0))
+        islands = np.ceil(size / inside)
+        others = size - 1.0
+        return cls(
+            size=size,
+            in_island=inside,
+            islands=islands,
+            row=row_of(inside, islands),
+            ring_s_per_byte=others / fabric.lines.ring_bytes_per_s(inside, islands),
+            exchange_s_per_byte=others / fabric.lines.exchange_bytes_per_s(inside, islands),
+            start_s=np.where(size > 1, fabric.launch_s, 0.0),
+        )
 
 
 def all_gather_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """Seconds of an all-gather (or a reduce-scatter) whose whole result has ``payload_bytes``.
-
-    Rings run through all rails that the group owns in an island, so each network link carries
-    ``1 / in_island`` of the payload while the fast links carry the rest at the same time:
-    ``max((g - 1) / g * B / fast, (k - 1) / k * B / (g * network))`` for g ranks in each of k islands.
-    """
-    g, k = group.in_island, group.islands
-    fast = (g - 1.0) / g * payload_bytes / fabric.fast_bytes_per_s
-    network = (k - 1.0) / k * payload_bytes / (g * network_bytes_per_s(group, fabric))
-    return np.asarray(np.maximum(fast, network) + latency_s(group, fabric))
+    """Seconds of an all-gather (or a reduce-scatter) whose whole result has ``payload_bytes``."""
+    taken = fabric.tables["all_gather"].at(group.row, payload_bytes / group.size)
+    return np.asarray(taken * group.ring_s_per_byte + group.start_s)
 
 
 def all_reduce_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """Seconds of an all-reduce: a reduce-scatter and an all-gather in one collective."""
-    return np.asarray(2.0 * all_gather_s(payload_bytes, group, fabric) - latency_s(group, fabric))
+    """Seconds of an all-reduce: bus bytes of a reduce-scatter and an all-gather."""
+    taken = fabric.tables["all_reduce"].at(group.row, payload_bytes / group.size)
+    return np.asarray(2.0 * taken * group.ring_s_per_byte + group.start_s)
 
 
 def all_to_all_s(sent_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """Seconds of an all-to-all in which every rank sends ``sent_bytes``, its own share included.
-
-    The share that leaves the island goes through the rank's own rail, the rest through the fast
-    link; both run at the same time.
-    """
-    leaving = 1.0 - group.in_island / group.size
-    staying = (group.in_island - 1.0) / group.size
-    fast = sent_bytes * staying / fabric.fast_bytes_per_s
-    network = sent_bytes * leaving / network_bytes_per_s(group, fabric)
-    return np.asarray(np.maximum(fast, network) + latency_s(group, fabric))
+    """Seconds of an all-to-all in which every rank sends ``sent_bytes``, its own share included."""
+    taken = fabric.tables["all_to_all"].at(group.row, sent_bytes / group.size)
+    return np.asarray(taken * group.exchange_s_per_byte + group.start_s)
 
 
 def point_to_point_s(
@@ -91,12 +81,13 @@ def point_to_point_s(
 ) -> FloatArray:
     """Seconds of one message between neighbours ``stride`` ranks apart in a line of ``size`` ranks.
 
-    Of the neighbours at most ``stride / island`` sit in different islands; none when the whole line
-    fits one island.
+    One step of a ring of two. Of the neighbours at most ``stride / island`` sit in different islands;
+    none when the whole line fits one island.
     """
-    crossing = np.where(
-        size * stride > fabric.island_gpus, np.minimum(stride / fabric.island_gpus, 1.0), 0.0
-    )
-    fast = sent_bytes / fabric.fast_bytes_per_s + fabric.latency_s / 3.0
-    network = sent_bytes / fabric.network_bytes_per_s + fabric.network_latency_s + fabric.latency_s / 3.0
-    return np.asarray(np.where(size > 1, (1.0 - crossing) * fast + crossing * network, 0.0))
+    island = fabric.lines.island_gpus
+    crossing = np.where(size * stride > island, np.minimum(stride / island, 1.0), 0.0)
+    table, one = fabric.tables["all_gather"], np.ones_like(sent_bytes)
+    fast = table.at(row_of(2.0 * one, one), sent_bytes) / fabric.lines.fast_bytes_per_s
+    network = table.at(row_of(one, 2.0 * one), sent_bytes) / fabric.lines.network_bytes_per_s
+    seconds = (1.0 - crossing) * fast + crossing * network + fabric.launch_s
+    return np.asarray(np.where(size > 1, seconds, 0.0))

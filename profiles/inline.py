@@ -12,6 +12,7 @@ from profiles.cluster import MAX_GPUS_PER_NODE, MAX_NODES, ClusterSpec, GpuSpec,
 from profiles.errors import InvalidProblemError
 from profiles.importers.huggingface import looks_like_config, model_from_config
 from profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
+from profiles.measured_networks import measured_from, measured_to_mapping
 from profiles.model import ModelSpec
 from profiles.reading import MAX_TEXT, FieldReader
 from profiles.shape import Json, model_from_shape, model_to_mapping
@@ -77,9 +78,13 @@ def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader = FieldReader(raw, "/cluster")
     name = reader.text("name")
     num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
+    measured = measured_from(reader.child("measured"))
     reader.refuse_unknown()
     reader.finish()
-    return find_cluster(name, num_nodes=num_nodes)
+    cluster = find_cluster(name, num_nodes=num_nodes)
+    if measured is None:
+        return cluster
+    return replace(cluster, groups=tuple(replace(group, measured=measured) for group in cluster.groups))
 
 
 def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
@@ -119,6 +124,7 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
     island_gpus = reader.optional_integer("island_gpus")
     links = {key: _link(reader.child(key)) for key in ("intra_node", "inter_node")}
     host_link, host_memory = _host(reader)
+    measured = measured_from(reader.child("measured"))
     reader.refuse_unknown()
     if reader.faults:
         return None
@@ -135,6 +141,7 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
             inter_node=links["inter_node"] or gpu.inter_node,
             host_link_bytes_per_s=host_link,
             host_memory_bytes=host_memory,
+            measured=measured,
         )
     except InvalidProblemError as error:
         raise _moved(error, reader.pointer) from error
@@ -200,8 +207,7 @@ def _link_to_mapping(link: LinkSpec) -> dict[str, Json]:
 
 
 def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
-    stated = {key: getattr(group, key) for key in ("host_link_bytes_per_s", "host_memory_bytes")}
-    return {key: value for key, value in stated.items() if value is not None} | {
+    raw: dict[str, Json] = {
         "gpu": group.gpu.slug,
         "num_nodes": group.num_nodes,
         "gpus_per_node": group.gpus_per_node,
@@ -209,3 +215,10 @@ def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
         "intra_node": _link_to_mapping(group.intra_node),
         "inter_node": _link_to_mapping(group.inter_node),
     }
+    if group.host_link_bytes_per_s is not None:
+        raw["host_link_bytes_per_s"] = group.host_link_bytes_per_s
+    if group.host_memory_bytes is not None:
+        raw["host_memory_bytes"] = group.host_memory_bytes
+    if group.measured is not None:
+        raw["measured"] = measured_to_mapping(group.measured)
+    return raw

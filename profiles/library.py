@@ -17,6 +17,7 @@ import yaml
 
 from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from profiles.measured_networks import measured_network
 from profiles.model import ModelSpec
 from profiles.reading import FieldReader
 from profiles.shape import model_from_shape
@@ -202,6 +203,10 @@ def _gpu(slug: str) -> GpuSpec:
 def _cluster(name: str) -> ClusterSpec:
     reader = _load(CATALOG / "clusters" / f"{name}.yaml")
     group = usual_group(find_gpu(reader.text("gpu")), reader.integer("num_nodes"))
+    if reader.has("inter_node"):
+        network = _links()[reader.text("inter_node")]
+        measured = measured_network(network.kind, group.gpu.slug)
+        group = replace(group, inter_node=network, measured=measured)
     cluster = ClusterSpec(
         name=name,
         groups=(group,),

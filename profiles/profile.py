@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from profiles.collective_tables import Lines, slowdown_tables
 from profiles.collectives import Fabric
 from profiles.errors import ProfileError, UnknownNameError
 from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
@@ -35,6 +36,11 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "fsdp-composer": "fsdp1",
 }
 
+# Whose measured collectives stand in for a GPU that has none: over NVLink (or what resembles it), and
+# over PCIe (the measured L40S went through the host: a sixth of PCIe between four of them).
+_FAST_LINK = "a100-sxm-80gb"
+_PCIE = "rtx-pro-6000-server"
+
 # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
 _WITHOUT_FLASH = ("volta", "turing")
 
@@ -55,17 +61,13 @@ class Constants:
     floor_s: float  # CPU floor of one dense layer's forward pass
     floor_backward: float  # the backward pass's floor over the forward's
     floor_moe: float  # an expert layer's floor over a dense layer's
-    collective_latency_s: float  # of a collective of 8 ranks inside an island
-    network_latency_s: float  # added for each doubling of islands
-    fast_link: float  # bus bandwidth over line rate inside an island
+    collective_latency_s: float  # of any collective, beside what the tables hold
+    fast_link: float  # bandwidth inside an island over that of the measured collectives
     network: float  # the same across islands, on each rail
-    network_decay: float  # share lost with each doubling of islands beyond two
     tensor_exposed: float  # share of tensor-parallel time that GEMMs do not hide, where overlapped
-    context_exposed: float  # least share of context-parallel time that attention cannot hide
     expert_exposed: float  # share of expert all-to-all time that is not hidden
     expert_imbalance: float  # tokens of the busiest expert rank over the mean
     gather_exposed: float  # least share of ZeRO-3 gathers that computing cannot hide
-    gradient_exposed: float  # least share of gradient reduction that the backward pass cannot hide
     transfer_exposed: float  # share of point-to-point time that is not hidden
     update_bytes: float  # bytes moved for one weight by the optimizer step
     straggler: float  # relative loss with each doubling of nodes
@@ -99,14 +101,26 @@ class Profile:
     def fabric(self) -> Fabric:
         """The links of the deciding group, with the shares that collectives reach."""
         group, constants = self.group, self.constants
-        return Fabric(
+        at_line_rate = Lines(
             island_gpus=float(group.island_gpus),
-            fast_bytes_per_s=group.intra_node.bytes_per_s * constants.fast_link,
-            network_bytes_per_s=group.inter_node.bytes_per_s * constants.network,
-            network_decay=constants.network_decay,
-            latency_s=constants.collective_latency_s,
-            network_latency_s=constants.network_latency_s,
+            nodes_per_island=max(group.island_gpus / group.gpus_per_node, 1.0),
+            fast_bytes_per_s=group.intra_node.bytes_per_s,
+            network_bytes_per_s=group.inter_node.bytes_per_s,
         )
+        tables = slowdown_tables(self._link_tables, at_line_rate, group.measured)
+        reached = replace(
+            at_line_rate,
+            fast_bytes_per_s=at_line_rate.fast_bytes_per_s * constants.fast_link,
+            network_bytes_per_s=at_line_rate.network_bytes_per_s * constants.network,
+        )
+        return Fabric(lines=reached, tables=tables, launch_s=constants.collective_latency_s)
+
+    @property
+    def _link_tables(self) -> str:
+        """The GPU type whose measured collectives hold inside an island."""
+        if self.group.intra_node.kind == "pcie":
+            return _PCIE
+        return self.gpu_operators.tables or _FAST_LINK
 
     @property
     def version(self) -> str:

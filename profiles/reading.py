@@ -119,6 +119,16 @@ class FieldReader:
             return low
         return float(value)
 
+    def numbers(self, name: str, *, low: float, high: float, most: int) -> list[float]:
+        """A list of 1 to ``most`` finite numbers in [low, high]; required."""
+        value = self.value(name)
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            self.fault(name, "must be a list of numbers", allowed=f"1 to {most} of them")
+            return []
+        entries = {str(index): entry for index, entry in enumerate(value)}
+        reader = FieldReader(entries, f"{self.pointer}/{escaped(name)}", self.faults)
+        return [reader.number(index, low=low, high=high) for index in entries]
+
     def text(self, name: str, *, default: str | None = None) -> str:
         """A text of limited length; required unless there is a default."""
         value = self.value(name)

@@ -8,6 +8,7 @@ from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.errors import InvalidProblemError
 from profiles.frameworks import OPTION_WORDS
 from profiles.library import find_gpu
+from profiles.measured_networks import measured_network
 from profiles.model import MlaSpec, ModelSpec, MoeSpec
 from profiles.optimizers import OPTIMIZERS
 from profiles.units import GBIT
@@ -30,6 +31,7 @@ _KNOWN_FAMILIES = {
     "maxtext": "maxtext",
 }
 _MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
+_NETWORK_WORDS = {"efa": "efa", "omni-path": "omni-path", "roce": "roce", "slingshot": "slingshot"}
 _LOW = {"mxfp8": ("fp8", "mxfp8"), "nvfp4": ("fp8", "nvfp4"), "mixed": ("bf16", None)}
 
 
@@ -161,7 +163,8 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     network = gpu.inter_node
     rate = cells.number("network_gbit_per_s_per_gpu")
     if rate:
-        network = LinkSpec(kind=network.kind, bytes_per_s=rate * GBIT, latency_s=network.latency_s)
+        kind = _network_kind(cells.text("inter_node_link")) or network.kind
+        network = LinkSpec(kind=kind, bytes_per_s=rate * GBIT, latency_s=network.latency_s)
     group = NodeGroup(
         gpu=gpu,
         num_nodes=-(-num_gpus // per_node),
@@ -169,8 +172,15 @@ def cluster_of(cells: Cells) -> ClusterSpec:
         island_gpus=cells.count("fast_link_gpus") or gpu.island_gpus,
         intra_node=gpu.intra_node,
         inter_node=network,
+        measured=measured_network(network.kind, gpu.slug),
     )
     return ClusterSpec(name=(cells.text("cluster") or "cluster")[:100], groups=(group,))
+
+
+def _network_kind(text: str | None) -> str | None:
+    """The kind of network that a row names in its own words; None where it names none."""
+    words = (text or "").lower()
+    return next((kind for word, kind in _NETWORK_WORDS.items() if word in words), None)
 
 
 def _runs_unfused(cells: Cells, framework: str) -> bool:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from profiles.cluster import GpuSpec
 from profiles.errors import InvalidProblemError
+from profiles.importers.measured_links import measured_link
 from profiles.importers.sailor import CATALOG_NAMES
-from profiles.measurements import LinkCurve, LinkTable, NodeTopology, SwitchTree
+from profiles.measured_link import MeasuredLink
+from profiles.measured_networks import measured_to_mapping
+from profiles.measurements import CollectiveTables, LinkCurve, LinkTable, NodeTopology, SwitchTree
 from profiles.shape import Json
 from profiles.units import GB
 
@@ -93,6 +96,23 @@ def _joins(link: LinkCurve, gpu: GpuSpec) -> bool:
         link.receiver.zone,
     )
     return alike and CATALOG_NAMES.get(link.sender.gpu, link.sender.gpu.lower()) == gpu.slug
+
+
+def fields_of_collectives(
+    tables: CollectiveTables, before: MeasuredLink | None, source: str
+) -> GroupFields:
+    """Measured collectives, beside those that the group has already; equal ones are replaced.
+
+    Raises:
+        InvalidProblemError: none of the collectives is one that is priced.
+    """
+    measured = measured_link(tables, source=source)
+    both = measured if before is None else before.with_curves(measured.curves, source=source)
+    new = {f"{curve.collective} over {curve.num_nodes} nodes" for curve in measured.curves}
+    return GroupFields(
+        fields={"measured": measured_to_mapping(both)},
+        notes=(f"{', '.join(sorted(new))}: measured bandwidths correct the catalog's",),
+    )
 
 
 def _link(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:

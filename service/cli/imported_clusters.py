@@ -11,13 +11,16 @@ from profiles.cluster import GpuSpec
 from profiles.errors import InvalidProblemError
 from profiles.importers.node_groups import (
     GroupFields,
+    fields_of_collectives,
     fields_of_links,
     fields_of_switches,
     fields_of_topology,
 )
 from profiles.inline import cluster_from_mapping
 from profiles.library import find_gpu
-from profiles.measurements import LinkTable, NodeTopology, SwitchTree
+from profiles.measured_networks import measured_from
+from profiles.measurements import CollectiveTables, LinkTable, NodeTopology, SwitchTree
+from profiles.reading import FieldReader
 from profiles.shape import Json
 from service.problem_file import read_problem_file
 
@@ -41,7 +44,8 @@ def cluster_text(
     document = dict(read_problem_file(into)) if into is not None and into.exists() else {}
     groups = _groups(document, gpu, group)
     mine = groups[group]
-    said = _fields(found, find_gpu(str(mine.get("gpu")), pointer=f"/groups/{group}/gpu"), source)
+    usual = find_gpu(str(mine.get("gpu")), pointer=f"/groups/{group}/gpu")
+    said = _said(found, usual, FieldReader(mine, f"/groups/{group}"), source)
     mine.update(said.fields)
     if num_nodes is not None:
         mine["num_nodes"] = num_nodes
@@ -69,14 +73,16 @@ def _groups(document: Mapping[str, object], gpu: GpuSpec | None, group: int) -> 
     return groups
 
 
-def _fields(found: object, gpu: GpuSpec, source: str) -> GroupFields:
-    """What a foreign file says of a node group."""
+def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> GroupFields:
+    """What a foreign file says of a node group that has some fields already."""
     if isinstance(found, NodeTopology):
         return fields_of_topology(found, gpu, source)
     if isinstance(found, SwitchTree):
         return fields_of_switches(found)
     if isinstance(found, LinkTable):
         return fields_of_links(found, gpu, source)
+    if isinstance(found, CollectiveTables):
+        return fields_of_collectives(found, measured_from(before.child("measured")), source)
     raise InvalidProblemError.of("/file", f"{source}: says nothing of a cluster, a model or a run")
 
 

@@ -14,9 +14,8 @@ TIME_WIDTHS: Mapping[str, float] = {
     "permute_bytes": 0.6, "score_gemm": 0.4, "score_bytes": 0.4,
     "hbm": 0.15, "elementwise": 0.5, "loss_bytes": 0.5, "floor_s": 0.5, "floor_moe": 0.3,
     "collective_latency_s": 0.5, "fast_link": 0.15, "network": 0.35, "tensor_exposed": 0.4,
-    "expert_exposed": 0.3, "gather_exposed": 0.4, "gradient_exposed": 0.4, "transfer_exposed": 0.4,
-    "network_latency_s": 1.0, "update_bytes": 0.3, "straggler": 0.5, "fixed_s": 0.5,
-    "network_decay": 0.5,
+    "expert_exposed": 0.3, "gather_exposed": 0.4, "transfer_exposed": 0.4,
+    "update_bytes": 0.3, "straggler": 0.5, "fixed_s": 0.5,
 }  # fmt: skip
 MEMORY_WIDTHS: Mapping[str, float] = {
     "activation": 0.15, "base_bytes": 0.5, "context_bytes": 0.4, "reserve": 0.05,

@@ -14,6 +14,7 @@ from profiles.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
 from solver.cost.parameters import Weights
 from solver.cost.tails import shards
 
@@ -52,9 +53,8 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
     merged = (ctx.c - 1.0) * outputs * _MERGE_BYTES / ctx.hbm_bytes_per_s
     payload = ctx.tokens * ctx.c * kv * _ACTIVATION_BYTES
     once = np.where(ctx.c > 1, all_gather_s(payload, ctx.context_group, ctx.fabric), 0.0)
-    share = ctx.constants.context_exposed
-    forward = np.maximum(share * once, once - attention.forward)
-    backward = np.maximum(share * 2.0 * once, 2.0 * once - attention.backward)
+    forward = exposed_s(once, attention.forward, OVERLAP_SLOWDOWN)
+    backward = exposed_s(2.0 * once, attention.backward, OVERLAP_SLOWDOWN)
     return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)
 
 
@@ -85,11 +85,15 @@ def expert_parallel(ctx: Context) -> PassSeconds:
 
 def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArray:
     """An all-gather (or reduce-scatter) of one layer's weights over its shard sets."""
-    parts = ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
-    dense = parts * all_gather_s(weights.dense * element_bytes / parts, ctx.shard_group, ctx.fabric)
-    experts = Group.of(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et, ctx.fabric)
-    routed = all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
-    return dense + np.where(weights.routed > 0, routed, 0.0)
+    seconds = np.zeros_like(ctx.t)
+    if weights.dense.any():
+        parts = ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
+        payload = weights.dense * (element_bytes / parts)
+        seconds = seconds + parts * all_gather_s(payload, ctx.shard_group, ctx.fabric)
+    if weights.routed.any():
+        experts = Group.of(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et, ctx.fabric)
+        seconds = seconds + all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
+    return seconds
 
 
 def weight_gathers(
@@ -131,7 +135,7 @@ def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: Floa
 
     Modules of a layer that is too large to stay (``stage3_max_live_parameters``) are not fetched ahead.
     """
-    seen = np.maximum(ctx.constants.gather_exposed * seconds, seconds - under)
+    seen = exposed_s(seconds, under, ctx.constants.gather_exposed)
     if not ctx.facts.gathers_modules:
         return seen
     return np.where(weights.dense + weights.routed > _LIVE_WEIGHTS, seconds, seen)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiles.collectives import Fabric, Group, all_gather_s, all_reduce_s, latency_s
+from profiles.collectives import Group, all_gather_s, all_reduce_s
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
 from solver.cost.parameters import Weights, copied_embedding
 
 _WEIGHT_BYTES = 2.0
@@ -24,9 +25,26 @@ class Tail:
     optimizer: FloatArray
 
 
-def _ring_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """An all-gather without its latency: buckets hold several parts, so latency is a rank's, once."""
-    return all_gather_s(payload_bytes, group, fabric) - latency_s(group, fabric)
+def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
+    """An all-gather (or reduce-scatter) of one part's bytes, which travel with those of other parts."""
+    together = _together(ctx)
+    return all_gather_s(payload_bytes * together, group, ctx.fabric) / together
+
+
+def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
+    """An all-reduce of one part's bytes, which travel with those of other parts."""
+    together = _together(ctx)
+    return all_reduce_s(payload_bytes * together, group, ctx.fabric) / together
+
+
+def _together(ctx: Context) -> FloatArray:
+    """Layers whose gradients travel in one collective.
+
+    A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
+    """
+    if ctx.facts.overlap_gradients:
+        return np.ones_like(ctx.p)
+    return np.maximum(ctx.model.num_layers / ctx.p, 1.0)
 
 
 def _exchange_s(ctx: Context, weights: FloatArray, group: Group, stride: FloatArray) -> FloatArray:
@@ -41,12 +59,9 @@ def _exchange_s(ctx: Context, weights: FloatArray, group: Group, stride: FloatAr
     inner = Group.of(sharing, stride, ctx.fabric)
     replicas = Group.of(group.size / sharing, stride * sharing, ctx.fabric)
     payload = weights * ctx.facts.reduced_gradient_bytes
-    whole = 2.0 * _ring_s(payload, group, ctx.fabric)
-    scatter, parameters = (
-        _ring_s(payload, inner, ctx.fabric),
-        _ring_s(weights * _WEIGHT_BYTES, inner, ctx.fabric),
-    )
-    across = 2.0 * _ring_s(payload / sharing, replicas, ctx.fabric)
+    whole, across = _reduce_s(payload, group, ctx), _reduce_s(payload / sharing, replicas, ctx)
+    scatter = _gather_s(payload, inner, ctx)
+    parameters = _gather_s(weights * _WEIGHT_BYTES, inner, ctx)
     own = np.where(stage < SHARD_GRADIENTS, scatter, 0.0) + np.where(stage < SHARD_WEIGHTS, parameters, 0.0)
     return np.where(stage == 0, whole, own + across)
 
@@ -71,14 +86,16 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
 def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     """Exposed exchange and optimizer time of one part's trained weights.
 
-    Where a framework overlaps, only ``max(share * x, x - hiding)`` of the exchange x is seen. Beside
+    Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``). Beside
     the optimizer's own traffic, a kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
-    exchange = _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
-    exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
+    exchange = np.zeros_like(ctx.t)
+    if weights.dense.any():  # else frozen
+        exchange = exchange + _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
+    if weights.routed.any():
+        exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
     if ctx.facts.overlap_gradients:
-        hidden = _hiding_s(ctx, passes)
-        exchange = np.maximum(ctx.constants.gradient_exposed * exchange, exchange - hidden)
+        exchange = exposed_s(exchange, _hiding_s(ctx, passes), OVERLAP_SLOWDOWN)
     dense = weights.dense / shards(ctx, ctx.data_group)
     routed = weights.routed / shards(ctx, ctx.expert_data_group)
     updated = dense + routed
@@ -131,4 +148,4 @@ def copies_s(ctx: Context) -> FloatArray:
 
 def rank_tail_s(ctx: Context) -> FloatArray:
     """Latency of a rank's last collectives: gradient reduction and the norm over all ranks."""
-    return 2.0 * latency_s(ctx.data_group, ctx.fabric) + ctx.constants.collective_latency_s
+    return np.where(ctx.d > 0, ctx.constants.collective_latency_s, 0.0)

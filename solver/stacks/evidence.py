@@ -52,10 +52,9 @@ class Quantity:
         return tuple(self.widths)
 
 
-# The global level is fitted on all stacks; latencies of networks differ too far for one value.
 TIME = Quantity(
     widths={name: width * STACK_WIDTH for name, width in TIME_WIDTHS.items()},
-    global_widths={**TIME_WIDTHS, "network_latency_s": 0.1},
+    global_widths=TIME_WIDTHS,
     log_values=log_step_s,
 )
 # What lies beside the formulas; activations and logits are theirs, and too few sources say which

@@ -183,6 +183,8 @@ def test_aliases_and_links_refer_to_what_exists() -> None:
     for path in (library.CATALOG / "gpus").glob("*.yaml"):
         raw = yaml.safe_load(path.read_text())
         used |= {raw["intra_node"], raw["inter_node"]}
+    for path in (library.CATALOG / "clusters").glob("*.yaml"):
+        used |= {yaml.safe_load(path.read_text()).get("inter_node", "ethernet-100")}
     assert used == links
 
 

@@ -147,6 +147,19 @@ def test_switches_go_into_an_existing_cluster_file_and_change_their_field_alone(
     assert after.intra_node == before.intra_node
 
 
+def test_logs_of_nccl_tests_become_the_clusters_own_network(tmp_path: Path) -> None:
+    path = imported(FILES / "topology" / "topo_h100_8.txt", tmp_path / "c.yaml", gpu="h100", num_nodes=4)
+    before = asked(path).cluster.groups[0]
+    imported(FILES / "nccl_tests" / "one_node.log", path, into=True)
+    imported(FILES / "nccl_tests" / "two_nodes_mpi.log", path, into=True)
+    measured = asked(path).cluster.groups[0].measured
+    assert before.measured is None
+    assert measured is not None
+    assert {curve.num_nodes for curve in measured.curves} == {1, 2}
+    assert "one_node.log" in measured.source
+    assert "two_nodes_mpi.log" in measured.source
+
+
 def test_training_logs_become_rows_that_calibrate_reads(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     options = {"model": "llama-3.1-70b", "gpu": "h100", "cluster": "mine", "into": True}

@@ -1,11 +1,14 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from profiles.collectives import all_gather_s
 from solver.columns import Columns
 from solver.cost.communication import context_parallel, expert_parallel
 from solver.cost.compute import PassSeconds, core_attention
 from solver.cost.context import Context, context_of
+from solver.cost.overlap import exposed_s
 from tests.builders import a_model, a_moe_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 
@@ -40,15 +43,24 @@ def ring(size: int) -> tuple[Context, PassSeconds]:
     """What ring attention adds to a layer of 8192 tokens."""
     problem = a_problem(replace(a_model(), num_kv_heads=1), seq_length=8192)
     layout = a_layout(context_parallel_size=size, stage_layers=(80,))
-    ctx = context_of(problem, Columns.of([layout]), a_profile(problem, context_exposed=0.0))
+    ctx = context_of(problem, Columns.of([layout]), a_profile(problem, collective_latency_s=0.0))
     return ctx, context_parallel(ctx, core_attention(ctx))
 
 
 def test_a_ring_merges_every_part_but_the_first_in_fp32() -> None:
-    # 8192 / 4 tokens x 64 heads x 128 = 16.8 M outputs; 3 merges of 2 + 4 + 4 bytes each
+    # 8192 / 4 tokens x 64 heads x 128 = 16.8 M outputs; 3 merges of 2 + 4 + 4 bytes each. The ring itself
+    # hides under attention, which it slows by 13 % of its time: 8192 x 1 head x 256 x 2 bytes gathered
     ctx, added = ring(4)
-    assert added.forward[0] == pytest.approx(3 * 2048 * 64 * 128 * 10 / ctx.hbm_bytes_per_s)
+    gathered = all_gather_s(np.array([8192.0 * 256 * 2]), ctx.context_group, ctx.fabric)
+    merges = 3 * 2048 * 64 * 128 * 10 / ctx.hbm_bytes_per_s
+    assert added.forward[0] == pytest.approx(merges + 0.13 * gathered[0])
     assert added.backward[0] == pytest.approx(2 * added.forward[0])
+
+
+def test_communication_that_computing_hides_slows_computing_by_13_percent_of_it() -> None:
+    # 10 ms beside 8 ms of computing: 2 ms are left over, and 8 ms together cost 13 % more
+    assert exposed_s(np.array([10.0]), np.array([8.0]), 0.13)[0] == pytest.approx(2.0 + 8.0 * 0.13)
+    assert exposed_s(np.array([3.0]), np.array([8.0]), 0.13)[0] == pytest.approx(0.39)
 
 
 def test_a_rank_alone_has_no_ring() -> None:

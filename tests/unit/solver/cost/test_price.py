@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.cluster import ClusterSpec
+from profiles.collectives import Group, all_gather_s, all_reduce_s
 from profiles.model import ModelSpec
+from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
 from solver.cost.assemble import assemble, objective_s
 from solver.cost.price import price
@@ -178,6 +180,18 @@ STAGES = {"pipeline_parallel_size": 2, "stage_layers": (2, 2), "pipeline_schedul
 EMBEDDING = 51200 * 1024
 
 
+def gathered_s(profile: Profile, payload_bytes: float, *, ranks: int) -> float:
+    """Seconds of an all-gather inside one island: 7/8 of it, or so, through each link."""
+    ring = Group.of(np.array([float(ranks)]), np.ones(1), profile.fabric)
+    return float(all_gather_s(np.array([payload_bytes]), ring, profile.fabric)[0])
+
+
+def reduced_s(profile: Profile, payload_bytes: float, *, ranks: int) -> float:
+    """Seconds of an all-reduce inside one island."""
+    ring = Group.of(np.array([float(ranks)]), np.ones(1), profile.fabric)
+    return float(all_reduce_s(np.array([payload_bytes]), ring, profile.fabric)[0])
+
+
 def test_zero_3_gathers_and_reduces_the_ends_of_the_model_as_well() -> None:
     # both ends hold 52 M weights: a gather of 2 bytes each in the forward pass, a reduction of 4 in the
     # backward pass, nothing of which is hidden here; ZeRO-2 reduces only
@@ -186,10 +200,10 @@ def test_zero_3_gathers_and_reduces_the_ends_of_the_model_as_well() -> None:
     rows = Columns.of([a_layout(data_parallel_size=8, **size) for size in sizes])
     profile = a_profile(problem, gather_exposed=1.0, collective_latency_s=0.0)
     causes = price(problem, rows, profile).breakdown_s["data_parallel"][:, -2:]
-    second = 1 / profile.fabric.fast_bytes_per_s * 7 / 8
+    first, last = (gathered_s(profile, EMBEDDING * each, ranks=8) for each in (2, 4))
     assert causes[0].max() == 0.0
-    assert causes[1].tolist() == pytest.approx([EMBEDDING * 4 * second] * 2, rel=1e-3)
-    assert causes[2].tolist() == pytest.approx([EMBEDDING * 6 * second] * 2, rel=1e-3)
+    assert causes[1].tolist() == pytest.approx([last] * 2, rel=1e-3)
+    assert causes[2].tolist() == pytest.approx([first + last] * 2, rel=1e-3)
 
 
 def test_both_ends_add_up_the_gradients_of_a_tied_embedding() -> None:
@@ -198,7 +212,7 @@ def test_both_ends_add_up_the_gradients_of_a_tied_embedding() -> None:
     row = Columns.of([a_layout(**STAGES)])
     profile = a_profile(tied, collective_latency_s=0.0)
     extra = price(tied, row, profile).tail_s[0] - price(apart, row, profile).tail_s[0]
-    seconds = EMBEDDING * 4 / profile.fabric.fast_bytes_per_s
+    seconds = reduced_s(profile, EMBEDDING * 4, ranks=2)
     assert extra.tolist() == pytest.approx([0.0, seconds, seconds])
 
 
