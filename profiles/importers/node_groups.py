@@ -9,16 +9,18 @@ from profiles.cluster import GpuSpec
 from profiles.errors import InvalidProblemError
 from profiles.importers.measured_links import measured_link
 from profiles.importers.sailor import CATALOG_NAMES
-from profiles.measured_link import MeasuredLink
+from profiles.measured_link import MeasuredCurve, MeasuredLink
 from profiles.measured_networks import measured_to_mapping
 from profiles.measurements import CollectiveTables, LinkCurve, LinkTable, NodeTopology, SwitchTree
 from profiles.shape import Json
-from profiles.units import GB
+from profiles.units import GB, MB
 
 # One NVLink in one direction (NVIDIA's white papers: V100, A100 and H100 25 GB/s, Blackwell 50 GB/s).
 _NVLINK_BYTES_PER_S: Mapping[str, float] = {
     "volta": 25.0 * GB, "ampere": 25.0 * GB, "hopper": 25.0 * GB, "blackwell": 50.0 * GB,
 }  # fmt: skip
+
+_LINK_PAYLOADS = tuple(int(4**power * MB) for power in range(6))  # 1 MB to 1 GB, where Sailor measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +70,13 @@ def fields_of_switches(tree: SwitchTree) -> GroupFields:
 
 
 def fields_of_links(table: LinkTable, gpu: GpuSpec, source: str) -> GroupFields:
-    """Links between GPUs of one type: inside a node, and each GPU's share of those between two.
+    """Links between GPUs of one type: inside a node, each GPU's share of those between two, and curves.
 
     Sailor times a link between as many GPUs on each side as take part at once, so the largest number is
     the node's own. Of links between zones those inside one zone are taken.
     """
     fields: dict[str, Json] = {}
+    curves: list[MeasuredCurve] = []
     for scope, usual in (("intra_node", gpu.intra_node), ("inter_node", gpu.inter_node)):
         mine = [link for link in table.links if link.scope == scope and _joins(link, gpu)]
         if mine:
@@ -81,11 +84,31 @@ def fields_of_links(table: LinkTable, gpu: GpuSpec, source: str) -> GroupFields:
             sharers = widest.sender.num_gpus if scope == "inter_node" else 1
             kind = "ethernet" if scope == "inter_node" else usual.kind
             fields[scope] = _link(kind, widest.peak_bytes_per_s / sharers, usual.latency_s, source)
+            curves += _curve(widest, num_nodes=2 if scope == "inter_node" else 1)
     if not fields:
         raise InvalidProblemError.of("--gpu", f"{source} has no link between two {gpu.slug}")
     others = len(table.links) - len(fields)
+    if curves:
+        fields["measured"] = measured_to_mapping(MeasuredLink(curves=tuple(curves), source=source))
     notes = (f"{others} links of other GPU types, fewer GPUs or other zones are ignored",) if others else ()
     return GroupFields(fields=fields, notes=notes)
+
+
+def _curve(link: LinkCurve, num_nodes: int) -> list[MeasuredCurve]:
+    """A link as the bus bandwidth of an all-reduce over it, where it was measured; none of one rank."""
+    ranks = link.sender.num_gpus * num_nodes
+    if ranks == 1:
+        return []
+    rates = tuple(float(round(link.bytes_per_s(size))) for size in _LINK_PAYLOADS)
+    return [
+        MeasuredCurve(
+            collective="all_reduce",
+            num_nodes=num_nodes,
+            num_ranks=ranks,
+            payload_bytes=_LINK_PAYLOADS,
+            bus_bytes_per_s=rates,
+        )
+    ]
 
 
 def _joins(link: LinkCurve, gpu: GpuSpec) -> bool:

@@ -19,7 +19,9 @@ import numpy as np
 
 from profiles.calibration import bounded
 from profiles.errors import InvalidProblemError
+from profiles.measured_collectives import link_of
 from profiles.measured_layers import LayerRatio, MeasuredLayers, Part
+from profiles.measured_link import MeasuredLink
 from profiles.measured_profile import MeasuredProfile
 from profiles.profile import Constants, Profile
 from solver.calibration.batches import with_offsets
@@ -45,28 +47,16 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
     """The profile of ``problem`` with the layers and operators of a measured profile.
 
     Raises:
-        InvalidProblemError: it was measured on a CPU or another GPU, or holds nothing that prices compute.
+        InvalidProblemError: it was measured on a CPU or another GPU, or holds nothing that is priced.
     """
     _require_gpu(profile, measured)
     layers = MeasuredLayers.of(measured)
     operators = operator_kinds(measured) if measured.subject.dtype != "fp32" else []
-    if not operators and not layers:
-        raise InvalidProblemError.of("/measurements", "no layer, matrix product or attention was timed")
-    subject = measured.subject
-    options = {
-        name: value
-        for name, value in problem.workload.framework_options.items()
-        if name != "precision_recipe"
-    }
-    half = problem.workload.precision in ("bf16", "fp16")
-    precision = problem.workload.precision if half else subject.dtype
-    asked = replace(
-        problem,
-        model=subject.model,
-        workload=replace(
-            problem.workload, seq_length=subject.seq_length, precision=precision, framework_options=options
-        ),
-    )
+    link = link_of(measured)
+    if not operators and not layers and link is None:
+        raise InvalidProblemError.of("/measurements", "nothing that is priced was timed")
+    asked = _asked(problem, measured)
+    profile = _with_network(profile, link)
     profile = replace(profile, constants=_at_levels(operators, asked, profile))
     constants = profile.constants
     if layers:
@@ -81,6 +71,31 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
         layers=_with_ratios(layers, asked, replace(profile, constants=constants)) if layers else None,
         title=profile.title.replace("uncalibrated", f"with {count} timed {what}"),
     )
+
+
+def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
+    """The problem as the timings pose it: their model and sequence length, 16 bits where it may."""
+    subject, workload = measured.subject, problem.workload
+    options = {
+        name: value for name, value in workload.framework_options.items() if name != "precision_recipe"
+    }
+    precision = workload.precision if workload.precision in ("bf16", "fp16") else subject.dtype
+    return replace(
+        problem,
+        model=subject.model,
+        workload=replace(
+            workload, seq_length=subject.seq_length, precision=precision, framework_options=options
+        ),
+    )
+
+
+def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
+    """The profile whose collectives are corrected by those that were timed."""
+    if link is None:
+        return profile
+    before = profile.group.measured
+    both = link if before is None else before.with_curves(link.curves, source=link.source)
+    return replace(profile, group=replace(profile.group, measured=both))
 
 
 def _require_gpu(profile: Profile, measured: MeasuredProfile) -> None:
@@ -153,7 +168,9 @@ def _alone(profile: Profile, *, inside: bool) -> Profile:
     group, constants = profile.group, replace(profile.constants, collective_latency_s=0.0)
     fast = replace(group.intra_node, bytes_per_s=_INSTANT_BYTES_PER_S)
     slow = replace(group.inter_node, bytes_per_s=_INSTANT_BYTES_PER_S)
-    return replace(alone, constants=constants, group=replace(group, intra_node=fast, inter_node=slow))
+    return replace(
+        alone, constants=constants, group=replace(group, intra_node=fast, inter_node=slow, measured=None)
+    )
 
 
 def _with_ratios(

@@ -45,6 +45,7 @@ def test_the_mixed_cluster_is_planned_with_the_layers_of_the_gpu_that_sets_the_p
     assert "a100-sxm-40gb was measured, v100-sxm-16gb sets the pace" in capsys.readouterr().err
     # links as measured: 6.0 and 5.8 GB/s of a node for its four GPUs
     assert profile.group.inter_node.bytes_per_s == pytest.approx(5.787e9 / 4, rel=1e-3)
+    assert profile.group.measured is not None
     layout = Configuration(data_parallel_size=32, num_microbatches=2, stage_layers=(24,))
     prediction = predict(problem, profile, layout)
     # two micro-batches of 24 layers: 2 * 24 * (7.317 + 17.2) ms = 1.18 s, and both ends

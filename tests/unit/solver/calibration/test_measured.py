@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from profiles.collectives import Group, all_reduce_s
 from profiles.errors import InvalidProblemError
 from profiles.measured_profile import MeasuredProfile, Measurement, Timing
 from profiles.profile import Profile
@@ -99,7 +100,24 @@ def test_another_machine_prices_nothing_here(machine: dict[str, object], message
         with_measured(PROBLEM, a_profile(PROBLEM), a_measured(*layer(6e-3), **machine))
 
 
-def test_a_profile_without_compute_is_refused() -> None:
-    collective = one("collectives", "all_reduce", "forward", 1e-3, ranks=8, payload_bytes=2**20)
-    with pytest.raises(InvalidProblemError, match="no layer, matrix product or attention"):
-        with_measured(PROBLEM, a_profile(PROBLEM), a_measured(collective))
+def test_a_profile_of_nothing_that_is_priced_is_refused() -> None:
+    message = one("collectives", "p2p", "forward", 1e-3, ranks=2, ranks_per_node=2, payload_bytes=2**20)
+    with pytest.raises(InvalidProblemError, match="nothing that is priced was timed"):
+        with_measured(PROBLEM, a_profile(PROBLEM), a_measured(message))
+
+
+def test_timed_collectives_are_taken_as_they_were_timed() -> None:
+    # 8 ranks of a node all-reduce 64 MiB in 2 ms: bus bytes 2 * 7 / 8 * 64 MiB, at 58.7 GB/s
+    sizes = {"ranks": 8, "ranks_per_node": 8, "payload_bytes": 2**26}
+    timing = one("collectives", "all_reduce", "forward", 2e-3, **sizes)
+    collective = replace(timing, moved_bytes=2 * 7 / 8 * 2**26)
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(collective))
+    assert fitted.constants == base.constants
+    seconds = []
+    for profile in (base, fitted):
+        group = Group.of(np.array([8.0]), np.array([1.0]), profile.fabric)
+        seconds.append(float(all_reduce_s(np.array([2.0**26]), group, profile.fabric)[0]))
+    fast_link = base.constants.fast_link
+    assert seconds[1] == pytest.approx(2e-3 / fast_link + base.constants.collective_latency_s, rel=0.02)
+    assert seconds[1] > 4 * seconds[0]
