@@ -148,9 +148,10 @@ def field_errors(fault: ValidationError) -> list[FieldError]:
 
 def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
     """What is wrong, in the planner's words."""
-    if where[:2] in {("search", "pin"), ("search", "forbid")} and detail["type"].startswith(
-        ("int", "string")
-    ):
+    if where == ("search", "pin", "stage_layers"):
+        return "must be a list of layers, each an integer"
+    of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
+    if of_values and detail["type"].startswith(("bool", "int", "string", "list")):
         return "must be an integer or a word"
     return _KINDS.get(detail["type"], detail["msg"])
 

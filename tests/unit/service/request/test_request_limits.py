@@ -71,7 +71,8 @@ def test_a_pinned_split_is_kept_apart_and_written_down_as_a_pin() -> None:
         ({"stage_layers": [80, 0]}, "one layer or more in every chunk"),
         ({"stage_layers": 4}, "must be a list of layers"),
         ({"zero_stage": [1]}, "must be one value"),
-        ({"stage_layers": [1.5]}, "must be an integer"),
+        ({"stage_layers": [1.5]}, "each an integer"),
+        ({"zero_stage": None}, "must be an integer or a word"),
     ],
 )
 def test_what_is_no_split_is_refused(pin: dict[str, object], words: str) -> None:
