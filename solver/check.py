@@ -21,6 +21,7 @@ from solver.cost.memory import memory_budget_bytes
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.digest import problem_digest
+from solver.gpu_counts import usable_gpus
 from solver.plan import Configuration, Plan, Prediction, plan_id_of
 from solver.predict import predict
 from solver.problem import Problem
@@ -64,8 +65,8 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """GPUs, and what tensor, context and expert parallelism divide."""
     model, seq = problem.model, problem.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    if config.num_gpus > problem.cluster.num_gpus:
-        yield f"{config.num_gpus} GPUs are needed, the cluster has {problem.cluster.num_gpus}"
+    if config.num_gpus > usable_gpus(problem):
+        yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     if model.num_attention_heads % tp or model.ffn_hidden_size % tp:
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:

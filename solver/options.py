@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from profiles.reliability import Reliability
 from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES
+from solver.plan import Configuration
 
+Objective = Literal["step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
 
 # The variables that a request may pin, forbid or bound.
@@ -46,7 +49,15 @@ class SearchOptions:
     certify: Certify = "cp-sat"
     time_limit_s: float = 30.0
     seed: int = 0
-    objective: Literal["step_time"] = "step_time"
+    objective: Objective = "step_time"
+    gpus: Literal["all", "fewest"] = "all"  # fewest: on the smallest number of nodes that has a plan
+    num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
+    reserve_nodes: int = 0  # kept spare
+    total_tokens: int | None = None  # of the whole run
+    deadline_days: float | None = None  # for all of them, interruptions counted
+    gpu_hour_price: float | None = None  # in the client's currency
+    baseline: Configuration | None = None  # the client's own, ranked beside the plans
+    reliability: Reliability = field(default_factory=Reliability)
     max_out_of_memory_probability: float = 0.01
     pin: Mapping[str, int | str] = field(default_factory=dict)
     forbid: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)

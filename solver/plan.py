@@ -87,6 +87,30 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a plan means for the whole run, interruptions counted."""
+
+    num_gpus: int
+    goodput: float  # time of the steps / time of the run
+    checkpoint_interval_s: float  # that loses least
+    gpu_hours_per_token: float
+    energy_per_token_j: float | None  # of the GPUs; None where their power is not known
+    days: float | None  # for all tokens, where the request counts them
+    cost: float | None  # of all GPU hours, where the request prices them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveClaim:
+    """What was proved about the objective that plans are ranked by."""
+
+    name: str
+    unit: str
+    value: float | None  # of the first plan
+    bound: float | None  # no configuration's is better
+    gap: float | None  # between the two, relative; of rates, of their inverse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One ranked answer."""
 
@@ -96,10 +120,24 @@ class Plan:
     prediction: Prediction
     objective_s: float  # the closed-form objective that the search proved minimal
     certified_by: tuple[str, ...] = ()
+    outlook: Outlook | None = None  # where the request looks beyond one step
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the API shows it."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The client's own configuration beside the plans."""
+
+    plan_id: str
+    config: Configuration
+    prediction: Prediction
+    outlook: Outlook
+    rank: int | None  # among the plans by the request's objective; None: behind all of them
+    gap_to_best: float | None  # (its objective - the first plan's) / its own; below 0: it is better
+    problems: tuple[str, ...]  # rules that it breaks, memory that it lacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +185,8 @@ class Answer:
     num_gpus_used: int | None = None
     peak_flops: float | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
+    objective: ObjectiveClaim | None = None
+    baseline: Baseline | None = None  # where the request gives its own configuration
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""
@@ -178,4 +218,5 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         prediction=Prediction(**prediction, stages=stages),
         objective_s=raw["objective_s"],
         certified_by=tuple(raw.get("certified_by", ())),
+        outlook=Outlook(**raw["outlook"]) if raw.get("outlook") else None,
     )

@@ -25,6 +25,7 @@ import numpy as np
 from profiles.capabilities import launcher_capabilities
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.constraints import names_of
+from solver.gpu_counts import gpu_counts, usable_gpus
 from solver.problem import Problem
 from solver.rule import Rule
 from solver.rules import common_island, rules_of, violation_masks
@@ -207,7 +208,7 @@ def _fewer_gpus(problem: Problem) -> list[int]:
         np.multiply.outer(tensor, context), np.arange(1, problem.model.num_layers + 1)
     )
     products = np.unique(np.multiply.outer(counts, data))
-    products = products[products < problem.cluster.num_gpus][::-1]
+    products = products[products < usable_gpus(problem)][::-1]
     whole = products % per_node == 0
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
@@ -221,9 +222,11 @@ def enumerate_space(problem: Problem, stopped: Callable[[], bool] = lambda: Fals
     Raises:
         UnknownNameError: the launcher's limits are not known.
     """
-    rules = rules_of(problem)
-    whole = _enumerate(problem, problem.cluster.num_gpus, rules)
-    if whole.legal.any():
+    rules, counts = rules_of(problem), gpu_counts(problem)
+    if len(counts) > 1:
+        return _of_counts(problem, counts, rules, stopped)
+    whole = _enumerate(problem, counts[0], rules)
+    if whole.legal.any() or problem.options.num_nodes:
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
@@ -233,20 +236,35 @@ def enumerate_space(problem: Problem, stopped: Callable[[], bool] = lambda: Fals
         fewer = _enumerate(problem, num_gpus, rules)
         if fewer.legal.any():
             found.append(fewer)
-    return _joined(problem, found) if found else whole
+    return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
 
 
-def _joined(problem: Problem, spaces: list[Space]) -> Space:
-    """Spaces of several GPU counts as one, largest count first, with the warning that says so."""
-    most = spaces[0].num_gpus
-    warning = (
-        f"at most {most} of {problem.cluster.num_gpus} GPUs are used: no legal configuration uses all of "
+def _of_counts(
+    problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], stopped: Callable[[], bool]
+) -> Space:
+    """The spaces of all GPU counts that the request leaves open."""
+    found = [_enumerate(problem, counts[0], rules)]
+    for count in counts[1:]:
+        if stopped():
+            break
+        found.append(_enumerate(problem, count, rules))
+    return _joined(found)
+
+
+def _fewer_are_used(problem: Problem, most: int) -> str:
+    """The warning that not all GPUs are used."""
+    return (
+        f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
         f"them with a global batch of {problem.workload.global_batch_size}"
     )
+
+
+def _joined(spaces: list[Space], *warnings: str) -> Space:
+    """Spaces of several GPU counts as one, largest count first."""
     return Space(
         columns=Columns.concatenate([space.columns for space in spaces]),
         masks=np.concatenate([space.masks for space in spaces]),
         rules=spaces[0].rules,
-        num_gpus=most,
-        warnings=(warning,),
+        num_gpus=spaces[0].num_gpus,
+        warnings=warnings,
     )

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
+
 from profiles.profile import Profile
 from solver.check import violations
 from solver.cost.assemble import objective_s
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
+from solver.outlook import claim_of, is_asked_for, outlook_of
 from solver.plan import Answer, Plan, Status, plan_id_of
 from solver.predict import predict_all
 from solver.problem import Problem
 from solver.search.certify import Certificate
 from solver.search.frontier import Frontier
+from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space
 
@@ -45,7 +49,9 @@ def plans_of(
     ranked = frontier.ranked
     configurations = [columns.configuration(one.row, one.split) for one in ranked]
     predictions = predict_all(problem, profile, configurations)
-    objectives = objectives_s(frontier)
+    rows = [one.row for one in ranked]
+    objectives = steps_s(frontier.rows, rows, np.array(objectives_s(frontier)))
+    beyond = is_asked_for(problem)
     plans = []
     for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
         plan = Plan(
@@ -53,7 +59,8 @@ def plans_of(
             rank=at + 1,
             config=config,
             prediction=prediction,
-            objective_s=objectives[at],
+            objective_s=float(objectives[at]),
+            outlook=outlook_of(problem, profile, config, prediction) if beyond else None,
             certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
         )
         faults = list(violations(problem, profile, plan))
@@ -81,7 +88,10 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     legal = int(space.legal.sum())
     proved = frontier.finished
     best = plans[0].prediction.step_time_s if plans else None
-    bound = proof.bound_s if best is None or proof.bound_s is None else min(proof.bound_s, best)
+    score = frontier.ranked[0].score_s if plans else None
+    claimed = proof.bound_s if score is None or proof.bound_s is None else min(proof.bound_s, score)
+    bound = least_step_s(frontier.rows, frontier.ranked[0].row, claimed) if plans else claimed
+    bound = bound if best is None or bound is None else min(bound, best)
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     warnings = (*space.warnings, *found.problem.cluster.warnings, *found.profile.warnings)
@@ -92,7 +102,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         objective_gap=None if proof.objective_excess is None else 0.0,
         objective_excess=proof.objective_excess,
         bound_step_time_s=bound,
-        gap=relative_gap(best, bound),
+        gap=relative_gap(score, claimed),
         space_size=len(space.columns),
         legal=legal,
         fit=frontier.fits,
@@ -111,6 +121,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
         notes={"profile": found.profile.title},
+        objective=claim_of(found.problem, found.profile, score, claimed),
     )
 
 

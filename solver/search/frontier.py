@@ -179,7 +179,7 @@ class Frontier:
         """The score that each row must not exceed to change the ranking."""
         known = [self._best.get(self._layout_of(row)) for row in index.tolist()]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
-        return np.asarray(np.minimum(scores, self.cutoff_s), dtype=np.float64)
+        return np.asarray(np.minimum(scores, np.minimum(self.rows.latest(index), self.cutoff_s)))
 
     def _glance(self) -> None:
         """Refute the next rows together where no split fits in memory or can change the ranking."""
@@ -246,6 +246,8 @@ class Frontier:
             return
         score, split = self.score(self.solved[row])
         self.simulated += 1
+        if score > self.rows.latest(row):
+            return
         entry = Ranked(self._rank(row, score), score, row, split)
         if known is None or entry < known:
             self._best[layout] = entry

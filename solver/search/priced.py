@@ -14,10 +14,11 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from profiles.profile import Profile
-from solver.columns import BoolArray, Columns, IntArray
+from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.cost.memory import memory_budget_bytes
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
+from solver.objective import Weighing, is_plain, weighing_of
 from solver.problem import Problem
 from solver.search.rows import Rows
 
@@ -36,6 +37,7 @@ class Priced:
     budget_bytes: float
     uneven_stages: bool
     only_split: tuple[int, ...] = ()
+    weighing: Weighing | None = None  # of the objective that the prices are of; None: the step time
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -45,6 +47,10 @@ class Priced:
     def is_uniform(self) -> bool:
         """Whether all layers are of one kind."""
         return len(self.layout.kinds) == 1
+
+    def latest(self, index: IntArray | int) -> FloatArray:
+        """The largest objective of rows that meets the request's deadline; +inf without one."""
+        return np.asarray(np.inf if self.weighing is None else self.weighing.latest[index])
 
     def take(self, index: IntArray | list[int]) -> Rows:
         """The rows at ``index``, in that order."""
@@ -86,7 +92,7 @@ def priced_space(
             _bare(priced_rows(problem, profile, columns.take(first[start : start + CHUNK])).prices)
         )
     rows = priced_rows(problem, profile, columns.take(slice(0)))
-    return Priced(
+    plain = Priced(
         columns=columns,
         table=_joined(parts),
         price_of=price_of,
@@ -95,6 +101,28 @@ def priced_space(
         uneven_stages=rows.uneven_stages,
         only_split=rows.only_split,
     )
+    return plain if is_plain(problem) else weighed(plain, weighing_of(problem, profile, columns))
+
+
+def weighed(rows: Priced, weighing: Weighing) -> Priced:
+    """Prices of another objective: ``straggler`` and ``fixed_s`` are those of ``scale * step + offset``.
+
+    Rows of one price have one weight each; memory stays what it is.
+    """
+    if not len(rows):
+        return rows
+    key = rows.price_of
+    for weights in (weighing.scale, weighing.offset):
+        values, which = np.unique(weights, return_inverse=True)
+        key = key * len(values) + which
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    table, scale = rows.table.take(rows.price_of[first]), weighing.scale[first]
+    table = replace(
+        table,
+        straggler=table.straggler * scale,
+        fixed_s=table.fixed_s * scale + weighing.offset[first],
+    )
+    return replace(rows, table=table, price_of=inverse.ravel(), weighing=weighing)
 
 
 def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:

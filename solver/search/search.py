@@ -43,6 +43,7 @@ import numpy as np
 from profiles.profile import Profile
 from solver.columns import FloatArray
 from solver.explain import explain
+from solver.objective import is_plain
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
@@ -54,6 +55,7 @@ from solver.search.frontier import Frontier, Solved
 from solver.search.opening import Opening, first_plan
 from solver.search.priced import CHUNK, priced_space
 from solver.search.reach import least_bound_s
+from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
 
@@ -85,7 +87,7 @@ def search(
         watch.report("enumerating", total=len(space.columns), now=True)
         opening = first_plan(problem, profile, space, watch.tick)
         frontier = _frontier(problem, profile, space, opening, watch)
-        frontier.run(lambda state: _interrupt(watch, space, state))
+        frontier.run(lambda state: _interrupt(problem, watch, space, state))
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
     plans = plans_of(problem, profile, frontier, certificate)
@@ -128,10 +130,14 @@ def _frontier(
     return opening.frontier if opening else Frontier.of(rows.take([]), problem.options.top_k)
 
 
-def _interrupt(watch: Watch, space: Space, frontier: Frontier) -> bool:
+def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier) -> bool:
     """Report, and say whether to stop."""
     best = frontier.ranked[0].score_s if frontier.ranked else None
     waiting = min(frontier.waiting_s, best or np.inf)
+    if best is not None and not is_plain(problem):  # people read seconds of a step
+        row = frontier.ranked[0].row
+        waiting = least_step_s(frontier.rows, row, waiting) or 0.0
+        best = float(steps_s(frontier.rows, [row], np.array([best]))[0])
     watch.report(
         "solving" if frontier.solved else "bounding",
         explored=len(space.columns) - len(frontier.rows) + frontier.settled,

@@ -1,0 +1,215 @@
+"""What plans are ranked by: every objective against brute force over the plans of a step-time search."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiles.power import BUSY_SHARE, WAITING_SHARE, power_of
+from profiles.profile import Profile, default_profile
+from profiles.reliability import Reliability
+from solver.ask import ask
+from solver.baseline import score_s
+from solver.options import Objective
+from solver.outlook import outlook_of
+from solver.plan import Answer, Plan
+from solver.problem import Problem
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+
+SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+GPU = a_gpu(power_watts=700.0)
+
+
+def small(nodes: int = 2, **options: object) -> Problem:
+    """6 layers on up to 16 GPUs."""
+    limits: dict[str, object] = {"certify": "none", "pin": {"context_parallel_size": 1}, "top_k": 3}
+    return a_problem(
+        model=a_model(**SHAPE),
+        cluster=a_cluster(num_nodes=nodes, gpu=GPU),
+        batch=32,
+        **limits | options,
+    )
+
+
+def profile_of(problem: Problem) -> Profile:
+    return default_profile(problem.cluster, problem.launcher)
+
+
+def answered(problem: Problem) -> Answer:
+    return ask(problem, profile_of(problem))
+
+
+def every_layout(**options: object) -> list[Plan]:
+    """All layouts of a space, by step time."""
+    return list(answered(small(top_k=10_000, **options)).plans)
+
+
+def test_failures_cost_writing_half_an_interval_and_the_restart() -> None:
+    # 1000 GPUs, 1000 GPU-hours between failures: one an hour. 1000 * 5 GB at 1 GB/s a GPU: 5 s.
+    # interval = sqrt(2 * 5 * 3600) = 189.7 s; 1 + 5 / 189.7 + (94.9 + 600) / 3600 = 1.2194
+    one = Reliability(
+        gpu_hours_per_interruption=1000.0, restart_s=600.0, checkpoint_bytes_per_s_per_gpu=1e9
+    )
+    assert one.interval_s(5e12, 1000) == pytest.approx(189.74, abs=0.01)
+    assert one.slowdown(5e12, 1000) == pytest.approx(1.2194, abs=1e-4)
+    assert one.slowdown(5e12, 2000) > one.slowdown(5e12, 1000)
+
+
+def test_the_best_interval_loses_least() -> None:
+    one = Reliability()
+    best = one.slowdown(1e12, 4096)
+    wait, write, interval = (
+        one.between_failures_s(4096), one.checkpoint_s(1e12, 4096), one.interval_s(1e12, 4096),
+    )  # fmt: skip
+    for other in (0.5 * interval, 0.9 * interval, 1.1 * interval, 2 * interval):
+        assert 1 + write / other + (other / 2 + one.restart_s) / wait > best
+
+
+def test_a_gpu_that_waits_draws_a_fifth_and_one_that_computes_four_fifths() -> None:
+    power = power_of(GPU)
+    assert (power.busy_w, power.waiting_w) == (BUSY_SHARE * 700.0, WAITING_SHARE * 700.0)
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"])
+def test_the_best_of_every_gpu_count_is_the_best_of_all(objective: Objective) -> None:
+    counts = (1, 2)
+    free = small(objective=objective, num_nodes=counts)
+    profile = profile_of(free)
+    answer = ask(free, profile)
+    assert answer.status == "optimal"
+    everyone = [
+        score_s(free, profile, plan.config, plan.prediction)
+        for nodes in counts
+        for plan in every_layout(num_nodes=(nodes,))
+    ]
+    found = [score_s(free, profile, plan.config, plan.prediction) for plan in answer.plans]
+    assert found == sorted(found)
+    if objective != "energy_per_token":  # whose best row of a layout may recompute otherwise
+        assert found == pytest.approx(sorted(everyone)[:3], rel=1e-9)
+    assert found[0] <= min(everyone) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"])
+def test_the_claim_is_the_first_plans_figure_and_its_bound_is_better(objective: Objective) -> None:
+    answer = answered(small(objective=objective, num_nodes=(1, 2)))
+    plan, claim = answer.plans[0], answer.objective
+    assert plan.outlook is not None
+    assert claim is not None
+    own = {
+        "tokens_per_s_per_gpu": plan.prediction.tokens_per_s_per_gpu,
+        "gpu_hours_per_token": plan.outlook.gpu_hours_per_token,
+        "energy_per_token": plan.outlook.energy_per_token_j,
+    }[objective]
+    assert claim.value == pytest.approx(own, rel=1e-9)
+    assert claim.bound is not None
+    assert claim.value is not None
+    ahead = (
+        claim.bound >= claim.value if objective == "tokens_per_s_per_gpu" else claim.bound <= claim.value
+    )
+    assert ahead
+    assert claim.gap is not None
+    assert 0 <= claim.gap < 0.1
+
+
+def test_with_a_fixed_gpu_count_throughput_ranks_as_step_time_does_and_cp_sat_agrees() -> None:
+    plain = answered(small(certify="cp-sat-all"))
+    rate = answered(small(certify="cp-sat-all", objective="gpu_hours_per_token"))
+    assert [plan.config for plan in plain.plans] == [plan.config for plan in rate.plans]
+    assert rate.plans[0].certified_by == ("exact-dp", "cp-sat")
+    assert rate.bound_step_time_s == pytest.approx(plain.bound_step_time_s, rel=1e-6)
+    assert rate.gap == pytest.approx(plain.gap, abs=1e-6)
+
+
+def test_energy_prefers_fewer_seconds_of_computing_over_fewer_seconds() -> None:
+    answer = answered(small(objective="energy_per_token", certify="cp-sat"))
+    energies = [plan.outlook.energy_per_token_j for plan in answer.plans if plan.outlook]
+    assert energies == sorted(energies)
+    fastest = answered(small()).plans[0]
+    mine = outlook_of(small(), profile_of(small()), fastest.config, fastest.prediction).energy_per_token_j
+    assert mine is not None
+    assert energies[0] <= mine
+
+
+def test_energy_of_one_step_is_power_times_time() -> None:
+    problem = small(top_k=1)
+    plan = answered(problem).plans[0]
+    seen = outlook_of(problem, profile_of(problem), plan.config, plan.prediction)
+    busy = plan.prediction.time_breakdown_s["compute"] + plan.prediction.time_breakdown_s["recompute"]
+    step = plan.prediction.step_time_s
+    tokens = 32 * 8192
+    joules = 16 * (0.2 * 700 * (step - busy) + 0.82 * 700 * busy) / tokens
+    assert seen.energy_per_token_j == pytest.approx(joules, rel=0.1)  # of the mean rank, not the last one
+
+
+def test_the_fewest_nodes_are_the_first_with_a_plan_and_all_smaller_ones_are_refuted() -> None:
+    problem = a_problem(cluster=a_cluster(num_nodes=8), batch=64, certify="none", top_k=1, gpus="fewest",
+                        forbid={"recompute_granularity": ("full",)})  # fmt: skip
+    answer = answered(problem)
+    assert answer.status == "optimal"
+    nodes = answer.plans[0].config.num_gpus // 8
+    assert 1 < nodes < 8
+    below = replace(problem, options=replace(problem.options, gpus="all", num_nodes=(nodes - 1,)))
+    assert answered(below).status == "infeasible"
+    assert answer.explored == answer.space_size
+
+
+def test_the_cheapest_plan_that_meets_a_deadline_is_not_the_cheapest() -> None:
+    tokens = 10**11
+    free = small(objective="gpu_hours_per_token", total_tokens=tokens)
+    free = replace(free, options=replace(free.options, num_nodes=(1, 2)))
+    cheapest = answered(free).plans[0]
+    assert cheapest.outlook is not None
+    assert cheapest.outlook.num_gpus == 8
+    days = cheapest.outlook.days
+    assert days is not None
+    pressed = replace(free, options=replace(free.options, deadline_days=days * 0.9))
+    answer = answered(pressed)
+    assert answer.status == "optimal"
+    assert all(
+        plan.outlook and plan.outlook.days and plan.outlook.days <= days * 0.9 for plan in answer.plans
+    )
+    assert answer.plans[0].outlook is not None
+    assert answer.plans[0].outlook.num_gpus == 16
+
+
+def test_a_deadline_that_nobody_meets_is_infeasible_and_says_how_long_the_fastest_takes() -> None:
+    problem = small(deadline_days=0.01, total_tokens=10**11)
+    answer = answered(problem)
+    assert answer.status == "infeasible"
+    assert answer.infeasible is not None
+    assert "the fastest plan takes" in answer.infeasible.reasons[0]
+    (change,) = answer.infeasible.changes
+    days = float(change.split()[3])
+    relaxed = replace(problem, options=replace(problem.options, deadline_days=days))
+    assert answered(relaxed).status == "optimal"
+
+
+def test_price_days_and_gpu_hours_fit_together() -> None:
+    problem = small(total_tokens=10**9, gpu_hour_price=2.5)
+    seen = answered(problem).plans[0].outlook
+    assert seen is not None
+    assert seen.days is not None
+    assert seen.cost == pytest.approx(seen.days * 24 * seen.num_gpus * 2.5)
+    assert seen.days * 24 * seen.num_gpus == pytest.approx(seen.gpu_hours_per_token * 10**9, rel=1e-3)
+
+
+def test_spare_nodes_are_left_out() -> None:
+    answer = answered(small(nodes=3, reserve_nodes=1))
+    assert {plan.config.num_gpus for plan in answer.plans} == {16}
+    assert answer.num_gpus_used == 16
+
+
+def test_a_baseline_is_ranked_with_its_gap_and_its_faults() -> None:
+    plans = every_layout()
+    own = plans[1].config
+    found = answered(small(baseline=own)).baseline
+    assert found is not None
+    assert found.rank == 2
+    assert found.problems == ()
+    best, second = plans[0].prediction.step_time_s, plans[1].prediction.step_time_s
+    assert found.gap_to_best == pytest.approx((second - best) / second)
+    behind = answered(small(baseline=plans[-1].config)).baseline
+    assert behind is not None
+    assert behind.rank is None
+    broken = answered(small(baseline=replace(own, zero_shard_size=3, zero_stage=1))).baseline
+    assert broken is not None
+    assert broken.problems
