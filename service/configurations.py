@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import MAX_ERRORS, pointer
 from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES, Columns
+from solver.gpu_counts import usable_gpus
 from solver.plan import Configuration, configuration_from_json
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
@@ -25,16 +26,27 @@ _SIZES = (
 _WORDS = {"pipeline_schedule": SCHEDULES, "recompute_granularity": RECOMPUTE, "offload": OFFLOAD}
 
 
-def completed(raw: Mapping[str, object], problem: Problem) -> Configuration:
+def completed(
+    raw: Mapping[str, object], problem: Problem, at: tuple[str, ...] = ("configuration",)
+) -> Configuration:
     """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is even.
+
+    ``at`` is where faults say that it stands.
 
     Raises:
         InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
     """
-    given = configuration_of(raw)
-    _raise_any(_out_of_range(given))
-    configuration = configuration_of({**_derived(given, problem), **raw})
-    _raise_any(_misfits(configuration, problem))
+    try:
+        given = configuration_of(raw)
+        _raise_any(_out_of_range(given))
+        configuration = configuration_of({**_derived(given, problem), **raw})
+        _raise_any(_misfits(configuration, problem))
+    except InvalidProblemError as fault:
+        here = pointer(*at)
+        moved = (
+            replace(one, pointer=here + one.pointer.removeprefix("/configuration")) for one in fault.errors
+        )
+        raise InvalidProblemError(moved) from None
     return configuration
 
 
@@ -93,7 +105,7 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
     """Values of the names that may be left out."""
     tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
     cp, layers = given.context_parallel_size, problem.model.num_layers
-    dp = max(given.data_parallel_size, problem.cluster.num_gpus // (tp * pp * cp), 1)
+    dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
     schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
     split = list(given.stage_layers) or even_split(layers, pp * vpp)
     return {
@@ -110,7 +122,7 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
 def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:
     """What no price can be given for: another number of layers, chunks, GPUs or sequences."""
     batch, layers = problem.workload.global_batch_size, problem.model.num_layers
-    gpus, sequences = problem.cluster.num_gpus, configuration.global_batch_size
+    gpus, sequences = usable_gpus(problem), configuration.global_batch_size
     chunks = configuration.pipeline_parallel_size * configuration.virtual_pipeline_size
     split = configuration.stage_layers
     if configuration.num_gpus > gpus:

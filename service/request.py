@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -18,8 +19,10 @@ from profiles.frameworks import framework_facts, with_options
 from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
 from profiles.model import ModelSpec
 from profiles.profile import framework_of
+from service.configurations import completed
 from service.json_input import pointer, require_plain
 from service.request_checks import check_launcher, check_limits, without_unsupported
+from service.request_run import counts_of, reliability_of, run_to_mapping, with_open_nodes
 from service.request_schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
 from solver.options import SearchOptions
 from solver.problem import LORA_TARGETS, Problem, Workload
@@ -31,7 +34,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    request = _validated(without_unsupported(require_plain(raw)))
+    request = _validated(without_unsupported(with_open_nodes(require_plain(raw))))
     check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
     with_options(framework_facts(framework_of(request.launcher)), request.workload.framework_options)
@@ -40,11 +43,19 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
         cluster=cluster,
         workload=_workload(request.workload),
         launcher=request.launcher,
-        options=_options(request.search),
+        options=_options(request),
         profile=request.profile,
     )
     check_limits(problem)
-    return problem
+    return _with_baseline(problem, request.search)
+
+
+def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
+    """The problem with the client's own configuration, completed."""
+    if request.baseline is None:
+        return problem
+    baseline = completed(request.baseline, problem, at=("search", "baseline"))
+    return replace(problem, options=replace(problem.options, baseline=baseline))
 
 
 def problem_to_mapping(problem: Problem) -> dict[str, object]:
@@ -60,6 +71,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "precision": workload.precision,
             "optimizer": workload.optimizer,
             "optimizer_rank": workload.optimizer_rank,
+            "total_tokens": options.total_tokens,
             "lora_rank": workload.lora_rank,
             "lora_targets": list(workload.lora_targets),
             "framework_options": dict(sorted(workload.framework_options.items())),
@@ -76,6 +88,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
             "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
             "constraints": list(options.constraints),
+            **run_to_mapping(options),
         },
         **given,
     }
@@ -128,14 +141,22 @@ def _workload(request: WorkloadRequest) -> Workload:
     )
 
 
-def _options(request: SearchRequest) -> SearchOptions:
+def _options(whole: ProblemRequest) -> SearchOptions:
     """The limits of the search, values in a stable order."""
+    request = whole.search
     return SearchOptions(
         top_k=request.top_k,
         certify=request.certify,
         time_limit_s=request.time_limit_s,
         seed=request.seed,
         objective=request.objective,
+        gpus=request.gpus,
+        num_nodes=counts_of(request.num_nodes),
+        reserve_nodes=request.reserve_nodes,
+        total_tokens=whole.workload.total_tokens,
+        deadline_days=request.deadline_days,
+        gpu_hour_price=request.gpu_hour_price,
+        reliability=reliability_of(request.reliability),
         max_out_of_memory_probability=request.max_out_of_memory_probability,
         pin={name: value for name, value in sorted(request.pin.items()) if not isinstance(value, list)},
         stage_layers=_split(request),

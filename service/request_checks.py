@@ -15,6 +15,7 @@ from profiles.optimizers import OPTIMIZERS, optimizer_named
 from profiles.profile import framework_of
 from service.json_input import MAX_ERRORS, pointer, shown
 from service.request_constraints import constraints
+from service.request_run import run_limits
 from service.request_sizes import batch_size, gpu_count, model_sizes
 from solver.cost.context import linear_precision
 from solver.options import INTEGER_VARIABLES, LOGICAL_VARIABLES, VARIABLES, WORDS, SearchOptions
@@ -34,8 +35,6 @@ MAX_LIMITS = 40  # pins, prohibitions, bounds and constraints: each is one bit o
 _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     "search": {
         "allow": "offload and other precisions or optimizers cannot be searched yet",
-        "reserve_nodes": "spare nodes cannot be kept back yet; give num_nodes without them",
-        "baseline": "a baseline cannot be ranked yet; meshwright predict prices it",
     },
 }
 
@@ -102,6 +101,7 @@ def check_limits(problem: Problem) -> None:
         _precision,
         _framework_options,
         _ranks,
+        run_limits,
         model_sizes,
         gpu_count,
         batch_size,

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from profiles.errors import FieldError
 from service.json_input import MAX_ERRORS, pointer, shown
+from service.request_part import Part
+from service.request_run import MAX_TOKENS, BaselineRequest, NodeCounts, ReliabilityRequest
 from solver.expressions import MAX_LENGTH
-from solver.options import Certify
+from solver.options import Certify, Objective
 from solver.problem import LORA_TARGETS
 
 MAX_RANK = 65_536  # no hidden size so far exceeds it
@@ -36,16 +38,11 @@ Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
 
 
-class _Part(BaseModel):
-    """Strict: a bool is no integer, unknown fields are refused, numbers are finite."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class WorkloadRequest(_Part):
+class WorkloadRequest(Part):
     """What one optimizer step does."""
 
     global_batch_size: Count = Field(description="sequences per optimizer step")
+    total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"] = "adamw"
@@ -71,14 +68,27 @@ class WorkloadRequest(_Part):
     )
 
 
-class SearchRequest(_Part):
+class SearchRequest(Part):
     """Limits of the search."""
 
     top_k: int = Field(default=10, ge=1, le=MAX_TOP_K, description="ranked plans wanted")
     certify: Certify = "cp-sat"
     time_limit_s: float = Field(default=30.0, gt=0, le=MAX_TIME_LIMIT_S)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
-    objective: Literal["step_time"] = "step_time"
+    objective: Objective = "step_time"
+    gpus: Literal["all", "fewest"] = Field(
+        default="all", description="fewest: on the smallest number of nodes that has a plan"
+    )
+    num_nodes: NodeCounts | None = Field(
+        default=None, description="numbers of nodes that a plan may use; default: all of the cluster"
+    )
+    reserve_nodes: int = Field(default=0, ge=0, le=MAX_BATCH, description="nodes that are kept spare")
+    deadline_days: float | None = Field(default=None, gt=0, description="for workload.total_tokens")
+    gpu_hour_price: float | None = Field(default=None, ge=0, description="in any currency")
+    reliability: ReliabilityRequest = Field(default_factory=ReliabilityRequest)
+    baseline: BaselineRequest | None = Field(
+        default=None, description="your own configuration, priced and ranked beside the plans"
+    )
     max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
     pin: dict[str, Value | Split] = Field(
         default_factory=dict,
@@ -100,7 +110,7 @@ class SearchRequest(_Part):
     )
 
 
-class ProblemRequest(_Part):
+class ProblemRequest(Part):
     """One question put to the planner."""
 
     model: dict[str, JsonValue] = Field(

@@ -12,6 +12,7 @@ from math import prod
 
 from profiles.errors import FieldError
 from service.json_input import pointer
+from solver.gpu_counts import usable_gpus
 from solver.options import SearchOptions
 from solver.problem import Problem
 
@@ -52,7 +53,7 @@ def _split(problem: Problem) -> Iterator[FieldError]:
 
 def gpu_count(problem: Problem) -> Iterator[FieldError]:
     """The least that pins and bounds leave of every axis together needs no more GPUs than there are."""
-    options, gpus = problem.options, problem.cluster.num_gpus
+    options, gpus = problem.options, usable_gpus(problem)
     least = {axis: int(options.pin.get(axis, options.bounds.get(axis, (1, 1))[0])) for axis in AXES}
     least = {axis: value for axis, value in least.items() if value > 1}
     needed = prod(least.values())
@@ -100,7 +101,7 @@ def _batch_steps(problem: Problem) -> Iterator[int]:
 
     Any number of ranks counts: where all GPUs cannot be used, the search uses fewer.
     """
-    ranks = problem.cluster.num_gpus // prod(_pinned(problem.options, *AXES[:3]).values())
+    ranks = usable_gpus(problem) // prod(_pinned(problem.options, *AXES[:3]).values())
     for size in _left(problem, "data_parallel_size", ranks):
         for batch in _left(problem, "micro_batch_size", problem.workload.global_batch_size):
             yield size * batch

@@ -206,16 +206,21 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
     return Configuration(**values)
 
 
+def prediction_from_json(raw: Mapping[str, Any]) -> Prediction:
+    """The Prediction of ``Plan.to_json()["prediction"]``."""
+    values = dict(raw)
+    stages = tuple(StagePrediction(**stage) for stage in values.pop("stages"))
+    values["extrapolated"] = tuple(values.get("extrapolated", ()))
+    return Prediction(**values, stages=stages)
+
+
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:
     """The Plan that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
-    prediction = dict(raw["prediction"])
-    stages = tuple(StagePrediction(**stage) for stage in prediction.pop("stages"))
-    prediction["extrapolated"] = tuple(prediction.get("extrapolated", ()))
     return Plan(
         plan_id=raw["plan_id"],
         rank=raw["rank"],
         config=configuration_from_json(raw["config"]),
-        prediction=Prediction(**prediction, stages=stages),
+        prediction=prediction_from_json(raw["prediction"]),
         objective_s=raw["objective_s"],
         certified_by=tuple(raw.get("certified_by", ())),
         outlook=Outlook(**raw["outlook"]) if raw.get("outlook") else None,

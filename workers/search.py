@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from service.db.database import Database
 from service.profile_store import ProfileStore
+from solver.ask import ask
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
-from solver.search.search import search
 
 
 class StoredSearch:
@@ -19,4 +19,4 @@ class StoredSearch:
     def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
         """Search with the profile that the problem names, or with the one that ships."""
         profile = self._profiles.profile_of(problem)
-        return search(problem, profile, on_progress=on_progress, should_stop=should_stop)
+        return ask(problem, profile, on_progress=on_progress, should_stop=should_stop)

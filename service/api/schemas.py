@@ -12,7 +12,15 @@ from service.api.problems import ProblemView, type_of
 from service.db.profile_records import ProfileRecord
 from service.db.records import JobRecord
 from service.engine import TERMINAL_STATES
-from solver.plan import Configuration, Infeasibility, Plan, Prediction, Status
+from solver.plan import (
+    Baseline,
+    Configuration,
+    Infeasibility,
+    ObjectiveClaim,
+    Plan,
+    Prediction,
+    Status,
+)
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
 
@@ -92,6 +100,8 @@ class AnswerView(BaseModel):
     num_gpus_used: int | None
     peak_flops: float | None
     notes: dict[str, str]
+    objective: ObjectiveClaim | None = None
+    baseline: Baseline | None = None
     plans: list[Plan]
     next_page_token: str | None
 

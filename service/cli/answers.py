@@ -7,7 +7,17 @@ from dataclasses import fields
 from typing import Any
 
 from profiles.errors import InvalidProblemError
-from solver.plan import Answer, Infeasibility, Shortfall, configuration_from_json, plan_from_json
+from solver.plan import (
+    Answer,
+    Baseline,
+    Infeasibility,
+    ObjectiveClaim,
+    Outlook,
+    Shortfall,
+    configuration_from_json,
+    plan_from_json,
+    prediction_from_json,
+)
 
 
 def answer_from_json(raw: Mapping[str, Any]) -> Answer:
@@ -22,9 +32,25 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         values["certified_by"] = tuple(raw["certified_by"])
         values["warnings"] = tuple(raw.get("warnings", ()))
         values["infeasible"] = _infeasibility(raw.get("infeasible"))
+        values["objective"] = ObjectiveClaim(**raw["objective"]) if raw.get("objective") else None
+        values["baseline"] = _baseline(raw.get("baseline"))
         return Answer(**values)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None
+
+
+def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
+    """The client's own configuration."""
+    if raw is None:
+        return None
+    values = {**raw, "config": configuration_from_json(raw["config"]), "problems": tuple(raw["problems"])}
+    return Baseline(
+        **{
+            **values,
+            "prediction": prediction_from_json(raw["prediction"]),
+            "outlook": Outlook(**raw["outlook"]),
+        }
+    )
 
 
 def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:

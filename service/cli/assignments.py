@@ -14,6 +14,7 @@ _SWITCHES = {"true": True, "false": False}
 Value = int | str
 Setting = Value | bool | list[Value]
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
+_ENDS = 2  # of a range
 MAX_DIGITS = 18  # what fits 64 bits
 
 
@@ -70,6 +71,23 @@ def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
             )
         bounds[name] = [int(end) for end in ends]
     return bounds
+
+
+def counts_of(text: str | None) -> object:
+    """``4`` as 4, ``2,4`` as a list, ``1:16`` as a range from ``min`` to ``max``.
+
+    Raises:
+        InvalidProblemError: a part of it is no number.
+    """
+    if text is None:
+        return None
+    parts = re.split(r"[,:]", text)
+    if not all(part.strip().isdecimal() for part in parts) or text.count(":") > (len(parts) == _ENDS):
+        raise InvalidProblemError.of("--num-nodes", f'"{shown(text)}" is not N, N,N or LOW:HIGH')
+    values = [int(part) for part in parts]
+    if ":" in text:
+        return {"min": values[0], "max": values[1]}
+    return values if "," in text else values[0]
 
 
 def long_names(expression: str) -> str:

@@ -20,9 +20,9 @@ from service.launchers.registry import export
 from service.report.table import to_csv
 from service.report.terminal import render_answer
 from service.request import parse_problem
+from solver.ask import ask
 from solver.plan import Answer
 from solver.problem import Problem
-from solver.search.search import search
 
 Form = Literal["table", "json", "csv"]
 
@@ -59,7 +59,7 @@ def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
     """The answer, and whether the user cut it short."""
     line = ProgressLine()
     with cancellable() as cancellation:
-        answer = search(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
     line.clear()
     return answer, cancellation.wanted
 

@@ -16,7 +16,7 @@ import typer
 
 from profiles.errors import InvalidProblemError
 from profiles.optimizers import OPTIMIZERS
-from service.cli.assignments import bounds_of, long_names, prohibitions_of, values_of
+from service.cli.assignments import bounds_of, counts_of, long_names, prohibitions_of, values_of
 from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
 
@@ -32,7 +32,9 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     *,
     model: Annotated[str | None, typer.Option(help="Catalog name, or a Hugging Face config.json.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Catalog name, or a cluster file.")] = None,
-    num_nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster.")] = None,
+    num_nodes: Annotated[
+        str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Nodes; several: the search chooses.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type, instead of --cluster.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
@@ -44,6 +46,16 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token or energy_per_token."),
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="all|fewest", help="How many to use.")] = None,
+    reserve_nodes: Annotated[int | None, typer.Option(help="Nodes kept spare.")] = None,
+    total_tokens: Annotated[float | None, typer.Option(help="Of the whole run, e.g. 15e12.")] = None,
+    deadline_days: Annotated[float | None, typer.Option(help="For all tokens.")] = None,
+    gpu_hour_price: Annotated[float | None, typer.Option(help="In any currency.")] = None,
+    baseline: Annotated[Path | None, typer.Option(help="File of your configuration, to rank it.")] = None,
     certify: Annotated[str | None, typer.Option(help="none, cp-sat or cp-sat-all.")] = None,
     max_oom_probability: Annotated[float | None, typer.Option(help="Accepted risk of no memory.")] = None,
     pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_SIZES)] = None,
@@ -59,9 +71,14 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         request["model"] = model_part(model)
     if cluster is not None or gpu is not None:
         request["cluster"] = _cluster_part(cluster, gpu)
-    _override(request, "cluster", {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node})
-    workload = {"global_batch_size": global_batch_size, "seq_length": seq_length, "precision": precision}
+    _override(request, "cluster", {"num_nodes": counts_of(num_nodes), "gpus_per_node": gpus_per_node})
+    workload: dict[str, object] = {
+        "global_batch_size": global_batch_size,
+        "seq_length": seq_length,
+        "precision": precision,
+    }
     workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
+    workload |= {"total_tokens": None if total_tokens is None else round(total_tokens)}
     _override(request, "workload", workload)
     if launcher is not None:
         request["launcher"] = launcher
@@ -71,12 +88,20 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         "seed": seed,
         "certify": certify,
         "max_out_of_memory_probability": max_oom_probability,
+        "objective": objective,
+        "gpus": gpus,
+        "reserve_nodes": reserve_nodes,
+        "deadline_days": deadline_days,
+        "gpu_hour_price": gpu_hour_price,
     }
     _override(request, "search", limits)
     _extend(request, "pin", values_of("--pin", pin or ()))
     _extend(request, "bounds", bounds_of("--bound", bound or ()))
     _extend(request, "forbid", prohibitions_of("--forbid", forbid or ()))
     _append_constraints(request, constraint or ())
+    if baseline is not None:
+        own = dict(read_problem_file(baseline))
+        _override(request, "search", {"baseline": own.get("config", own)})
     return request
 
 

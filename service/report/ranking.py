@@ -44,8 +44,8 @@ def _size(name: str) -> Callable[[Plan], str]:
     return lambda plan: str(getattr(plan.config, name))
 
 
-def columns_of(*, moe: bool) -> list[Column]:
-    """Every column, in order; expert parallelism only where there are experts."""
+def columns_of(*, moe: bool, gpus: bool = False) -> list[Column]:
+    """Every column, in order; expert parallelism only with experts, ``gpus`` where plans differ in them."""
     sizes = [
         Column(title=short, cell=_size(name), apart=short == "tp")
         for name, short in figures.SHORT_NAMES.items()
@@ -53,6 +53,7 @@ def columns_of(*, moe: bool) -> list[Column]:
     ]
     return [
         Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
+        *([Column(title="GPUs", cell=lambda plan: str(plan.config.num_gpus))] if gpus else []),
         *sizes,
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
         Column(title="step", cell=lambda plan: figures.step_time(plan.prediction), left=True),
@@ -76,7 +77,7 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
 
     ``peak`` is the denominator of MFU; it and what else needs saying stands below.
     """
-    columns = columns_of(moe=moe)
+    columns = columns_of(moe=moe, gpus=len({plan.config.num_gpus for plan in plans}) > 1)
     left_out: list[str] = []
     while _width(columns, plans) > width:
         last = max(columns, key=lambda column: column.leaves)

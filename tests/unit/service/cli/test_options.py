@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import InvalidProblemError
-from service.cli.assignments import bounds_of, prohibitions_of, settings_of, values_of
+from service.cli.assignments import bounds_of, counts_of, prohibitions_of, settings_of, values_of
 from service.cli.problem_options import model_part, read_request
 from service.request import parse_problem
 
@@ -67,7 +67,7 @@ def problem_file(tmp_path: Path) -> Path:
 
 
 def test_options_stand_over_the_file_and_leave_the_rest(problem_file: Path) -> None:
-    request = read_request(problem_file, num_nodes=8, global_batch_size=256, pin=["pp=4"], top_k=3)
+    request = read_request(problem_file, num_nodes="8", global_batch_size=256, pin=["pp=4"], top_k=3)
     problem = parse_problem(request)
     assert (problem.cluster.num_nodes, problem.workload.global_batch_size) == (8, 256)
     assert problem.workload.seq_length == 8192
@@ -77,7 +77,7 @@ def test_options_stand_over_the_file_and_leave_the_rest(problem_file: Path) -> N
 
 def test_a_gpu_type_instead_of_a_cluster_makes_one_group() -> None:
     request = read_request(
-        model="llama-3.1-8b", gpu="a100-sxm-40gb", num_nodes=2, gpus_per_node=4, global_batch_size=8,
+        model="llama-3.1-8b", gpu="a100-sxm-40gb", num_nodes="2", gpus_per_node=4, global_batch_size=8,
         seq_length=2048,
     )  # fmt: skip
     assert parse_problem(request).cluster.num_gpus == 8
@@ -92,7 +92,7 @@ def test_sizes_of_several_groups_are_not_guessed(tmp_path: Path) -> None:
     path = tmp_path / "mixed.json"
     path.write_text('{"cluster": {"groups": [{"gpu": "t4"}, {"gpu": "l4"}]}}')
     with pytest.raises(InvalidProblemError, match="several groups"):
-        read_request(path, num_nodes=4)
+        read_request(path, num_nodes="4")
 
 
 LLAMA_CONFIG = {
@@ -116,7 +116,7 @@ def test_a_hugging_face_config_is_taken_from_its_file_or_its_folder(tmp_path: Pa
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     assert model_part(str(folder)) == model_part(str(folder / "config.json"))
     request = read_request(
-        model=str(folder), cluster="dgx-h100", num_nodes=1, global_batch_size=8, seq_length=2048
+        model=str(folder), cluster="dgx-h100", num_nodes="1", global_batch_size=8, seq_length=2048
     )
     model = parse_problem(request).model
     assert (model.name, model.num_layers, model.num_kv_heads) == ("my-llama", 32, 8)
@@ -149,7 +149,7 @@ def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
     with pytest.raises(
         InvalidProblemError, match='--gpus-per-node: belongs to --gpu; the nodes of "dgx-h100"'
     ):
-        read_request(cluster="dgx-h100", num_nodes=1, gpus_per_node=4)
+        read_request(cluster="dgx-h100", num_nodes="1", gpus_per_node=4)
 
 
 def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names(tmp_path: Path) -> None:
@@ -163,3 +163,25 @@ def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names
             "pipeline_schedule == 'tp'",
         ]
     }
+
+
+def test_nodes_are_a_number_a_list_or_a_range() -> None:
+    assert [counts_of(text) for text in ("4", "2,4,8", "1:16")] == [4, [2, 4, 8], {"min": 1, "max": 16}]
+    for text in ("four", "1:2:3", "2,4:8", ""):
+        with pytest.raises(InvalidProblemError, match="is not N, N,N or LOW:HIGH"):
+            counts_of(text)
+
+
+def test_a_run_with_its_deadline_price_and_baseline_is_asked_for_by_options(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("{tensor_parallel_size: 8}")
+    request = read_request(
+        num_nodes="1:4", total_tokens=15e12, deadline_days=60.0, gpu_hour_price=2.0, gpus="fewest",
+        objective="gpu_hours_per_token", reserve_nodes=1, baseline=own,
+    )  # fmt: skip
+    assert request["workload"] == {"total_tokens": 15 * 10**12}
+    assert request["cluster"] == {"num_nodes": {"min": 1, "max": 4}}
+    assert request["search"] == {
+        "objective": "gpu_hours_per_token", "gpus": "fewest", "reserve_nodes": 1, "deadline_days": 60.0,
+        "gpu_hour_price": 2.0, "baseline": {"tensor_parallel_size": 8},
+    }  # fmt: skip

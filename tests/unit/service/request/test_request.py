@@ -169,8 +169,6 @@ def test_nothing_echoes_long_input() -> None:
     ("part", "field", "value"),
     [
         ("search", "allow", ["offload"]),
-        ("search", "reserve_nodes", 1),
-        ("search", "baseline", {"tensor_parallel_size": 8}),
         ("workload", "global_batch_size", [256, 512]),
         ("workload", "global_batch_size", {"from": 256, "to": 512}),
     ],
@@ -188,7 +186,7 @@ def test_unsupported_fields_that_ask_for_nothing_change_nothing() -> None:
 
 
 def test_other_objectives_are_refused() -> None:
-    assert faults(request(search={"objective": "cost"}))[0].allowed == "step_time"
+    assert "step_time, tokens" in (faults(request(search={"objective": "cost"}))[0].allowed or "")
 
 
 def test_a_launcher_of_later_versions_is_told_from_an_unknown_one() -> None:

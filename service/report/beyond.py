@@ -1,0 +1,64 @@
+"""What a request asked beyond the ranking: its objective, the whole run, the client's own configuration."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from service.report import figures
+from service.report.wrapping import tied, wrapped
+from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook, Plan
+
+_NAMES = {
+    "tokens_per_s_per_gpu": "tokens per second and GPU",
+    "gpu_hours_per_token": "GPU hours per token, interruptions counted",
+    "energy_per_token": "energy per token",
+}
+_MINUTE_S = 60.0
+
+
+def beyond_lines(answer: Answer, width: int) -> list[Text]:
+    """Lines below the ranking; none for a plain request."""
+    lines = []
+    if answer.objective is not None and answer.objective.name in _NAMES:
+        lines.append(_objective(answer.objective))
+    if answer.plans and answer.plans[0].outlook is not None:
+        lines.append(_run(answer.plans[0], answer.plans[0].outlook))
+    if answer.baseline is not None:
+        lines.append(_baseline(answer.baseline, len(answer.plans)))
+    return [wrapped(line, width, indent=2, hang=2) for line in lines]
+
+
+def _objective(claim: ObjectiveClaim) -> str:
+    """What was proved about it."""
+    gap = "" if claim.gap is None else f", at most {claim.gap * 100:.1f} % from the bound"
+    value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
+    return f"Ranked by {_NAMES[claim.name]}{value}{gap}."
+
+
+def _run(plan: Plan, outlook: Outlook) -> str:
+    """The run that the first plan makes."""
+    every = tied(f"{outlook.checkpoint_interval_s / _MINUTE_S:.0f} min")
+    parts = [f"goodput {tied(figures.percent(outlook.goodput))} with a checkpoint every {every}"]
+    if outlook.days is not None:
+        parts.insert(0, tied(f"{outlook.days:.1f} days"))
+    if outlook.cost is not None:
+        parts.append(f"cost {tied(figures.count(round(outlook.cost)))}")
+    if outlook.energy_per_token_j is not None:
+        parts.append(tied(f"{outlook.energy_per_token_j:.2g} J/token"))
+    return f"Run of #{plan.rank} on {tied(f'{outlook.num_gpus} GPUs')}: {', '.join(parts)}."
+
+
+def _baseline(baseline: Baseline, plans: int) -> str:
+    """The client's own configuration."""
+    place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
+    gap = "" if baseline.gap_to_best is None else f", {_gap(baseline.gap_to_best)} #1"
+    words = figures.configuration_words(baseline.config)
+    said = f"Your configuration ({tied(words)}): {figures.step_time(baseline.prediction)}, {place}{gap}."
+    if baseline.problems:
+        said += f" It cannot run: {'; '.join(baseline.problems)}."
+    return said
+
+
+def _gap(share: float) -> str:
+    """How far from the first plan."""
+    return f"{share * 100:.1f} % behind" if share >= 0 else f"{-share * 100:.1f} % ahead of"

@@ -1,0 +1,155 @@
+"""The parts of a request that look beyond one step: numbers of nodes, the whole run, one's own plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from profiles.cluster import MAX_NODES
+from profiles.errors import FieldError, InvalidProblemError
+from profiles.power import power_of
+from profiles.reliability import Reliability
+from service.json_input import pointer
+from service.request_part import Part
+from solver.options import SearchOptions
+from solver.plan import Configuration
+from solver.problem import Problem
+
+MAX_COUNTS = 64  # numbers of nodes that are ranked together
+MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
+MAX_TOKENS = 10**18
+Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+class NodeRange(Part):
+    """Every number of nodes from ``min`` to ``max``."""
+
+    min: Nodes = 1
+    max: Nodes
+
+
+class ReliabilityRequest(Part):
+    """What interrupts a long run; what is left out is a public source's figure."""
+
+    gpu_hours_per_interruption: float = Field(default=Reliability().gpu_hours_per_interruption, gt=0)
+    restart_s: float = Field(default=Reliability().restart_s, ge=0)
+    checkpoint_bytes_per_s_per_gpu: float = Field(
+        default=Reliability().checkpoint_bytes_per_s_per_gpu, gt=0
+    )
+
+
+NodeCounts = Annotated[list[Nodes], Field(max_length=MAX_SPAN)] | NodeRange
+BaselineRequest = dict[str, JsonValue]
+
+
+def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
+    """``cluster.num_nodes`` as a list or a range is a cluster of the most, and ``search.num_nodes``."""
+    cluster, search = raw.get("cluster"), raw.get("search", {})
+    if not isinstance(cluster, dict) or not isinstance(search, dict):
+        return dict(raw)
+    parts = [cluster, *(group for group in _groups(cluster) if len(_groups(cluster)) == 1)]
+    for part in parts:
+        counts = part.get("num_nodes")
+        most = _most(counts)
+        if most is not None:
+            smaller = {**part, "num_nodes": most}
+            clean = smaller if part is cluster else {**cluster, "groups": [smaller]}
+            return {**raw, "cluster": clean, "search": {**search, "num_nodes": counts}}
+    return dict(raw)
+
+
+def _groups(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The node groups of an inline cluster."""
+    groups = cluster.get("groups")
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+
+
+def _most(counts: object) -> int | None:
+    """The largest of several numbers of nodes; None where it is one number, or none that can be read."""
+    values: list[object] = []
+    if isinstance(counts, dict):
+        values = [counts.get("max")]
+    elif isinstance(counts, list):
+        values = counts
+    whole = [value for value in values if type(value) is int]
+    return max(whole, default=None) if len(whole) == len(values) else None
+
+
+def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
+    """Numbers of nodes, smallest first; none: all nodes.
+
+    Raises:
+        InvalidProblemError: a range is too wide.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, NodeRange) and given.max - given.min >= MAX_SPAN:
+        at = pointer("search", "num_nodes")
+        raise InvalidProblemError.of(at, "the range is too wide", allowed=f"up to {MAX_SPAN} numbers")
+    values = range(given.min, given.max + 1) if isinstance(given, NodeRange) else given
+    return tuple(sorted(set(values)))
+
+
+def reliability_of(given: ReliabilityRequest) -> Reliability:
+    """The solver's own."""
+    return Reliability(**given.model_dump())
+
+
+def run_to_mapping(options: SearchOptions) -> dict[str, object]:
+    """These parts of the canonical request."""
+    own = {} if options.baseline is None else {"baseline": _plain(options.baseline)}
+    return {
+        **own,
+        "gpus": options.gpus,
+        "num_nodes": list(options.num_nodes),
+        "reserve_nodes": options.reserve_nodes,
+        "deadline_days": options.deadline_days,
+        "gpu_hour_price": options.gpu_hour_price,
+        "reliability": {
+            name: getattr(options.reliability, name) for name in Reliability.__dataclass_fields__
+        },
+    }
+
+
+def _plain(config: Configuration) -> dict[str, object]:
+    """A configuration in JSON's values."""
+    return {**asdict(config), "stage_layers": list(config.stage_layers)}
+
+
+def run_limits(problem: Problem) -> Iterator[FieldError]:
+    """Numbers of nodes, the deadline and the objective go together, and with the cluster."""
+    yield from _node_faults(problem)
+    options = problem.options
+    if options.deadline_days is not None and options.total_tokens is None:
+        at = pointer("workload", "total_tokens")
+        yield FieldError(pointer=at, message="is required for a deadline: the tokens of the whole run")
+    if options.objective == "energy_per_token":
+        for group in problem.cluster.groups:
+            try:
+                power_of(group.gpu)
+            except InvalidProblemError as fault:
+                yield from fault.errors
+
+
+def _node_faults(problem: Problem) -> Iterator[FieldError]:
+    """Some node is left, and there is one kind of them."""
+    options, nodes = problem.options, problem.cluster.num_nodes
+    if options.reserve_nodes >= nodes:
+        at = pointer("search", "reserve_nodes")
+        yield FieldError(pointer=at, message=f"{options.reserve_nodes} of {nodes} nodes are kept spare",
+                         allowed=f"0 to {nodes - 1}", nearest=str(nodes - 1))  # fmt: skip
+    named = {"num_nodes": bool(options.num_nodes), "reserve_nodes": options.reserve_nodes > 0,
+             "gpus": options.gpus == "fewest"}  # fmt: skip
+    at = pointer("search", "num_nodes")
+    if len(problem.cluster.groups) > 1:
+        for name in (name for name, given in named.items() if given):
+            yield FieldError(pointer=pointer("search", name), message="needs a cluster of one node group")
+    if options.num_nodes and max(options.num_nodes) > nodes - options.reserve_nodes:
+        left = nodes - options.reserve_nodes
+        yield FieldError(pointer=at, message=f"{max(options.num_nodes)} of {left} nodes", nearest=str(left))
+    if options.gpus == "all" and len(options.num_nodes) > MAX_COUNTS:
+        message = f"{len(options.num_nodes)} numbers of nodes are too many to rank together"
+        yield FieldError(pointer=at, message=message, allowed=f'up to {MAX_COUNTS}, or gpus = "fewest"')

@@ -1,0 +1,101 @@
+"""Numbers of nodes, whole runs and one's own configuration in a request."""
+
+import json
+
+import pytest
+
+from profiles.errors import FieldError, InvalidProblemError
+from profiles.reliability import Reliability
+from service.request import parse_problem, problem_to_mapping
+
+Request = dict[str, object]
+
+
+def request(cluster: Request | None = None, workload: Request | None = None, **search: object) -> Request:
+    """Llama 3.1 8B on 4 DGX H100."""
+    return {
+        "model": {"name": "llama-3.1-8b"},
+        "cluster": cluster or {"name": "dgx-h100", "num_nodes": 4},
+        "workload": {"global_batch_size": 128, "seq_length": 8192, **(workload or {})},
+        "search": search,
+    }
+
+
+def fault(raw: Request) -> FieldError:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    (found,) = caught.value.errors
+    return found
+
+
+def survives(raw: Request) -> None:
+    problem = parse_problem(raw)
+    assert parse_problem(json.loads(json.dumps(problem_to_mapping(problem)))) == problem
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 4], {"min": 1, "max": 4}, {"max": 4}])
+def test_several_numbers_of_nodes_are_a_cluster_of_the_most(counts: object) -> None:
+    problem = parse_problem(request(cluster={"name": "dgx-h100", "num_nodes": counts}))
+    assert problem.cluster.num_nodes == 4
+    assert set(problem.options.num_nodes) <= {1, 2, 3, 4}
+    assert problem.options.num_nodes[-1] == 4
+    assert problem == parse_problem(request(num_nodes=counts))
+    survives(request(cluster={"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": counts}]}))
+
+
+def test_a_whole_run_survives_its_canonical_request() -> None:
+    survives(
+        request(
+            workload={"total_tokens": 15 * 10**12},
+            objective="gpu_hours_per_token",
+            gpus="fewest",
+            reserve_nodes=1,
+            deadline_days=60,
+            gpu_hour_price=2.5,
+            reliability={"restart_s": 60},
+            baseline={"tensor_parallel_size": 2, "pipeline_parallel_size": 6},
+        )
+    )
+
+
+def test_what_is_not_said_of_interruptions_is_the_public_figure() -> None:
+    options = parse_problem(request(reliability={"restart_s": 60})).options
+    assert options.reliability == Reliability(restart_s=60.0)
+
+
+def test_a_baseline_is_completed() -> None:
+    baseline = parse_problem(request(baseline={"tensor_parallel_size": 2})).options.baseline
+    assert baseline is not None
+    assert (baseline.data_parallel_size, baseline.num_microbatches, baseline.sequence_parallel) == (
+        16,
+        8,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("search", "pointer", "words"),
+    [
+        ({"deadline_days": 60}, "/workload/total_tokens", "is required for a deadline"),
+        ({"reserve_nodes": 4}, "/search/reserve_nodes", "4 of 4 nodes are kept spare"),
+        ({"num_nodes": [8]}, "/search/num_nodes", "8 of 4 nodes"),
+        ({"num_nodes": {"min": 1, "max": 5000}}, "/search/num_nodes", "too wide"),
+        ({"baseline": {"tensor_parallel_size": 3}}, "/search/baseline/num_microbatches", "global batch"),
+        ({"baseline": {"tensor": 3}}, "/search/baseline/tensor", "unknown"),
+        ({"objective": "price"}, "/search/objective", "not supported"),
+        ({"deadline_days": 0}, "/search/deadline_days", "out of range"),
+    ],
+)
+def test_faults_of_a_run_name_their_field(search: Request, pointer: str, words: str) -> None:
+    found = fault({**request(), "search": search})
+    assert found.pointer == pointer
+    assert words in found.message
+
+
+def test_energy_is_ranked_where_the_data_sheet_states_a_power() -> None:
+    assert parse_problem(request(objective="energy_per_token")).cluster.groups[0].gpu.power_watts == 700
+
+
+def test_ranges_of_nodes_need_one_kind_of_node() -> None:
+    groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
+    assert fault(request(cluster={"groups": groups}, reserve_nodes=1)).pointer == "/search/reserve_nodes"
