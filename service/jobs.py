@@ -15,7 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from service.db import records
 from service.db.database import Database
 from service.db.records import JobRecord
-from service.engine import TERMINAL_STATES, JobEngine
+from service.engine.job_engine import JobEngine
+from service.engine.states import TERMINAL_STATES
 from service.errors import IdempotencyConflictError, NotFoundError, NotReadyError
 from service.pages import Page, decode_token, encode_token
 from service.queue import WakeUpQueue

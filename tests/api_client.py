@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from tests.builders import a_plan, an_answer
 from tests.job_records import claimed
 from workers.outcome import outcome_of

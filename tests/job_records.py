@@ -6,7 +6,8 @@ from service.db.clock import now_s
 from service.db.database import Database
 from service.db.records import JobRecord, find_job, insert_job
 from service.db.tables import jobs, plans
-from service.engine import Claim, JobEngine, Outcome
+from service.engine.job_engine import JobEngine
+from service.engine.states import Claim, Outcome
 from service.queue import QueueHealth
 from service.request import problem_to_mapping
 from tests.builders import a_problem

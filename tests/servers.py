@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from service.engine import TERMINAL_STATES
+from service.engine.states import TERMINAL_STATES
 
 ROOT = Path(__file__).parents[1]
 SERVE = "from service.serve import serve; from service.settings import Settings; serve(Settings())"

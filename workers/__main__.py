@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from service.db import migrations
 from service.db.database import DATABASE_AWAY, Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.queue import queue_for
 from service.settings import Settings, fault_of
 from workers.poller import poll, sweep

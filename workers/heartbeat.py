@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from service.db.database import DATABASE_AWAY
-from service.engine import Beat, Claim, JobEngine
+from service.engine.job_engine import JobEngine
+from service.engine.states import Beat, Claim
 from solver.progress import Progress
 
 LOOK_S = 0.25  # between two looks for a cancel, and between two progress writes

@@ -12,7 +12,7 @@ from typing import Any
 
 from profiles.errors import PlannerError
 from service.db.database import compact_json
-from service.engine import FinalState, Outcome
+from service.engine.states import FinalState, Outcome
 from solver.plan import Answer
 
 MAX_DETAIL_CHARS = 2_000

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from service.db.database import DATABASE_AWAY
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.queue import WakeUpQueue
 from workers.runner import Runner
 

@@ -18,7 +18,8 @@ from typing import Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.db.database import DATABASE_AWAY
-from service.engine import Claim, JobEngine
+from service.engine.job_engine import JobEngine
+from service.engine.states import Claim
 from service.request import parse_problem
 from service.versions import cache_key_of, versions_of
 from solver.plan import Answer

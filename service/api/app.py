@@ -13,7 +13,7 @@ from service.api.edge import Edge
 from service.api.problems import declared
 from service.api.routes import catalogs, jobs, plans, predictions, probes, profiles
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.jobs import Jobs
 from service.measurements import Measurements
 from service.profile_store import ProfileStore

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from service.api.problems import ProblemView, type_of
 from service.db.profile_records import ProfileRecord
 from service.db.records import JobRecord
-from service.engine import TERMINAL_STATES
+from service.engine.states import TERMINAL_STATES
 from solver.plan import (
     Baseline,
     Configuration,

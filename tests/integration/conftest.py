@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from service.db import migrations
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from tests.servers import RedisServer, free_port
 
 

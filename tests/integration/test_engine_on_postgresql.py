@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from service.db.database import Database
 from service.db.records import find_job, find_plan
 from service.db.tables import jobs
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from tests.job_records import TENANT, add_job, claimed, job_in, let_lease_run_out
 from tests.unit.service.test_engine import *  # noqa: F403 - every test of it, over the fixture below
 

@@ -25,7 +25,7 @@ from service.api.problems import declared
 from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_fields
 from service.db.database import compact_json
 from service.db.records import JobRecord
-from service.engine import TERMINAL_STATES
+from service.engine.states import TERMINAL_STATES
 from service.jobs import Submission
 from service.request import parse_problem
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from service.api.app import create_app
 from service.db import migrations
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.jobs import Jobs
 from service.settings import Settings
 from tests.job_records import RememberingQueue

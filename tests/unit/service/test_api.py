@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from service.api.app import create_app
 from service.db import migrations
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.settings import Settings
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.job_records import claimed

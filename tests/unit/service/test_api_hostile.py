@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.pages import encode_token
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 

@@ -10,7 +10,8 @@ from sqlalchemy.exc import IntegrityError
 
 from service.db.database import Database
 from service.db.tables import jobs
-from service.engine import MAX_ATTEMPTS, Claim, JobEngine, Outcome
+from service.engine.job_engine import JobEngine
+from service.engine.states import MAX_ATTEMPTS, Claim, Outcome
 from tests.job_records import PLANS, SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
 
 

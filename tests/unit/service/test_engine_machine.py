@@ -11,7 +11,8 @@ from sqlalchemy import event, select
 from service.db import migrations
 from service.db.database import Database
 from service.db.tables import jobs
-from service.engine import MAX_ATTEMPTS, TERMINAL_STATES, Claim, JobEngine, Outcome
+from service.engine.job_engine import JobEngine
+from service.engine.states import MAX_ATTEMPTS, TERMINAL_STATES, Claim, Outcome
 from tests.job_records import SUCCESS, TENANT, add_job, num_plans
 
 LEASE_S = 10.0

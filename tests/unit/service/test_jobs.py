@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from service.db.database import Database
-from service.engine import JobEngine, Outcome
+from service.engine.job_engine import JobEngine
+from service.engine.states import Outcome
 from service.errors import BadPageTokenError, IdempotencyConflictError, NotFoundError, NotReadyError
 from service.jobs import Jobs, Submission
 from service.versions import cache_key_of, versions_of

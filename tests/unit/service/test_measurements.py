@@ -7,7 +7,7 @@ import pytest
 from profiles.errors import InvalidProblemError
 from profiles.profile import default_profile
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.errors import IdempotencyConflictError, NotFoundError
 from service.jobs import Jobs, Submission
 from service.measurements import Measurements, scope_of

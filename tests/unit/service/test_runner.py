@@ -10,7 +10,7 @@ import pytest
 
 from profiles.errors import InternalError
 from service.db.database import Database
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, Progress, ShouldStop

@@ -15,82 +15,17 @@ Rules that every statement here keeps:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    ScalarSelect,
-    Update,
-    and_,
-    case,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Update, and_, case, insert, select, update
 
 from service.db.clock import now_s
 from service.db.database import Database
 from service.db.tables import jobs, plans
-
-TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
-MAX_ATTEMPTS = 3  # a job whose worker died this often is poison
-SWEEP_LOCK = 6_377_422  # PostgreSQL advisory lock: one sweeper at a time
-MAX_HINTS = 100  # jobs republished by one sweep
-
-Beat = Literal["ok", "cancel", "lost"]
-FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The right of one worker to run one job, until its lease ends or the fence moves on."""
-
-    job_id: str
-    tenant: str
-    fence: int
-    attempts: int
-    request: Mapping[str, Any]
-    time_limit_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a job ended, and everything that is stored about it in one transaction."""
-
-    state: FinalState
-    answer: Mapping[str, Any] | None = None  # without its plans
-    plans: Sequence[Mapping[str, Any]] = ()  # plan_id, rank, …; best first
-    problem: Mapping[str, str] | None = None  # code and detail of a failure
-    progress: Mapping[str, Any] | None = None  # the last report
-    cache_key: str | None = None  # None: never reuse this answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """What one sweep changed."""
-
-    requeued: int = 0
-    poisoned: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    waiting: tuple[str, ...] = field(default=())  # queued jobs to publish again
-
-
-_CLAIMED = (
-    jobs.c.id.label("job_id"),
-    jobs.c.tenant,
-    jobs.c.fence,
-    jobs.c.attempts,
-    jobs.c.request,
-    jobs.c.time_limit_s,
-)
+from service.engine import sweeping
+from service.engine.claiming import claim_next
+from service.engine.states import Beat, Claim, Outcome, Sweep
 
 
 class JobEngine:
@@ -105,23 +40,8 @@ class JobEngine:
 
         ``min_age_s`` leaves fresh jobs to the workers that a queue wakes up.
         """
-        claim = (
-            update(jobs)
-            .where(jobs.c.id == _oldest_queued(job_id, min_age_s), jobs.c.state == "queued")
-            .values(
-                state="running",
-                fence=jobs.c.fence + 1,
-                attempts=jobs.c.attempts + 1,
-                worker=worker[:128],
-                claimed_at_s=now_s(),
-                started_at_s=func.coalesce(jobs.c.started_at_s, now_s()),
-                lease_expires_at_s=now_s() + self.lease_s,
-            )
-            .returning(*_CLAIMED)
-        )
         with self._database.write() as connection:
-            row = connection.execute(claim).mappings().one_or_none()
-        return None if row is None else Claim(**row)
+            return claim_next(connection, worker, lease_s=self.lease_s, job_id=job_id, min_age_s=min_age_s)
 
     def heartbeat(self, claim: Claim, progress: Mapping[str, Any] | None = None) -> Beat:
         """Renew the lease and report progress; says whether to go on, stop for a cancel, or give up."""
@@ -208,27 +128,7 @@ class JobEngine:
         ``hint_after_s``: how long a queued job waits before its wake-up is taken for lost.
         """
         with self._database.write() as connection:
-            if not _leads(connection):
-                return Sweep()
-            ended = _end_leases(connection)
-            return Sweep(
-                cancelled=ended["cancelled"],
-                poisoned=ended["failed"],
-                requeued=ended["queued"],
-                expired=_expire(connection),
-                waiting=_unhinted(connection, hint_after_s),
-            )
-
-
-def _oldest_queued(job_id: str | None, min_age_s: float) -> ScalarSelect[str]:
-    """The id of the queued job that is next, skipping rows that another worker is claiming now."""
-    wanted = [jobs.c.state == "queued", jobs.c.expires_at_s > now_s()]
-    if job_id is not None:
-        wanted.append(jobs.c.id == job_id)
-    if min_age_s > 0:
-        wanted.append(jobs.c.created_at_s <= now_s() - min_age_s)
-    oldest = select(jobs.c.id).where(*wanted).order_by(jobs.c.created_at_s, jobs.c.id).limit(1)
-    return oldest.with_for_update(skip_locked=True).scalar_subquery()
+            return sweeping.sweep(connection, hint_after_s)
 
 
 def _is_held(claim: Claim) -> tuple[Any, ...]:
@@ -246,55 +146,3 @@ def _verdict(cancel_requested: bool | None) -> Beat:
     if cancel_requested is None:
         return "lost"
     return "cancel" if cancel_requested else "ok"
-
-
-def _leads(connection: Connection) -> bool:
-    """Whether this process may sweep now; on SQLite the write lock itself makes sweepers take turns."""
-    if connection.dialect.name != "postgresql":
-        return True
-    lock = text("SELECT pg_try_advisory_xact_lock(:lock)")
-    return bool(connection.execute(lock, {"lock": SWEEP_LOCK}).scalar_one())
-
-
-def _end_leases(connection: Connection) -> Counter[str]:
-    """Take the running jobs whose lease ran out from their workers; how many went to which state.
-
-    One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
-    """
-    poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, ~jobs.c.cancel_requested)
-    detail = f"its worker died or froze {MAX_ATTEMPTS} times; the job is not tried again"
-    state = case((jobs.c.cancel_requested, "cancelled"), (poison, "failed"), else_="queued")
-    lapsed = (
-        update(jobs)
-        .where(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())
-        .values(
-            state=state,
-            worker=None,
-            lease_expires_at_s=None,
-            finished_at_s=case((or_(jobs.c.cancel_requested, poison), now_s())),
-            problem=case((poison, literal({"code": "poison", "detail": detail}, jobs.c.problem.type))),
-        )
-        .returning(jobs.c.state)
-    )
-    return Counter(connection.execute(lapsed).scalars())
-
-
-def _expire(connection: Connection) -> int:
-    """Expire the queued jobs that nobody claimed in time."""
-    late = and_(jobs.c.state == "queued", jobs.c.expires_at_s <= now_s())
-    values = {"state": "expired", "finished_at_s": now_s()}
-    return connection.execute(update(jobs).where(late).values(values)).rowcount
-
-
-def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
-    """Queued jobs whose wake-up seems lost, oldest first; marked, so that each is named once per period."""
-    before = now_s() - hint_after_s
-    stale = or_(jobs.c.hinted_at_s.is_(None), jobs.c.hinted_at_s < before)
-    waiting = (
-        select(jobs.c.id)
-        .where(jobs.c.state == "queued", jobs.c.created_at_s < before, stale)
-        .order_by(jobs.c.created_at_s)
-        .limit(MAX_HINTS)
-    )
-    marked = update(jobs).where(jobs.c.id.in_(waiting)).values(hinted_at_s=now_s())
-    return tuple(connection.execute(marked.returning(jobs.c.id)).scalars())

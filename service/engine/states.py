@@ -1,0 +1,48 @@
+"""What workers and records say about a job: its states, a claim of it, how it ended, what a sweep did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
+MAX_ATTEMPTS = 3  # a job whose worker died this often is poison
+
+Beat = Literal["ok", "cancel", "lost"]
+FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right of one worker to run one job, until its lease ends or the fence moves on."""
+
+    job_id: str
+    tenant: str
+    fence: int
+    attempts: int
+    request: Mapping[str, Any]
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended, and everything that is stored about it in one transaction."""
+
+    state: FinalState
+    answer: Mapping[str, Any] | None = None  # without its plans
+    plans: Sequence[Mapping[str, Any]] = ()  # plan_id, rank, …; best first
+    problem: Mapping[str, str] | None = None  # code and detail of a failure
+    progress: Mapping[str, Any] | None = None  # the last report
+    cache_key: str | None = None  # None: never reuse this answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What one sweep changed."""
+
+    requeued: int = 0
+    poisoned: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    waiting: tuple[str, ...] = field(default=())  # queued jobs to publish again
