@@ -55,3 +55,12 @@ class Residual:
         left = prior - np.einsum("nk,kl,nl->n", known, np.array(self.precision), known)
         spread = self.scale * np.sqrt(np.maximum(left, 0.0) + self.noise**2)
         return np.asarray(np.minimum(spread, MAX_LOG))
+
+    def covariance(self, features: FloatArray) -> FloatArray:
+        """Of the true ``ln(time / predicted)`` at each pair of rows, without the noise of runs: (n, n)."""
+        near, trend = self._kernels(features)
+        known, apart = near + trend, squared_distances(features, features)
+        prior = self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
+        prior += self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
+        left = prior - known @ np.array(self.precision) @ known.T
+        return np.asarray(self.scale**2 * left)

@@ -12,6 +12,8 @@ from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.search import search
+from solver.why.explained import with_reasons
+from solver.why.robust import with_odds
 
 _TENTH = 10.0
 
@@ -28,7 +30,8 @@ def ask(
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
-    return with_baseline(problem, profile, answer)
+    plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
+    return with_baseline(problem, profile, replace(answer, plans=plans))
 
 
 def _too_late(problem: Problem, profile: Profile, answer: Answer, should_stop: ShouldStop | None) -> Answer:

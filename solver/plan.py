@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from solver.reasons import Limit, Loss, Odds, Why
+
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
@@ -121,6 +123,8 @@ class Plan:
     objective_s: float  # the closed-form objective that the search proved minimal
     certified_by: tuple[str, ...] = ()
     outlook: Outlook | None = None  # where the request looks beyond one step
+    why: Why | None = None  # its time, its losses, its limits
+    odds: Odds | None = None  # of being the fastest of its answer
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the API shows it."""
@@ -224,4 +228,17 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         objective_s=raw["objective_s"],
         certified_by=tuple(raw.get("certified_by", ())),
         outlook=Outlook(**raw["outlook"]) if raw.get("outlook") else None,
+        why=why_from_json(raw.get("why")),
+        odds=Odds(**raw["odds"]) if raw.get("odds") else None,
+    )
+
+
+def why_from_json(raw: Mapping[str, Any] | None) -> Why | None:
+    """The reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    if raw is None:
+        return None
+    return Why(
+        waterfall_s=raw["waterfall_s"],
+        losses=tuple(Loss(**loss) for loss in raw["losses"]),
+        limits=tuple(Limit(**limit) for limit in raw["limits"]),
     )

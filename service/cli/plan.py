@@ -21,6 +21,7 @@ def plan(
     csv_output: Annotated[bool, typer.Option("--csv", help="The ranking as CSV, alone on stdout.")] = False,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for answer, problem, launch files.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
+    measure_next: Annotated[int, typer.Option(min=0, help="Name so many plans worth measuring.")] = 0,
 ) -> None:
     """Search the best parallel configurations for a model, a cluster and a batch."""
     from service.cli.planning import run_plan  # noqa: PLC0415 - the solver is loaded when it is needed
@@ -28,4 +29,12 @@ def plan(
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
-    raise typer.Exit(run_plan(request, form=form, save_dir=save_dir, force=force, calibration=profile))
+    code = run_plan(
+        request,
+        form=form,
+        save_dir=save_dir,
+        force=force,
+        calibration=profile,
+        measure_next=measure_next,
+    )
+    raise typer.Exit(code)

@@ -17,12 +17,14 @@ from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
 from service.cli.screen import screen
 from service.launchers.registry import export
+from service.report.reasons import measure_line
 from service.report.table import to_csv
 from service.report.terminal import render_answer
 from service.request import parse_problem
 from solver.ask import ask
 from solver.plan import Answer
 from solver.problem import Problem
+from solver.why.robust import runs_to_measure
 
 Form = Literal["table", "json", "csv"]
 
@@ -34,8 +36,9 @@ def run_plan(
     save_dir: Path | None,
     force: bool,
     calibration: Sequence[Path] | None = None,
+    measure_next: int = 0,
 ) -> int:
-    """Search and print; the exit code.
+    """Search and print; the exit code. ``measure_next`` plans worth measuring are named.
 
     Raises:
         InvalidProblemError: the request is wrong, or the folder is taken.
@@ -47,9 +50,15 @@ def run_plan(
         check_folder(save_dir, force=force)
     answer, cancelled = _search(problem, profile)
     document = answer_document(answer, problem)
+    worth = runs_to_measure(problem, profile, answer.plans, measure_next) if measure_next else []
+    if measure_next:
+        document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
     if answer.plans:
         say_warnings(keep(document, problem))
     _print(form, answer, problem, document)  # before files, which may be refused
+    if form == "table" and worth:
+        console = screen()
+        console.print(measure_line(worth, width=console.width))
     if save_dir:
         _save(save_dir, answer, problem, document, force=force)
     return code_of(answer, cancelled=cancelled)

@@ -15,6 +15,7 @@ from profiles.profile import default_profile
 from service.report import figures
 from service.report.beyond import beyond_lines
 from service.report.ranking import ranking
+from service.report.reasons import reason_lines
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
 from solver.problem import Problem
@@ -34,6 +35,7 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
         best = answer.plans[0]
         parts += [Text(), _table(answer.plans, problem, width)]
         parts += [Text(), *_causes(best.config, best.prediction, width, whose=" (best)")]
+        parts += reason_lines(best, width)
         parts += beyond_lines(answer, width)
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, wrapped(_next(answer, problem), width, indent=2))

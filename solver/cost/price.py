@@ -194,10 +194,10 @@ def _tails(ctx: Context, trained: list[Weights], parts: list[PartPrice]) -> list
     return [*tails[:-2], *ends]
 
 
-def _straggler(ctx: Context, profile: Profile) -> FloatArray:
-    """Loss to the slowest of many nodes, times the cluster's calibration factor."""
-    nodes = np.maximum(ctx.t * ctx.p * ctx.c * ctx.d / profile.group.gpus_per_node, 1.0)
-    return profile.time_factor * (1.0 + ctx.constants.straggler * np.log2(nodes))
+def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
+    """Step over the step without a slowest of many nodes, shape (n,); 1 on one node."""
+    nodes = np.maximum(columns.num_gpus / profile.group.gpus_per_node, 1.0)
+    return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
 def _time_prices(parts: list[PartPrice], tails: list[Tail]) -> dict[str, FloatArray]:
@@ -228,7 +228,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
         fixed_s=fixed_s(ctx),
-        straggler=_straggler(ctx, profile),
+        straggler=profile.time_factor * straggler_share(columns, profile),
         **memory_prices(ctx, layout, weights, trained),
         breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in CAUSES},
         tail_breakdown_s={

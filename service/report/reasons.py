@@ -1,0 +1,77 @@
+"""Why a plan is as it is: from the ideal step to the real one, losses, limits, certainty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from service.report import figures
+from service.report.wrapping import pieces, tied, wrapped
+from solver.plan import Plan
+from solver.reasons import Limit, Loss
+
+_LABEL = 24  # as wide as that of the time of a step
+_SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
+
+
+def reason_lines(plan: Plan, width: int) -> list[Text]:
+    """The reasons of one plan; nothing where it has none."""
+    why = plan.why
+    if why is None:
+        return []
+    step_s = sum(why.waterfall_s.values())
+    label = f"{'from ideal to real':<{_LABEL}}"
+    fall = pieces(figures.times(why.waterfall_s, step_s), "│")
+    lines = [wrapped(tied(label) + fall, width, indent=2, hang=len(label)), Text()]
+    told = [*(_loss(loss, step_s) for loss in why.losses), *(_limit(limit, step_s) for limit in why.limits)]
+    return [*lines, *(wrapped(line, width, indent=2) for line in told), *_certainty(plan, width)]
+
+
+def term_words(term: str) -> str:
+    """``gemm_efficiency`` as people read it."""
+    return {"gemm_efficiency": "GEMM efficiency"}.get(term, term.replace("_", " "))
+
+
+def signed(value_s: float, step_s: float) -> str:
+    """``+0.31 s``, ``−12 ms``: in the unit of the step."""
+    factor, unit = (1.0, "s") if step_s >= 1 else (1e3, "ms")
+    digits = len(figures.figure(step_s * factor).partition(".")[2])
+    return f"{value_s * factor:+.{digits}f} {unit}".replace("-", "−")
+
+
+def _loss(loss: Loss, step_s: float) -> str:
+    """``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
+    size = tied(
+        f"{term_words(loss.term)} {signed(loss.seconds, step_s)[1:]} ({figures.percent(loss.share)})"
+    )
+    line = f"costs: {size}; lower: {loss.lowered_by}"
+    if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
+        return line
+    effect = f"{signed(-loss.saves_s, step_s)} of it, {signed(loss.step_change_s, step_s)} of the step"
+    return f"{line}. {tied(loss.change)}: {tied(effect)}"
+
+
+def _limit(limit: Limit, step_s: float) -> str:
+    """``binds: memory: …; without it tp 4, dp 128 would take 0.15 s less``."""
+    gain = tied(signed(-limit.gain_s, step_s))
+    return f"binds: {limit.name}; without that limit {tied(limit.change)}: {gain}"
+
+
+def _certainty(plan: Plan, width: int) -> Iterator[Text]:
+    """How sure the rank is."""
+    if plan.odds is None:
+        return
+    chance = plan.odds.best_probability
+    share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
+    regret = figures.risk(plan.odds.regret_p90)
+    line = f"Certainty: {tied(share)} that #{plan.rank} is the fastest of these under the error band; "
+    line += f"9 times in 10 it is at most {tied(regret)} slower than the fastest"
+    yield wrapped(line, width, indent=2)
+
+
+def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
+    """Which plans to run next, and what choosing after them is expected to gain."""
+    runs = ", ".join(tied(f"#{plan.rank} ({plan.plan_id[:4]}, {gain * 100:.2f} %)") for plan, gain in worth)
+    line = f"Measure next: {runs}: expected gain in step time by choosing after each run"
+    return wrapped(line, width, indent=2)

@@ -1,0 +1,81 @@
+"""Losses and limits of plans: what they name is priced, legal, and really stands in the way."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from profiles.profile import default_profile
+from solver.ask import ask
+from solver.check import violations
+from solver.plan import Answer, plan_from_json
+from solver.predict import predict
+from solver.problem import Problem
+from solver.why.alternatives import alternatives_of
+from solver.why.explained import reasons_of
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+
+SMALL = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+
+
+@cache
+def answered(memory_gib: int = 79) -> tuple[Problem, Answer]:
+    gpu = a_gpu(memory_bytes=memory_gib * 2**30)
+    problem = a_problem(model=SMALL, cluster=a_cluster(num_nodes=2, gpu=gpu), batch=128, certify="none")
+    return problem, ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def test_every_plan_of_an_answer_says_where_its_time_goes() -> None:
+    _, answer = answered()
+    for plan in answer.plans:
+        assert plan.why is not None
+        assert sum(plan.why.waterfall_s.values()) == pytest.approx(plan.prediction.step_time_s, rel=1e-9)
+        sizes = [loss.seconds for loss in plan.why.losses]
+        assert len(sizes) == 3
+        assert sizes == sorted(sizes, reverse=True)
+
+
+def test_reasons_survive_json() -> None:
+    _, answer = answered()
+    plan = answer.plans[0]
+    assert plan_from_json(plan.to_json()) == plan
+
+
+def test_a_change_that_is_offered_is_legal_fits_and_has_the_price_that_is_told() -> None:
+    problem, answer = answered()
+    profile = default_profile(problem.cluster, problem.launcher)
+    configurations = [plan.config for plan in answer.plans]
+    told = 0
+    for plan, moves in zip(answer.plans, alternatives_of(problem, profile, configurations), strict=True):
+        assert plan.why is not None
+        for loss in plan.why.losses:
+            if loss.change is not None:
+                move = next(one for one in moves if one.move.words == loss.change and one.stands)
+                assert list(violations(problem, profile, move.move.configuration)) == []
+                step = predict(problem, profile, move.move.configuration).step_time_s
+                assert loss.step_change_s == pytest.approx(step - plan.prediction.step_time_s)
+                assert loss.saves_s is not None
+                assert loss.saves_s > 0
+                told += 1
+    assert told
+
+
+def test_memory_binds_where_a_faster_change_does_not_fit_and_not_where_there_is_plenty() -> None:
+    for gib, binds in ((40, True), (2000, False)):
+        _, answer = answered(gib)
+        why = answer.plans[0].why
+        assert why is not None
+        assert any(limit.name.startswith("memory: ") for limit in why.limits) is binds
+
+
+def test_a_pin_that_alone_stops_a_faster_plan_binds() -> None:
+    problem, free = answered(2000)
+    pinned = replace(problem, options=replace(problem.options, pin={"tensor_parallel_size": 8}))
+    profile = default_profile(pinned.cluster, pinned.launcher)
+    best = ask(pinned, profile).plans[0]
+    assert best.why is not None
+    gains = {limit.name: limit.gain_s for limit in best.why.limits}
+    assert gains["pin tensor_parallel_size = 8"] > 0.0
+    assert free.plans[0].prediction.step_time_s < best.prediction.step_time_s
+    without = reasons_of(problem, profile, [best.config], [best.prediction.step_time_s])[0]
+    assert not any(limit.name.startswith("pin ") for limit in without.limits)
