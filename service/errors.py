@@ -5,6 +5,8 @@ ServiceError
 ├── NotReadyError              the job has no answer (yet)
 ├── IdempotencyConflictError   the key was used with another body
 ├── BadPageTokenError          the page token is not one of ours
+├── UnauthorizedError          no usable key
+├── ForbiddenError             the key's scope does not include this
 └── ServerStartError           the server cannot start here
     └── DatabaseBusyError      another server owns the SQLite file
 
@@ -46,6 +48,18 @@ class BadPageTokenError(ServiceError):
     """The page token was not issued by this service."""
 
     code = "bad_page_token"
+
+
+class UnauthorizedError(ServiceError):
+    """Keys are demanded, and the caller has sent none that is usable."""
+
+    code = "unauthorized"
+
+
+class ForbiddenError(ServiceError):
+    """The caller's key does not allow this."""
+
+    code = "forbidden"
 
 
 class ServerStartError(ServiceError):

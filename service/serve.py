@@ -20,11 +20,12 @@ import uvicorn
 from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
+from service.access import Access
 from service.api.app import create_app
 from service.db import migrations
 from service.db.database import Database, sqlite_path
 from service.errors import DatabaseBusyError, ServerStartError
-from service.settings import Settings
+from service.settings import LOOPBACK_HOSTS, Settings
 from service.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ def _prepare_schema(settings: Settings) -> None:
             migrations.upgrade(database)
         elif migrations.current(database) != migrations.head():
             raise ServerStartError("the database schema is not current; run: meshwright db upgrade")
+        _require_loopback(settings, database)
     except CommandError:
         raise ServerStartError("the database schema is of a newer Meshwright; update this one") from None
     except DBAPIError as fault:
@@ -129,6 +131,16 @@ def _prepare_schema(settings: Settings) -> None:
         raise ServerStartError(f"the database cannot be used: {reason}") from None
     finally:
         database.close()
+
+
+def _require_loopback(settings: Settings, database: Database) -> None:
+    """Without keys anybody who reaches the port may submit: stay on this machine unless told."""
+    if settings.host in LOOPBACK_HOSTS or settings.insecure or Access(database).demands_keys():
+        return
+    raise ServerStartError(
+        f"host {settings.host[:64]} is not loopback and there are no keys: "
+        "make one with meshwright keys create, or bind it with --insecure"
+    )
 
 
 @contextmanager

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from service.access import Access
 from service.api import errors, openapi
 from service.api.deps import Service
 from service.api.edge import Edge
 from service.api.problems import declared
-from service.api.routes import catalogs, jobs, plans, predictions, probes, profiles
+from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.jobs import Jobs
@@ -29,6 +30,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     engine = JobEngine(database, lease_s=settings.lease_s)
     use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
     stored = ProfileStore(database)
+    access = Access(database)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -40,7 +42,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         summary="Model, cluster and batch in; a proved ranking of parallel configurations out.",
         version=version_of("meshwright"),
         lifespan=lifespan,
-        responses=declared(421, 422, 500, 503),
+        responses=declared(421, 500),
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # an address is right or wrong
@@ -48,6 +50,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     app.state.service = Service(
         settings=settings,
         database=database,
+        access=access,
         queue=queue,
         jobs=use_cases,
         profiles=stored,
@@ -55,8 +58,8 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         is_stopping=is_stopping,
     )
     errors.install(app)
-    app.add_middleware(Edge, any_host=settings.insecure)
-    for part in (jobs, plans, predictions, profiles, catalogs, probes):
+    app.add_middleware(Edge, any_host=lambda: settings.insecure or access.has_keys)
+    for part in (jobs, plans, predictions, profiles, catalogs, keys, probes):
         app.include_router(part.router)
     openapi.install(app)
     return app

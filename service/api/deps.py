@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Header, Query, Request
+from fastapi import Depends, Header, Query, Request, Security
 from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
 from profiles.errors import InvalidProblemError
+from service.access import Access, Caller
 from service.api.errors import UnsupportedMediaTypeError
 from service.db.database import Database
 from service.jobs import Jobs
@@ -21,7 +23,6 @@ from service.queue import WakeUpQueue
 from service.settings import Settings
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-DEFAULT_TENANT = "default"  # without keys everybody on this machine is the same tenant
 MAX_PAGE_SIZE = 200
 
 
@@ -31,6 +32,7 @@ class Service:
 
     settings: Settings
     database: Database
+    access: Access
     queue: WakeUpQueue
     jobs: Jobs
     profiles: ProfileStore
@@ -49,9 +51,48 @@ def jobs_of(request: Request) -> Jobs:
     return service_of(request).jobs
 
 
-def tenant_of() -> str:
-    """Who is asking."""
-    return DEFAULT_TENANT
+_BEARER = HTTPBearer(
+    scheme_name="key",
+    description="`meshwright keys create` makes one; a database that never had a key demands none",
+    auto_error=False,
+)
+
+
+async def authorize(
+    request: Request,
+    wanted: SecurityScopes,
+    given: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+) -> None:
+    """Find out who is asking, before anything else of the request is looked at.
+
+    Raises:
+        UnauthorizedError: keys are demanded, and the caller has none that is usable.
+        ForbiddenError: the key's scope does not include this address.
+    """
+    access, token = service_of(request).access, given.credentials if given else None
+    caller = access.remembered(token)
+    if caller is None:
+        caller = await run_in_threadpool(access.identify, token)
+    for scope in wanted.scopes:
+        caller.require(scope)
+    request.state.caller = caller
+
+
+# Every address but the probes names one of these; one that forgets to has no caller, and fails.
+READS = Security(authorize, scopes=["read"])
+SUBMITS = Security(authorize, scopes=["submit"])
+ADMINISTERS = Security(authorize, scopes=["admin"])
+
+
+def caller_of(request: Request) -> Caller:
+    """Who is asking, as ``authorize`` found out."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def tenant_of(request: Request) -> str:
+    """Whose records the caller may see."""
+    return caller_of(request).tenant
 
 
 async def json_body(request: Request) -> Mapping[str, object]:
@@ -90,6 +131,7 @@ ServiceDep = Annotated[Service, Depends(service_of)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
 ProfilesDep = Annotated[ProfileStore, Depends(profiles_of)]
+CallerDep = Annotated[Caller, Depends(caller_of)]
 TenantDep = Annotated[str, Depends(tenant_of)]
 BodyDep = Annotated[Mapping[str, object], Depends(json_body)]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from fastapi import Request
@@ -23,7 +23,7 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:]*)(:\d+)?")
 class Edge:
     """ASGI middleware; a server without keys answers only to loopback names (DNS rebinding)."""
 
-    def __init__(self, app: ASGIApp, *, any_host: bool) -> None:
+    def __init__(self, app: ASGIApp, *, any_host: Callable[[], bool]) -> None:
         self._app = app
         self._any_host = any_host
 
@@ -41,7 +41,7 @@ class Edge:
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
 
-        if not self._any_host and not _is_loopback(headers.get("host", "")):
+        if not self._any_host() and not _is_loopback(headers.get("host", "")):
             detail = "this server answers to loopback names only"
             refusal = problem_response(Request(scope), 421, code="misdirected", detail=detail)
             await refusal(scope, receive, send_with_id)

@@ -13,10 +13,12 @@ from starlette.exceptions import HTTPException
 from profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
 from service.api.problems import problem_response
 from service.db.database import DATABASE_AWAY
-from service.errors import NotReadyError, ServiceError
+from service.errors import NotReadyError, ServiceError, UnauthorizedError
 
 RETRY_AFTER_S = 2
 STATUS_OF: Mapping[str, int] = {
+    "unauthorized": 401,
+    "forbidden": 403,
     "not_found": 404,
     "not_ready": 409,
     "body_too_large": 413,
@@ -72,8 +74,11 @@ def _service_error(request: Request, error: Exception) -> Response:
     code = error.code if isinstance(error, ServiceError) else ""
     if code not in STATUS_OF:
         return _bug(request, error)
-    waits = isinstance(error, NotReadyError) and not error.finished
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if waits else None
+    headers: dict[str, str] = {}
+    if isinstance(error, NotReadyError) and not error.finished:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
     return problem_response(request, STATUS_OF[code], code=code, detail=str(error), headers=headers)
 
 

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from profiles.calibration import FORMAT as CALIBRATION
 from profiles.measured_profile import FORMAT as MEASURED
+from service.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
 from service.measurements import MEMORY_KINDS, MEMORY_RANKS
 from service.request_schema import ProblemRequest
 from solver.plan import Configuration
@@ -41,6 +42,17 @@ PROFILE_BODY = json_body_of(
         "description": "what `meshwright calibrate --out`, `profile --out` or `import --out` writes",
         "required": ["format"],
         "properties": {"format": {"enum": [CALIBRATION, MEASURED]}},
+    }
+)
+KEY_BODY = json_body_of(
+    {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "scope": {"enum": list(SCOPES), "default": "submit"},
+            "title": {"type": "string", "maxLength": MAX_TITLE},
+            "expires_in_days": {"type": "number", "minimum": 1e-5, "maximum": MAX_LIFE_DAYS},
+        },
     }
 )
 MEASUREMENT_BODY = json_body_of(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.api.problems import ProblemView, type_of
+from service.db.key_records import AuditRecord, KeyRecord
 from service.db.profile_records import ProfileRecord
 from service.db.records import JobRecord
 from service.engine.states import TERMINAL_STATES
@@ -165,6 +166,48 @@ class MeasurementView(BaseModel):
     prediction: Prediction  # of the plan, under that calibration
 
 
+class KeyView(BaseModel):
+    """One key, without its secret."""
+
+    id: str
+    scope: Literal["read", "submit", "admin"]
+    title: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    usable: bool
+
+
+class NewKeyView(KeyView):
+    """One key with the token that stands for it; nobody can ever tell it again."""
+
+    token: str
+
+
+class KeyPage(BaseModel):
+    """Keys, newest first."""
+
+    keys: list[KeyView]
+    next_page_token: str | None = None
+
+
+class AuditView(BaseModel):
+    """One act of an administrator."""
+
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    details: dict[str, Any]
+
+
+class AuditPage(BaseModel):
+    """The audit trail, newest first."""
+
+    acts: list[AuditView]
+    next_page_token: str | None = None
+
+
 class CatalogView(BaseModel):
     """The entries of one catalog, by name."""
 
@@ -207,6 +250,30 @@ def profile_fields(record: ProfileRecord) -> dict[str, Any]:
         "gpu": record.gpu,
         "created_at": _at(record.created_at_s),
     }
+
+
+def key_fields(record: KeyRecord) -> dict[str, Any]:
+    """The fields of ``KeyView`` for one record."""
+    return {
+        "id": record.id,
+        "scope": record.scope,
+        "title": record.title,
+        "created_at": _at(record.created_at_s),
+        "expires_at": _at(record.expires_at_s),
+        "revoked_at": _at(record.revoked_at_s),
+        "usable": record.usable,
+    }
+
+
+def audit_view(record: AuditRecord) -> AuditView:
+    """One row of the audit trail as the API shows it."""
+    return AuditView(
+        at=datetime.fromtimestamp(record.at_s, UTC),
+        actor=record.actor,
+        action=record.action,
+        subject=record.subject,
+        details=dict(record.details),
+    )
 
 
 def _at(time_s: float | None) -> datetime | None:

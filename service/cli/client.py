@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +35,7 @@ class ServiceClient:
         """
         self._url = url
         try:
-            self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+            self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=_key_header())
         except httpx.InvalidURL:
             raise _no_address(url) from None
         if self._http.base_url.scheme not in {"http", "https"} or not self._http.base_url.host:
@@ -112,6 +113,12 @@ class ServiceClient:
         if reply.status_code >= _CLIENT_ERRORS:
             raise InvalidProblemError(_faults(reply))
         return reply
+
+
+def _key_header() -> dict[str, str]:
+    """The key of ``MESHWRIGHT_KEY``: a command line would show it to every user of the machine."""
+    key = os.environ.get("MESHWRIGHT_KEY", "").strip()
+    return {"Authorization": f"Bearer {key}"} if key.isascii() and key.isprintable() and key else {}
 
 
 def _no_address(url: str) -> InvalidProblemError:

@@ -17,6 +17,7 @@ from service.cli import (
     export,
     import_file,
     jobs,
+    keys,
     plan,
     predict,
     processes,
@@ -70,6 +71,7 @@ app.command("serve")(processes.serve)
 app.command("worker")(processes.worker)
 app.command("demo")(demo.demo)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(keys.app, name="keys")
 app.add_typer(database.app, name="db")
 
 

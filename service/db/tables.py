@@ -114,3 +114,30 @@ measurements = Table(
     Index(None, "tenant", "scope", "created_at_s"),
     Index(None, "tenant", "idempotency_key", unique=True),  # several without a key are no conflict
 )
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(16), primary_key=True),  # the part of a token that is no secret: finds the row
+    Column("tenant", String(64), nullable=False),
+    Column("scope", String(16), nullable=False),  # read, submit, admin; each includes those before it
+    Column("title", String(200), nullable=False),
+    Column("secret_sha256", String(64), nullable=False),
+    Column("created_at_s", Double, nullable=False),
+    Column("expires_at_s", Double),
+    Column("revoked_at_s", Double),  # a revoked key keeps its row: a database with keys demands one
+    Index(None, "tenant", "created_at_s", "id"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("tenant", String(64), nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("actor", String(64), nullable=False),  # id of a key, or where the act came from
+    Column("action", String(64), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("details", JSON, nullable=False),
+    Index(None, "tenant", "id"),
+)

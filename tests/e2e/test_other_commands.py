@@ -190,6 +190,7 @@ def test_a_server_refuses_an_address_beyond_loopback_without_keys(tmp_path: Path
     run = meshwright("serve", "--host", "0.0.0.0", XDG_STATE_HOME=str(tmp_path))  # noqa: S104 - refused
     assert run.returncode == 2
     assert "--insecure" in run.stderr
+    assert "meshwright keys create" in run.stderr
     assert "Traceback" not in run.stderr
 
 

@@ -11,6 +11,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service.api.deps import (
+    READS,
+    SUBMITS,
     BodyDep,
     JobsDep,
     KeyDep,
@@ -32,11 +34,12 @@ from service.request import parse_problem
 RETRY_AFTER_S = 1
 LOOK_S = 0.2  # between two looks of a long poll
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403, 422, 503))
 
 
 @router.post(
     "",
+    dependencies=[SUBMITS],
     status_code=202,
     response_model=JobDetail,
     responses=declared(413, 415),
@@ -62,7 +65,7 @@ def submit(
     return _detail(job, status=202, headers=headers)
 
 
-@router.get("", response_model=JobPage, summary="List jobs")
+@router.get("", dependencies=[READS], response_model=JobPage, summary="List jobs")
 def list_jobs(
     jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> Response:
@@ -76,6 +79,7 @@ def list_jobs(
 
 @router.get(
     "/{job_id}",
+    dependencies=[READS],
     response_model=JobDetail,
     responses={304: {"description": "Unchanged since If-None-Match"}, **declared(404)},
     summary="Look at a job",
@@ -103,14 +107,24 @@ async def read_job(
     return Response(status_code=304, headers={"ETag": response.headers["ETag"]}) if unchanged else response
 
 
-@router.post("/{job_id}:cancel", response_model=JobDetail, responses=declared(404), summary="Cancel a job")
+@router.post(
+    "/{job_id}:cancel",
+    dependencies=[SUBMITS],
+    response_model=JobDetail,
+    responses=declared(404),
+    summary="Cancel a job",
+)
 def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
     """Cancel a job, as often as you like; a finished one stays as it is."""
     return _detail(jobs.cancel(tenant, job_id))
 
 
 @router.get(
-    "/{job_id}/plans", response_model=AnswerView, responses=declared(404, 409), summary="Fetch the answer"
+    "/{job_id}/plans",
+    dependencies=[READS],
+    response_model=AnswerView,
+    responses=declared(404, 409),
+    summary="Fetch the answer",
 )
 def read_plans(
     job_id: str, jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service.api.deps import BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
+from service.api.deps import READS, SUBMITS, BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
 from service.api.openapi import MEASUREMENT_BODY
 from service.api.problems import declared
 from service.api.schemas import ExportView, MeasurementView, PlanView
@@ -14,17 +14,19 @@ from service.launchers.registry import export
 from service.request import parse_problem
 from solver.plan import plan_from_json
 
-router = APIRouter(prefix="/v1/plans", tags=["plans"])
+router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 403, 422, 503))
 
 
-@router.get("/{plan_id}", responses=declared(404), summary="Look at a plan")
+@router.get("/{plan_id}", dependencies=[READS], responses=declared(404), summary="Look at a plan")
 def read_plan(plan_id: str, jobs: JobsDep, tenant: TenantDep) -> PlanView:
     """One plan, and the newest job that found it."""
     job, body = jobs.plan(tenant, plan_id)
     return PlanView(job_id=job.id, plan=plan_from_json(body))
 
 
-@router.get("/{plan_id}/export", responses=declared(404), summary="Launch files of a plan")
+@router.get(
+    "/{plan_id}/export", dependencies=[READS], responses=declared(404), summary="Launch files of a plan"
+)
 def export_plan(
     plan_id: str,
     jobs: JobsDep,
@@ -41,6 +43,7 @@ def export_plan(
 
 @router.post(
     "/{plan_id}/measurements",
+    dependencies=[SUBMITS],
     status_code=201,
     responses=declared(404, 413, 415),
     openapi_extra=MEASUREMENT_BODY,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter
 
 from profiles.errors import InvalidProblemError, UnknownNameError
-from service.api.deps import BodyDep, ProfilesDep, TenantDep
+from service.api.deps import SUBMITS, BodyDep, ProfilesDep, TenantDep
 from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
@@ -16,11 +16,15 @@ from service.json_input import pointer
 from service.request import parse_problem
 from solver.predict import predict
 
-router = APIRouter(prefix="/v1/predictions", tags=["predictions"])
+router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))
 
 
 @router.post(
-    "", responses=declared(413, 415), openapi_extra=PREDICTION_BODY, summary="Price a configuration"
+    "",
+    dependencies=[SUBMITS],
+    responses=declared(413, 415),
+    openapi_extra=PREDICTION_BODY,
+    summary="Price a configuration",
 )
 def create_prediction(body: BodyDep, tenant: TenantDep, stored: ProfilesDep) -> PredictionView:
     """What the cost model expects of ``configuration`` for ``problem``; answers at once, stores nothing."""

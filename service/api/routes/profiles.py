@@ -5,16 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from service.api.deps import BodyDep, PageSize, PageToken, ProfilesDep, TenantDep
+from service.api.deps import READS, SUBMITS, BodyDep, PageSize, PageToken, ProfilesDep, TenantDep
 from service.api.openapi import PROFILE_BODY
 from service.api.problems import declared
 from service.api.schemas import ProfileDetail, ProfilePage, ProfileView, profile_fields
 
-router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+router = APIRouter(prefix="/v1/profiles", tags=["profiles"], responses=declared(401, 403, 422, 503))
 
 
 @router.post(
     "",
+    dependencies=[SUBMITS],
     status_code=201,
     responses=declared(413, 415),
     openapi_extra=PROFILE_BODY,
@@ -29,7 +30,7 @@ def create_profile(
     return ProfileView(**profile_fields(record))
 
 
-@router.get("", summary="List profiles")
+@router.get("", dependencies=[READS], summary="List profiles")
 def list_profiles(
     stored: ProfilesDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> ProfilePage:
@@ -39,7 +40,7 @@ def list_profiles(
     return ProfilePage(profiles=items, next_page_token=page.next_page_token)
 
 
-@router.get("/{profile_id}", responses=declared(404), summary="Fetch a profile")
+@router.get("/{profile_id}", dependencies=[READS], responses=declared(404), summary="Fetch a profile")
 def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> ProfileDetail:
     """One profile with its document, as `meshwright plan --profile` takes it."""
     record, document = stored.read(tenant, profile_id)

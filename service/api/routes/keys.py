@@ -1,0 +1,64 @@
+"""Keys of the caller's own tenant, and the trail of what its administrators did."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from profiles.reading import FieldReader
+from service.api.deps import ADMINISTERS, BodyDep, CallerDep, PageSize, PageToken, ServiceDep, TenantDep
+from service.api.openapi import KEY_BODY
+from service.api.problems import declared
+from service.api.schemas import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
+from service.errors import ForbiddenError
+from service.keys import MAX_LIFE_DAYS, SCOPES, Keys, NewKey
+
+router = APIRouter(
+    prefix="/v1", tags=["keys"], dependencies=[ADMINISTERS], responses=declared(401, 403, 422, 503)
+)
+
+
+@router.post(
+    "/keys", status_code=201, responses=declared(413, 415), openapi_extra=KEY_BODY, summary="Make a key"
+)
+def create_key(body: BodyDep, service: ServiceDep, caller: CallerDep, response: Response) -> NewKeyView:
+    """Make a key of this tenant; its token is told now and never again."""
+    if caller.key_id is None:
+        raise ForbiddenError("the first key is made on the server: meshwright keys create")
+    reader = FieldReader(body, "")
+    expires = reader.has("expires_in_days")
+    days = reader.number("expires_in_days", low=1e-5, high=MAX_LIFE_DAYS) if expires else None
+    scope, title = reader.choice("scope", SCOPES, default="submit"), reader.text("title", default="")
+    reader.refuse_unknown()
+    reader.finish()
+    new = NewKey(tenant=caller.tenant, scope=scope, title=title, expires_in_days=days)
+    record, token = Keys(service.database, actor=caller.key_id).create(new)
+    response.headers["Cache-Control"] = "no-store"
+    return NewKeyView(**key_fields(record), token=token)
+
+
+@router.get("/keys", summary="List keys")
+def list_keys(
+    service: ServiceDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+) -> KeyPage:
+    """Keys of this tenant, newest first; their secrets are not kept."""
+    page = Keys(service.database, actor="").page(tenant, page_size=page_size, page_token=page_token)
+    return KeyPage(
+        keys=[KeyView(**key_fields(record)) for record in page.items], next_page_token=page.next_page_token
+    )
+
+
+@router.delete("/keys/{key_id}", status_code=204, responses=declared(404), summary="Revoke a key")
+def revoke_key(key_id: str, service: ServiceDep, caller: CallerDep) -> None:
+    """Revoke a key for good, as often as you like."""
+    Keys(service.database, actor=caller.key_id or "local user").revoke(key_id, tenant=caller.tenant)
+    service.access.forget()
+
+
+@router.get("/audit", summary="What administrators did")
+def read_audit(
+    service: ServiceDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+) -> AuditPage:
+    """The audit trail of this tenant, newest first."""
+    page = Keys(service.database, actor="").trail(tenant, page_size=page_size, page_token=page_token)
+    return AuditPage(acts=[audit_view(act) for act in page.items], next_page_token=page.next_page_token)

@@ -1,0 +1,120 @@
+"""Queries over API keys and the audit trail; they run in the caller's transaction.
+
+A key is found by its public id, whoever asks: it is what says which tenant the caller is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, case, insert, literal, or_, select, tuple_, update
+
+from service.db.clock import now_s
+from service.db.tables import api_keys, audit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """One row of ``api_keys`` without its secret's hash; ``usable``: neither revoked nor expired."""
+
+    id: str
+    tenant: str
+    scope: str
+    title: str
+    created_at_s: float
+    expires_at_s: float | None
+    revoked_at_s: float | None
+    usable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """One row of ``audit``: who did what to which thing."""
+
+    id: int
+    at_s: float
+    actor: str
+    action: str
+    subject: str
+    details: Mapping[str, Any]
+
+
+_USABLE = case(
+    (
+        and_(
+            api_keys.c.revoked_at_s.is_(None),
+            or_(api_keys.c.expires_at_s.is_(None), api_keys.c.expires_at_s > now_s()),
+        ),
+        literal(True),
+    ),
+    else_=literal(False),
+).label("usable")
+_KEY = (*(api_keys.c[name] for name in KeyRecord.__slots__ if name != "usable"), _USABLE)
+_AUDIT = tuple(audit.c[name] for name in AuditRecord.__slots__)
+
+
+def any_key(connection: Connection) -> bool:
+    """Whether this database has, or ever had, a key."""
+    return connection.execute(select(api_keys.c.id).limit(1)).first() is not None
+
+
+def find_key(connection: Connection, key_id: str) -> tuple[KeyRecord, str] | None:
+    """A key by its public id, and the hash of its secret."""
+    query = select(*_KEY, api_keys.c.secret_sha256).where(api_keys.c.id == key_id)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        return None
+    values = dict(row)
+    secret_sha256 = values.pop("secret_sha256")
+    return KeyRecord(**values), secret_sha256
+
+
+def newest_keys(
+    connection: Connection, tenant: str | None, *, limit: int, before: tuple[float, str] | None = None
+) -> list[KeyRecord]:
+    """Up to ``limit`` keys, newest first, of one tenant, or of all (``None``: the operator's view)."""
+    query = select(*_KEY)
+    if tenant is not None:
+        query = query.where(api_keys.c.tenant == tenant)
+    if before is not None:
+        query = query.where(tuple_(api_keys.c.created_at_s, api_keys.c.id) < before)
+    query = query.order_by(api_keys.c.created_at_s.desc(), api_keys.c.id.desc()).limit(limit)
+    return [KeyRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def insert_key(connection: Connection, *, expires_in_s: float | None, **values: object) -> None:
+    """Add a key."""
+    until = None if expires_in_s is None else now_s() + expires_in_s
+    connection.execute(insert(api_keys).values(created_at_s=now_s(), expires_at_s=until, **values))
+
+
+def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str | None:
+    """Revoke a key for good and say whose it is; None: there is no such key (of this tenant)."""
+    mine = [api_keys.c.id == key_id, *([] if tenant is None else [api_keys.c.tenant == tenant])]
+    first = case((api_keys.c.revoked_at_s.is_(None), now_s()), else_=api_keys.c.revoked_at_s)
+    revoked = update(api_keys).where(*mine).values(revoked_at_s=first).returning(api_keys.c.tenant)
+    return connection.execute(revoked).scalar_one_or_none()
+
+
+def note(
+    connection: Connection, tenant: str, *, actor: str, action: str, subject: str, **details: object
+) -> None:
+    """Add a row to the audit trail, in the transaction of what it tells of."""
+    connection.execute(
+        insert(audit).values(
+            tenant=tenant, at_s=now_s(), actor=actor, action=action, subject=subject, details=details
+        )
+    )
+
+
+def newest_audit(
+    connection: Connection, tenant: str, *, limit: int, before: int | None
+) -> list[AuditRecord]:
+    """Up to ``limit`` rows of the audit trail, newest first, before the row ``before``."""
+    query = select(*_AUDIT).where(audit.c.tenant == tenant)
+    if before is not None:
+        query = query.where(audit.c.id < before)
+    rows = connection.execute(query.order_by(audit.c.id.desc()).limit(limit)).mappings()
+    return [AuditRecord(**row) for row in rows]
