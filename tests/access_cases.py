@@ -66,5 +66,5 @@ def lesser(scope: str) -> str | None:
 def called(client: TestClient, method: str, path: str, token: str | None) -> Any:  # noqa: ANN401
     """One call without a meaningful body."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    body = {} if method in {"POST", "PUT", "PATCH"} else None
+    body: dict[str, str] | None = {} if method in {"POST", "PUT", "PATCH"} else None
     return client.request(method, path, json=body, headers=headers)

@@ -10,7 +10,7 @@ from service.access import REMEMBER_S, Access
 from service.db.clock import now_s
 from service.db.database import Database
 from service.db.tables import api_keys
-from service.engine import JobEngine
+from service.engine.job_engine import JobEngine
 from service.errors import UnauthorizedError
 from service.keys import Keys, NewKey, hash_of
 from tests.access_cases import (
