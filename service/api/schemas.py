@@ -9,7 +9,6 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.api.problems import ProblemView, type_of
-from service.db.key_records import AuditRecord, KeyRecord
 from service.db.profile_records import ProfileRecord
 from service.db.records import JobRecord
 from service.engine.states import TERMINAL_STATES
@@ -166,48 +165,6 @@ class MeasurementView(BaseModel):
     prediction: Prediction  # of the plan, under that calibration
 
 
-class KeyView(BaseModel):
-    """One key, without its secret."""
-
-    id: str
-    scope: Literal["read", "submit", "admin"]
-    title: str
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    usable: bool
-
-
-class NewKeyView(KeyView):
-    """One key with the token that stands for it; nobody can ever tell it again."""
-
-    token: str
-
-
-class KeyPage(BaseModel):
-    """Keys, newest first."""
-
-    keys: list[KeyView]
-    next_page_token: str | None = None
-
-
-class AuditView(BaseModel):
-    """One act of an administrator."""
-
-    at: datetime
-    actor: str
-    action: str
-    subject: str
-    details: dict[str, Any]
-
-
-class AuditPage(BaseModel):
-    """The audit trail, newest first."""
-
-    acts: list[AuditView]
-    next_page_token: str | None = None
-
-
 class CatalogView(BaseModel):
     """The entries of one catalog, by name."""
 
@@ -228,10 +185,10 @@ def job_fields(job: JobRecord) -> dict[str, Any]:
     return {
         "id": job.id,
         "state": job.state,
-        "created_at": _at(job.created_at_s),
-        "expires_at": _at(job.expires_at_s),
-        "started_at": _at(job.started_at_s),
-        "finished_at": _at(job.finished_at_s),
+        "created_at": moment(job.created_at_s),
+        "expires_at": moment(job.expires_at_s),
+        "started_at": moment(job.started_at_s),
+        "finished_at": moment(job.finished_at_s),
         "attempts": job.attempts,
         "cancel_requested": job.cancel_requested,
         "progress": _progress(job),
@@ -248,35 +205,11 @@ def profile_fields(record: ProfileRecord) -> dict[str, Any]:
         "kind": record.kind,
         "title": record.title,
         "gpu": record.gpu,
-        "created_at": _at(record.created_at_s),
+        "created_at": moment(record.created_at_s),
     }
 
 
-def key_fields(record: KeyRecord) -> dict[str, Any]:
-    """The fields of ``KeyView`` for one record."""
-    return {
-        "id": record.id,
-        "scope": record.scope,
-        "title": record.title,
-        "created_at": _at(record.created_at_s),
-        "expires_at": _at(record.expires_at_s),
-        "revoked_at": _at(record.revoked_at_s),
-        "usable": record.usable,
-    }
-
-
-def audit_view(record: AuditRecord) -> AuditView:
-    """One row of the audit trail as the API shows it."""
-    return AuditView(
-        at=datetime.fromtimestamp(record.at_s, UTC),
-        actor=record.actor,
-        action=record.action,
-        subject=record.subject,
-        details=dict(record.details),
-    )
-
-
-def _at(time_s: float | None) -> datetime | None:
+def moment(time_s: float | None) -> datetime | None:
     """Seconds since 1970 as a moment in UTC."""
     return None if time_s is None else datetime.fromtimestamp(time_s, UTC)
 
@@ -285,7 +218,7 @@ def _progress(job: JobRecord) -> ProgressView | None:
     """The last progress report; its deadline counts from the claim."""
     if job.progress is None:
         return None
-    deadline = _at(job.claimed_at_s + job.time_limit_s) if job.claimed_at_s is not None else None
+    deadline = moment(job.claimed_at_s + job.time_limit_s) if job.claimed_at_s is not None else None
     return ProgressView(**job.progress, deadline=deadline)
 
 

@@ -7,9 +7,9 @@ from fastapi.responses import Response
 
 from profiles.reading import FieldReader
 from service.api.deps import ADMINISTERS, BodyDep, CallerDep, PageSize, PageToken, ServiceDep, TenantDep
+from service.api.key_views import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
 from service.api.openapi import KEY_BODY
 from service.api.problems import declared
-from service.api.schemas import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
 from service.errors import ForbiddenError
 from service.keys import MAX_LIFE_DAYS, SCOPES, Keys, NewKey
 
