@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Capabilities:
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
+    precisions: tuple[str, ...] = ("bf16", "fp16")
 
 
 @cache
@@ -46,13 +47,35 @@ def launcher_names() -> tuple[str, ...]:
     return tuple(sorted(_catalog()))
 
 
+def launchers_of(launcher: str) -> tuple[str, ...]:
+    """The launchers that a request means: every one whose limits are known for ``any``."""
+    return tuple(name for name in launcher_names() if name != "none") if launcher == "any" else (launcher,)
+
+
+def _union(parts: list[Capabilities]) -> Capabilities:
+    """What some launcher or other can run."""
+    values: dict[str, Any] = {}
+    for name in (field.name for field in fields(Capabilities)):
+        found = [getattr(part, name) for part in parts]
+        if isinstance(found[0], tuple):
+            values[name] = tuple(dict.fromkeys(value for part in found for value in part))
+        elif name != "experts_need_sequence_parallel" and not isinstance(found[0], str):
+            values[name] = max(found)
+        else:
+            values[name] = found[0]
+    values["experts_need_sequence_parallel"] = all(part.experts_need_sequence_parallel for part in parts)
+    return Capabilities(**{**values, "launcher": "any", "source": "; ".join(part.source for part in parts)})
+
+
 def launcher_capabilities(launcher: str) -> Capabilities:
-    """The limits of one launcher; ``none`` has no launcher's limits.
+    """The limits of one launcher; ``none`` has no launcher's limits, ``any`` those that all of them share.
 
     Raises:
         UnknownNameError: no such launcher.
         ProfileError: its entry lacks a capability or has one too many.
     """
+    if launcher == "any":
+        return _union([launcher_capabilities(name) for name in launchers_of(launcher)])
     if launcher not in _catalog():
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
     entry: dict[str, Any] = {

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 
+from profiles.capabilities import launchers_of
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.collective_tables import Lines, slowdown_tables
 from profiles.collectives import Fabric
@@ -154,11 +155,13 @@ def stack_constants(stack: str | None) -> Constants:
 
 
 def framework_of(launcher_or_framework: str) -> str:
-    """The framework that a launcher runs, or the framework of that name itself.
+    """The framework that a launcher runs, or the framework of that name itself; of ``any`` the first's.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.
     """
+    if launcher_or_framework == "any":
+        launcher_or_framework = launchers_of("any")[0]
     name = _FRAMEWORK_OF.get(launcher_or_framework, launcher_or_framework)
     if name not in framework_names():
         known = {*_FRAMEWORK_OF, *framework_names()}

@@ -21,10 +21,11 @@ from profiles.model import ModelSpec
 from profiles.profile import framework_of
 from service.configurations import completed
 from service.json_input import pointer, require_plain
-from service.request_checks import check_launcher, check_limits, without_unsupported
+from service.request_batches import batches_of, batches_to_json
+from service.request_checks import check_launcher, check_limits
 from service.request_run import counts_of, reliability_of, run_to_mapping, with_open_nodes
 from service.request_schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
-from solver.options import SearchOptions
+from solver.options import ALLOWED, SearchOptions
 from solver.problem import LORA_TARGETS, Problem, Workload
 
 
@@ -34,7 +35,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    request = _validated(without_unsupported(with_open_nodes(require_plain(raw))))
+    request = _validated(with_open_nodes(require_plain(raw)))
     check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
     with_options(framework_facts(framework_of(request.launcher)), request.workload.framework_options)
@@ -66,7 +67,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
         "model": dict(model_to_mapping(problem.model)),
         "cluster": dict(cluster_to_mapping(problem.cluster)),
         "workload": {
-            "global_batch_size": workload.global_batch_size,
+            "global_batch_size": batches_to_json(problem),
             "seq_length": workload.seq_length,
             "precision": workload.precision,
             "optimizer": workload.optimizer,
@@ -85,6 +86,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "objective": options.objective,
             "max_out_of_memory_probability": options.max_out_of_memory_probability,
             "pin": _pins(options),
+            "allow": list(options.allow),
             "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
             "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
             "constraints": list(options.constraints),
@@ -130,7 +132,7 @@ def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]
 def _workload(request: WorkloadRequest) -> Workload:
     """The workload part."""
     return Workload(
-        global_batch_size=request.global_batch_size,
+        global_batch_size=max(batches_of(request.global_batch_size)),
         seq_length=request.seq_length,
         precision=request.precision,
         optimizer=request.optimizer,
@@ -139,6 +141,11 @@ def _workload(request: WorkloadRequest) -> Workload:
         lora_targets=tuple(name for name in LORA_TARGETS if name in request.lora_targets),
         framework_options=dict(sorted(request.framework_options.items())),
     )
+
+
+def _smaller_batches(request: WorkloadRequest) -> tuple[int, ...]:
+    """Global batches beside the largest."""
+    return batches_of(request.global_batch_size)[:-1]
 
 
 def _options(whole: ProblemRequest) -> SearchOptions:
@@ -151,8 +158,10 @@ def _options(whole: ProblemRequest) -> SearchOptions:
         seed=request.seed,
         objective=request.objective,
         gpus=request.gpus,
+        pareto=request.pareto,
         num_nodes=counts_of(request.num_nodes),
         reserve_nodes=request.reserve_nodes,
+        batch_sizes=_smaller_batches(whole.workload),
         total_tokens=whole.workload.total_tokens,
         deadline_days=request.deadline_days,
         gpu_hour_price=request.gpu_hour_price,
@@ -160,6 +169,7 @@ def _options(whole: ProblemRequest) -> SearchOptions:
         max_out_of_memory_probability=request.max_out_of_memory_probability,
         pin={name: value for name, value in sorted(request.pin.items()) if not isinstance(value, list)},
         stage_layers=_split(request),
+        allow=tuple(name for name in ALLOWED if name in request.allow),
         forbid={
             name: tuple(sorted(set(values), key=_by_kind))
             for name, values in sorted(request.forbid.items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from profiles.capabilities import launcher_capabilities
+from profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from profiles.frameworks import framework_facts, with_options
 from profiles.optimizers import OPTIMIZERS, optimizer_named
@@ -21,53 +21,15 @@ from solver.cost.context import linear_precision
 from solver.options import INTEGER_VARIABLES, LOGICAL_VARIABLES, VARIABLES, WORDS, SearchOptions
 from solver.problem import PRECISIONS, Problem
 
-LAUNCHERS = ("megatron-lm", "none")
-PLANNED_LAUNCHERS = (
-    "any", "megatron-bridge", "deepspeed", "torchtitan",
-    "accelerate", "nanotron", "ms-swift", "llama-factory",
+LAUNCHERS = ("any", *launcher_names())
+_KNOWN = (
+    "megatron-bridge", "deepspeed", "torchtitan", "accelerate", "nanotron", "ms-swift", "llama-factory",
 )  # fmt: skip
+PLANNED_LAUNCHERS = tuple(name for name in _KNOWN if name not in LAUNCHERS)
 ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
 MAX_ZERO_STAGE = 3
 MAX_VALUE = 2**31 - 1
 MAX_LIMITS = 40  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
-
-# Parts of the request format that this version cannot honour: refused unless they ask for nothing.
-_UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
-    "search": {
-        "allow": "offload and other precisions or optimizers cannot be searched yet",
-    },
-}
-
-
-def without_unsupported(raw: Mapping[str, object]) -> dict[str, object]:
-    """``raw`` without fields this version cannot honour, where they ask for nothing (null, 0, empty).
-
-    Raises:
-        InvalidProblemError: such a field asks for something.
-    """
-    faults: list[FieldError] = []
-    clean = dict(raw)
-    for section, fields in _UNSUPPORTED.items():
-        part = raw.get(section)
-        if not isinstance(part, dict):
-            continue
-        for name in fields.keys() & part.keys():
-            if part[name]:
-                message = f"unsupported: {fields[name]}"
-                faults.append(FieldError(pointer=pointer(section, name), message=message))
-        clean[section] = {name: value for name, value in part.items() if name not in fields}
-    faults.extend(_batch_choices(raw))
-    if faults:
-        raise InvalidProblemError(sorted(faults, key=lambda fault: fault.pointer))
-    return clean
-
-
-def _batch_choices(raw: Mapping[str, object]) -> Iterator[FieldError]:
-    """A range or list of batch sizes belongs to the format, but cannot be searched yet."""
-    workload = raw.get("workload")
-    if isinstance(workload, dict) and isinstance(workload.get("global_batch_size"), list | dict):
-        at = pointer("workload", "global_batch_size")
-        yield FieldError(pointer=at, message="unsupported: give one batch size, not a range or list")
 
 
 def check_launcher(name: str) -> None:
@@ -241,13 +203,15 @@ def _precision(problem: Problem) -> Iterator[FieldError]:
 
 def _framework_options(problem: Problem) -> Iterator[FieldError]:
     """Options are known to the framework, and a precision recipe to every GPU."""
-    try:
-        options = problem.workload.framework_options
-        facts = with_options(framework_facts(framework_of(problem.launcher)), options)
-        for group in problem.cluster.groups:
-            linear_precision(problem, facts, group.gpu)
-    except InvalidProblemError as fault:
-        yield from fault.errors
+    for launcher in launchers_of(problem.launcher):
+        try:
+            options = problem.workload.framework_options
+            facts = with_options(framework_facts(framework_of(launcher)), options)
+            for group in problem.cluster.groups:
+                linear_precision(problem, facts, group.gpu)
+        except InvalidProblemError as fault:
+            yield from fault.errors
+            return
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:

@@ -104,6 +104,7 @@ def run_to_mapping(options: SearchOptions) -> dict[str, object]:
     return {
         **own,
         "gpus": options.gpus,
+        "pareto": options.pareto,
         "num_nodes": list(options.num_nodes),
         "reserve_nodes": options.reserve_nodes,
         "deadline_days": options.deadline_days,

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.errors import FieldError
 from service.json_input import MAX_ERRORS, pointer, shown
+from service.request_batches import MAX_BATCH, Batches
 from service.request_part import Part
 from service.request_run import MAX_TOKENS, BaselineRequest, NodeCounts, ReliabilityRequest
 from solver.expressions import MAX_LENGTH
@@ -24,15 +25,14 @@ from solver.problem import LORA_TARGETS
 
 MAX_RANK = 65_536  # no hidden size so far exceeds it
 MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
-MAX_BATCH = 2**31 - 1
 MAX_TOP_K = 10_000
 MAX_TIME_LIMIT_S = 86_400.0
 MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fewer variables
 MAX_CONSTRAINTS = 32
 MAX_VALUES = 1024  # forbidden values of one variable
 
-Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+Allowed = Literal["offload", "fp8", "adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"]
 Scalar = bool | int | float | str
 Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
@@ -41,7 +41,9 @@ Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
 class WorkloadRequest(Part):
     """What one optimizer step does."""
 
-    global_batch_size: Count = Field(description="sequences per optimizer step")
+    global_batch_size: Batches = Field(
+        description="sequences per optimizer step: one number, a list, or a range by doubling"
+    )
     total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
@@ -86,6 +88,7 @@ class SearchRequest(Part):
     deadline_days: float | None = Field(default=None, gt=0, description="for workload.total_tokens")
     gpu_hour_price: float | None = Field(default=None, ge=0, description="in any currency")
     reliability: ReliabilityRequest = Field(default_factory=ReliabilityRequest)
+    pareto: bool = Field(default=False, description="the front of step time and peak memory as well")
     baseline: BaselineRequest | None = Field(
         default=None, description="your own configuration, priced and ranked beside the plans"
     )
@@ -102,6 +105,11 @@ class SearchRequest(Part):
         default_factory=dict,
         max_length=MAX_NAMES,
         description="variable: [lowest, highest], both included",
+    )
+    allow: list[Allowed] = Field(
+        default_factory=list,
+        max_length=MAX_NAMES,
+        description="searched beside what is asked for: offload, fp8, other optimizers",
     )
     constraints: list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]] = Field(
         default_factory=list,
@@ -194,6 +202,8 @@ def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     members = {"int", "str", "float", "bool"}
     if loc[:2] == ("search", "pin"):
         return loc[:3]
+    if loc[:2] in {("workload", "global_batch_size"), ("search", "num_nodes")}:
+        return loc[:2]  # a number, a list or a range
     return (*loc[:2], *(part for part in loc[2:] if part not in members))
 
 

@@ -75,6 +75,8 @@ def gpu_count(problem: Problem) -> Iterator[FieldError]:
 
 def batch_size(problem: Problem) -> Iterator[FieldError]:
     """The global batch is a multiple of what the pins make of it."""
+    if problem.options.batch_sizes:
+        return
     batch, pins = problem.workload.global_batch_size, _pinned(problem.options, *BATCH)
     at = pointer("workload", "global_batch_size")
     step = prod(pins.values())

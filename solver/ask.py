@@ -7,11 +7,16 @@ from dataclasses import replace
 from profiles.profile import Profile
 from solver.baseline import with_baseline
 from solver.fewest import fewest
+from solver.merged import Answered, merged
+from solver.objective import is_plain
 from solver.outlook import outlook_of
+from solver.pareto import front_of
 from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.search import search
+from solver.search.watch import Watch
+from solver.variants import variants_of
 from solver.why.explained import with_reasons
 from solver.why.robust import with_odds
 
@@ -26,12 +31,34 @@ def ask(
     should_stop: ShouldStop | None = None,
 ) -> Answer:
     """The answer to a request; errors as ``search``."""
+    variants, answered = variants_of(problem, profile), list[Answered]()
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+    for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
+        limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
+        options = replace(variant.problem.options, time_limit_s=limit_s)
+        one = replace(variant.problem, options=options)
+        answer = _answer(one, variant.profile, on_progress, should_stop)
+        answered.append(Answered(variant=variant, answer=answer))
+        if should_stop is not None and should_stop():
+            break
+    answer = merged(problem, answered)
+    first = variants[0]
+    if is_plain(problem):  # odds are of the shortest step
+        answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
+    if problem.options.pareto and answer.plans:
+        answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
+    return with_baseline(first.problem, first.profile, answer)
+
+
+def _answer(
+    problem: Problem, profile: Profile, on_progress: OnProgress | None, should_stop: ShouldStop | None
+) -> Answer:
+    """The answer to a request that leaves open neither launcher nor workload."""
     run = fewest if problem.options.gpus == "fewest" else search
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
-    plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
-    return with_baseline(problem, profile, replace(answer, plans=plans))
+    return replace(answer, plans=with_reasons(problem, profile, answer.plans))
 
 
 def _too_late(problem: Problem, profile: Profile, answer: Answer, should_stop: ShouldStop | None) -> Answer:

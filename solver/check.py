@@ -124,9 +124,9 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
 
 def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Micro-batches make up the batch; shards have somebody to share with."""
-    batch = problem.workload.global_batch_size
-    if config.global_batch_size != batch:
-        yield f"data_parallel_size * micro_batch_size * num_microbatches is not {batch}"
+    batches = {problem.workload.global_batch_size, *problem.options.batch_sizes}
+    if config.global_batch_size not in batches:
+        yield f"data_parallel_size * micro_batch_size * num_microbatches is not {max(batches)}"
     ranks, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
     if not 0 <= config.zero_stage <= _LARGEST_STAGE:
         yield "zero_stage must be 0 to 3"

@@ -65,6 +65,11 @@ class Columns:
             * self.context_parallel_size * self.data_parallel_size
         )  # fmt: skip
 
+    @property
+    def global_batch_size(self) -> IntArray:
+        """Sequences per optimizer step, shape (n,)."""
+        return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
+
     def take(self, index: IntArray | BoolArray | slice) -> Columns:
         """The configurations at ``index``, in that order."""
         return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(self)})

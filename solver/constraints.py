@@ -170,7 +170,7 @@ def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
     if name == "num_gpus":
         return columns.num_gpus
     if name == "global_batch_size":
-        return columns.data_parallel_size * columns.micro_batch_size * columns.num_microbatches
+        return columns.global_batch_size
     if name == "recompute_granularity":
         return columns.recompute
     values: IntArray = getattr(columns, name)

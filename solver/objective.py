@@ -43,7 +43,8 @@ class Weighing:
 
 def is_plain(problem: Problem) -> bool:
     """Whether plans are ranked by their step alone."""
-    return problem.options.objective == "step_time" and problem.options.deadline_days is None
+    options = problem.options
+    return options.objective == "step_time" and options.deadline_days is None and not options.batch_sizes
 
 
 def slowdown(problem: Problem, num_gpus: int) -> float:
@@ -65,9 +66,7 @@ def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighin
         InvalidProblemError: energy is asked for of a GPU whose power nobody stated.
     """
     name, count = problem.options.objective, columns.num_gpus
-    sequences = (columns.data_parallel_size * columns.micro_batch_size * columns.num_microbatches).astype(
-        np.float64
-    )
+    sequences = columns.global_batch_size.astype(np.float64)
     scale = problem.workload.global_batch_size / sequences
     offset = np.zeros(len(columns))
     if name != "step_time":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from profiles.optimizers import OPTIMIZERS
 from profiles.reliability import Reliability
 from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES
 from solver.plan import Configuration
@@ -38,7 +39,7 @@ VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)
 # What follows from the others; constraints may name it.
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
-ALLOWED = ("offload", "fp8")
+ALLOWED = ("offload", "fp8", *OPTIMIZERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,11 @@ class SearchOptions:
     gpus: Literal["all", "fewest"] = "all"  # fewest: on the smallest number of nodes that has a plan
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     reserve_nodes: int = 0  # kept spare
+    batch_sizes: tuple[int, ...] = ()  # global batches in question beside the workload's, the largest
     total_tokens: int | None = None  # of the whole run
     deadline_days: float | None = None  # for all of them, interruptions counted
     gpu_hour_price: float | None = None  # in the client's currency
+    pareto: bool = False  # the front of step time and peak memory as well
     baseline: Configuration | None = None  # the client's own, ranked beside the plans
     reliability: Reliability = field(default_factory=Reliability)
     max_out_of_memory_probability: float = 0.01

@@ -72,11 +72,16 @@ def claim_of(
     name = problem.options.objective
     return ObjectiveClaim(
         name=name,
-        unit=UNITS[name],
+        unit=f"s for {problem.workload.global_batch_size} sequences" if _rates(problem) else UNITS[name],
         value=_natural(problem, profile, score_s),
         bound=_natural(problem, profile, bound_s),
         gap=relative_gap(score_s, bound_s),
     )
+
+
+def _rates(problem: Problem) -> bool:
+    """Whether steps of different batches are compared."""
+    return problem.options.objective == "step_time" and bool(problem.options.batch_sizes)
 
 
 def _natural(problem: Problem, profile: Profile, score_s: float | None) -> float | None:

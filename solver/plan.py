@@ -125,6 +125,8 @@ class Plan:
     outlook: Outlook | None = None  # where the request looks beyond one step
     why: Why | None = None  # its time, its losses, its limits
     odds: Odds | None = None  # of being the fastest of its answer
+    workload: Mapping[str, str] = field(default_factory=dict)  # where it differs from the request's
+    launchers: tuple[str, ...] = ()  # that can run it, where the request leaves that open
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the API shows it."""
@@ -142,6 +144,24 @@ class Baseline:
     rank: int | None  # among the plans by the request's objective; None: behind all of them
     gap_to_best: float | None  # (its objective - the first plan's) / its own; below 0: it is better
     problems: tuple[str, ...]  # rules that it breaks, memory that it lacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    """One plan of a front."""
+
+    plan: Plan
+    budget_bytes: int  # the plan is the fastest that needs no more memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoFront:
+    """Plans of which none is both slower and heavier than another, on more GPUs at that."""
+
+    points: tuple[ParetoPoint, ...]  # fastest first
+    complete: bool  # down to the smallest memory that has a plan
+    memory_step: float  # the front is known to within this share of memory
+    claim: str  # what is proved, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +211,7 @@ class Answer:
     notes: Mapping[str, str] = field(default_factory=dict)
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None  # where the request gives its own configuration
+    pareto: ParetoFront | None = None  # where the request asks for it
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""
@@ -230,6 +251,8 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         outlook=Outlook(**raw["outlook"]) if raw.get("outlook") else None,
         why=why_from_json(raw.get("why")),
         odds=Odds(**raw["odds"]) if raw.get("odds") else None,
+        workload=dict(raw.get("workload", {})),
+        launchers=tuple(raw.get("launchers", ())),
     )
 
 

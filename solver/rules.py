@@ -13,6 +13,7 @@ from math import gcd
 import numpy as np
 
 from profiles.capabilities import Capabilities, launcher_capabilities
+from solver.batches import batch_sizes
 from solver.columns import ALL_LAYERS, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.problem import Problem
 from solver.request_rules import request_rules
@@ -154,11 +155,12 @@ def _schedule_of(c: Columns) -> IntArray:
 
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
     """Micro-batches make up the global batch; sharding needs somebody to share with."""
-    batch = problem.workload.global_batch_size
+    batches = np.array(batch_sizes(problem))
+    words = " or ".join(str(batch) for batch in batches)
     yield Rule(
         name="data_parallel_size * micro_batch_size divides the global batch",
-        reason=f"a step processes {batch} sequences, no more and no fewer",
-        violated=lambda c: c.data_parallel_size * c.micro_batch_size * c.num_microbatches != batch,
+        reason=f"a step processes {words} sequences, no more and no fewer",
+        violated=lambda c: ~np.isin(c.global_batch_size, batches),
     )
     yield Rule(
         name="ZeRO needs data-parallel ranks",

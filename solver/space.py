@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from profiles.capabilities import launcher_capabilities
+from solver.batches import batch_sizes, with_batch
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.constraints import names_of
 from solver.gpu_counts import gpu_counts, usable_gpus
@@ -193,8 +194,9 @@ def _crossed(blocks: list[tuple[Columns, IntArray]]) -> Columns:
 
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Space:
-    """All rows on exactly ``num_gpus`` GPUs."""
-    columns = _crossed(list(_blocks(problem, num_gpus)))
+    """All rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
+    batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
+    columns = _crossed([block for one in batches for block in _blocks(one, num_gpus)])
     masks = violation_masks(rules, columns)
     return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 

@@ -17,6 +17,7 @@ from solver.plan import (
     Configuration,
     Infeasibility,
     ObjectiveClaim,
+    ParetoFront,
     Plan,
     Prediction,
     Status,
@@ -102,6 +103,7 @@ class AnswerView(BaseModel):
     notes: dict[str, str]
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None
+    pareto: ParetoFront | None = None
     plans: list[Plan]
     next_page_token: str | None
 

@@ -13,6 +13,8 @@ from solver.plan import (
     Infeasibility,
     ObjectiveClaim,
     Outlook,
+    ParetoFront,
+    ParetoPoint,
     Shortfall,
     configuration_from_json,
     plan_from_json,
@@ -33,6 +35,7 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         values["warnings"] = tuple(raw.get("warnings", ()))
         values["infeasible"] = _infeasibility(raw.get("infeasible"))
         values["objective"] = ObjectiveClaim(**raw["objective"]) if raw.get("objective") else None
+        values["pareto"] = _front(raw.get("pareto"))
         values["baseline"] = _baseline(raw.get("baseline"))
         return Answer(**values)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -51,6 +54,17 @@ def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
             "outlook": Outlook(**raw["outlook"]),
         }
     )
+
+
+def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
+    """The front of step time and peak memory."""
+    if raw is None:
+        return None
+    points = (
+        ParetoPoint(plan=plan_from_json(point["plan"]), budget_bytes=point["budget_bytes"])
+        for point in raw["points"]
+    )
+    return ParetoFront(**{**raw, "points": tuple(points)})
 
 
 def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:

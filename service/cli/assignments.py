@@ -73,7 +73,7 @@ def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
     return bounds
 
 
-def counts_of(text: str | None) -> object:
+def counts_of(option: str, text: str | None) -> object:
     """``4`` as 4, ``2,4`` as a list, ``1:16`` as a range from ``min`` to ``max``.
 
     Raises:
@@ -83,7 +83,7 @@ def counts_of(text: str | None) -> object:
         return None
     parts = re.split(r"[,:]", text)
     if not all(part.strip().isdecimal() for part in parts) or text.count(":") > (len(parts) == _ENDS):
-        raise InvalidProblemError.of("--num-nodes", f'"{shown(text)}" is not N, N,N or LOW:HIGH')
+        raise InvalidProblemError.of(option, f'"{shown(text)}" is not N, N,N or LOW:HIGH')
     values = [int(part) for part in parts]
     if ":" in text:
         return {"min": values[0], "max": values[1]}

@@ -37,7 +37,9 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type, instead of --cluster.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
-    global_batch_size: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
+    global_batch_size: Annotated[
+        str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Sequences per optimizer step.")
+    ] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
@@ -55,12 +57,18 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     total_tokens: Annotated[float | None, typer.Option(help="Of the whole run, e.g. 15e12.")] = None,
     deadline_days: Annotated[float | None, typer.Option(help="For all tokens.")] = None,
     gpu_hour_price: Annotated[float | None, typer.Option(help="In any currency.")] = None,
+    pareto: Annotated[
+        bool | None, typer.Option("--pareto", help="The front of step time and memory too.")
+    ] = None,
     baseline: Annotated[Path | None, typer.Option(help="File of your configuration, to rank it.")] = None,
     certify: Annotated[str | None, typer.Option(help="none, cp-sat or cp-sat-all.")] = None,
     max_oom_probability: Annotated[float | None, typer.Option(help="Accepted risk of no memory.")] = None,
     pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_SIZES)] = None,
     bound: Annotated[list[str] | None, typer.Option(metavar="NAME=LOW:HIGH", help="Both included.")] = None,
     forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="offload, fp8 or an optimizer: searched too.")
+    ] = None,
     constraint: Annotated[
         list[str] | None, typer.Option(metavar="EXPRESSION", help="Must hold: 'tp * cp <= 8'.")
     ] = None,
@@ -71,9 +79,13 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         request["model"] = model_part(model)
     if cluster is not None or gpu is not None:
         request["cluster"] = _cluster_part(cluster, gpu)
-    _override(request, "cluster", {"num_nodes": counts_of(num_nodes), "gpus_per_node": gpus_per_node})
+    _override(
+        request,
+        "cluster",
+        {"num_nodes": counts_of("--num-nodes", num_nodes), "gpus_per_node": gpus_per_node},
+    )
     workload: dict[str, object] = {
-        "global_batch_size": global_batch_size,
+        "global_batch_size": counts_of("--global-batch-size", global_batch_size),
         "seq_length": seq_length,
         "precision": precision,
     }
@@ -93,6 +105,8 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         "reserve_nodes": reserve_nodes,
         "deadline_days": deadline_days,
         "gpu_hour_price": gpu_hour_price,
+        "allow": allow,
+        "pareto": pareto,
     }
     _override(request, "search", limits)
     _extend(request, "pin", values_of("--pin", pin or ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiles.errors import UnknownNameError
 from service.launchers.base import ExportBundle, Launcher
 from service.launchers.megatron_lm import MegatronLm
-from service.launchers.target import Target
+from service.launchers.target import target_of
 from solver.plan import Plan
 from solver.problem import Problem
 
@@ -18,12 +18,14 @@ def launcher_names() -> tuple[str, ...]:
 
 
 def export(plan: Plan, problem: Problem, launcher: str) -> ExportBundle:
-    """The files that start ``plan`` under ``launcher``.
+    """The files that start ``plan`` under ``launcher``; ``any``: the first of the plan's own.
 
     Raises:
         UnknownNameError: there is no exporter of that name.
         RefusedExportError: the launcher cannot express the plan; one FieldError per fault.
     """
+    if launcher == "any" and plan.launchers:
+        launcher = next((name for name in plan.launchers if name in _LAUNCHERS), plan.launchers[0])
     if launcher not in _LAUNCHERS:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
-    return _LAUNCHERS[launcher].export(Target(plan=plan, problem=problem))
+    return _LAUNCHERS[launcher].export(target_of(plan, problem))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiles.cluster import GpuSpec
 from profiles.model import ModelSpec
@@ -56,3 +56,16 @@ class Target:
     def shard_ranks(self) -> int:
         """Ranks over which Megatron-style optimizers shard when nothing limits them: dp * cp."""
         return self.config.data_parallel_size * self.config.context_parallel_size
+
+
+def target_of(plan: Plan, problem: Problem) -> Target:
+    """The plan with the problem that it answers: its own batch, precision and optimizer."""
+    workload = replace(
+        problem.workload,
+        global_batch_size=plan.config.global_batch_size
+        if problem.options.batch_sizes
+        else problem.workload.global_batch_size,
+        precision=plan.workload.get("precision", problem.workload.precision),
+        optimizer=plan.workload.get("optimizer", problem.workload.optimizer),
+    )
+    return Target(plan=plan, problem=replace(problem, workload=workload))

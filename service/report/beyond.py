@@ -6,7 +6,7 @@ from rich.text import Text
 
 from service.report import figures
 from service.report.wrapping import tied, wrapped
-from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook, Plan
+from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
 
 _NAMES = {
     "tokens_per_s_per_gpu": "tokens per second and GPU",
@@ -14,6 +14,7 @@ _NAMES = {
     "energy_per_token": "energy per token",
 }
 _MINUTE_S = 60.0
+_BAR = 20  # characters of the heaviest point's bar
 
 
 def beyond_lines(answer: Answer, width: int) -> list[Text]:
@@ -25,7 +26,27 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
         lines.append(_run(answer.plans[0], answer.plans[0].outlook))
     if answer.baseline is not None:
         lines.append(_baseline(answer.baseline, len(answer.plans)))
-    return [wrapped(line, width, indent=2, hang=2) for line in lines]
+    said = [wrapped(line, width, indent=2, hang=2) for line in lines]
+    return [*said, *(_front(answer.pareto, width) if answer.pareto else [])]
+
+
+def _front(front: ParetoFront, width: int) -> list[Text]:
+    """Points of the front, fastest first, with bars of their memory."""
+    lines = [wrapped(f"Step time and peak memory: {front.claim}.", width, indent=2, hang=2)]
+    heaviest = max((point.plan.prediction.peak_memory_bytes for point in front.points), default=1)
+    for point in front.points:
+        seen, config = point.plan.prediction, point.plan.config
+        bar = "█" * max(round(_BAR * seen.peak_memory_bytes / heaviest), 1)
+        gpus = f"{config.num_gpus} GPUs · " if len(_gpus(front)) > 1 else ""
+        words = f"{gpus}{figures.configuration_words(config)}"
+        cells = f"{figures.seconds(seen.step_time_s):>8} {figures.gib(seen.peak_memory_bytes):>6} GiB"
+        lines.append(Text(f"    {cells} {bar:<{_BAR}} {words}"[:width]))
+    return lines
+
+
+def _gpus(front: ParetoFront) -> set[int]:
+    """Numbers of GPUs on a front."""
+    return {point.plan.config.num_gpus for point in front.points}
 
 
 def _objective(claim: ObjectiveClaim) -> str:

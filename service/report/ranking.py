@@ -44,8 +44,24 @@ def _size(name: str) -> Callable[[Plan], str]:
     return lambda plan: str(getattr(plan.config, name))
 
 
-def columns_of(*, moe: bool, gpus: bool = False) -> list[Column]:
-    """Every column, in order; expert parallelism only with experts, ``gpus`` where plans differ in them."""
+def _differing(plans: Sequence[Plan]) -> list[Column]:
+    """What the request left open and plans differ in."""
+    columns = []
+    if len({plan.config.num_gpus for plan in plans}) > 1:
+        columns.append(Column(title="GPUs", cell=lambda plan: str(plan.config.num_gpus)))
+    if len({plan.config.global_batch_size for plan in plans}) > 1:
+        columns.append(Column(title="batch", cell=lambda plan: str(plan.config.global_batch_size)))
+    if any(plan.workload for plan in plans):
+        columns.append(Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"))
+    if any(plan.config.offload != "none" for plan in plans):
+        columns.append(Column(title="offload", cell=lambda plan: plan.config.offload, left=True))
+    if any(plan.launchers for plan in plans):
+        columns.append(Column(title="launchers", cell=lambda plan: ", ".join(plan.launchers), left=True))
+    return columns
+
+
+def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
+    """Every column, in order; expert parallelism only with experts, what else plans differ in."""
     sizes = [
         Column(title=short, cell=_size(name), apart=short == "tp")
         for name, short in figures.SHORT_NAMES.items()
@@ -53,7 +69,7 @@ def columns_of(*, moe: bool, gpus: bool = False) -> list[Column]:
     ]
     return [
         Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
-        *([Column(title="GPUs", cell=lambda plan: str(plan.config.num_gpus))] if gpus else []),
+        *_differing(plans),
         *sizes,
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
         Column(title="step", cell=lambda plan: figures.step_time(plan.prediction), left=True),
@@ -77,7 +93,7 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
 
     ``peak`` is the denominator of MFU; it and what else needs saying stands below.
     """
-    columns = columns_of(moe=moe, gpus=len({plan.config.num_gpus for plan in plans}) > 1)
+    columns = columns_of(plans, moe=moe)
     left_out: list[str] = []
     while _width(columns, plans) > width:
         last = max(columns, key=lambda column: column.leaves)

@@ -21,7 +21,7 @@ def least_step_s(rows: Priced | Rows, row: int, bound: float | None) -> float | 
     if bound is None or isinstance(rows, Rows) or rows.weighing is None:
         return bound
     columns = rows.columns
-    batch = columns.data_parallel_size * columns.micro_batch_size * columns.num_microbatches
+    batch = columns.global_batch_size
     alike = (columns.num_gpus == columns.num_gpus[row]) & (batch == batch[row])
     weighing = rows.weighing
     least = float(((bound - weighing.offset[alike]) / weighing.scale[alike]).min())

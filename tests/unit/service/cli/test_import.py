@@ -36,7 +36,7 @@ def imported(file: Path, target: Path, **options: object) -> Path:
 
 def asked(cluster: Path, model: str = "llama-3.1-8b") -> Problem:
     return parse_problem(
-        read_request(model=model, cluster=str(cluster), global_batch_size=64, seq_length=4096)
+        read_request(model=model, cluster=str(cluster), global_batch_size="64", seq_length=4096)
     )
 
 

@@ -67,7 +67,7 @@ def problem_file(tmp_path: Path) -> Path:
 
 
 def test_options_stand_over_the_file_and_leave_the_rest(problem_file: Path) -> None:
-    request = read_request(problem_file, num_nodes="8", global_batch_size=256, pin=["pp=4"], top_k=3)
+    request = read_request(problem_file, num_nodes="8", global_batch_size="256", pin=["pp=4"], top_k=3)
     problem = parse_problem(request)
     assert (problem.cluster.num_nodes, problem.workload.global_batch_size) == (8, 256)
     assert problem.workload.seq_length == 8192
@@ -77,7 +77,7 @@ def test_options_stand_over_the_file_and_leave_the_rest(problem_file: Path) -> N
 
 def test_a_gpu_type_instead_of_a_cluster_makes_one_group() -> None:
     request = read_request(
-        model="llama-3.1-8b", gpu="a100-sxm-40gb", num_nodes="2", gpus_per_node=4, global_batch_size=8,
+        model="llama-3.1-8b", gpu="a100-sxm-40gb", num_nodes="2", gpus_per_node=4, global_batch_size="8",
         seq_length=2048,
     )  # fmt: skip
     assert parse_problem(request).cluster.num_gpus == 8
@@ -116,7 +116,7 @@ def test_a_hugging_face_config_is_taken_from_its_file_or_its_folder(tmp_path: Pa
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     assert model_part(str(folder)) == model_part(str(folder / "config.json"))
     request = read_request(
-        model=str(folder), cluster="dgx-h100", num_nodes="1", global_batch_size=8, seq_length=2048
+        model=str(folder), cluster="dgx-h100", num_nodes="1", global_batch_size="8", seq_length=2048
     )
     model = parse_problem(request).model
     assert (model.name, model.num_layers, model.num_kv_heads) == ("my-llama", 32, 8)
@@ -166,10 +166,14 @@ def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names
 
 
 def test_nodes_are_a_number_a_list_or_a_range() -> None:
-    assert [counts_of(text) for text in ("4", "2,4,8", "1:16")] == [4, [2, 4, 8], {"min": 1, "max": 16}]
+    assert [counts_of("--num-nodes", text) for text in ("4", "2,4,8", "1:16")] == [
+        4,
+        [2, 4, 8],
+        {"min": 1, "max": 16},
+    ]
     for text in ("four", "1:2:3", "2,4:8", ""):
         with pytest.raises(InvalidProblemError, match="is not N, N,N or LOW:HIGH"):
-            counts_of(text)
+            counts_of("--num-nodes", text)
 
 
 def test_a_run_with_its_deadline_price_and_baseline_is_asked_for_by_options(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ FILES = sorted(FOLDER.glob("*.json"))
 
 def asked(**part: object) -> Problem:
     request = read_request(
-        model="opt-350m", cluster=str(FOLDER / "cluster.yaml"), global_batch_size=64, seq_length=2048
+        model="opt-350m", cluster=str(FOLDER / "cluster.yaml"), global_batch_size="64", seq_length=2048
     )
     return parse_problem({**request, **part})
 

@@ -99,3 +99,29 @@ def test_energy_is_ranked_where_the_data_sheet_states_a_power() -> None:
 def test_ranges_of_nodes_need_one_kind_of_node() -> None:
     groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
     assert fault(request(cluster={"groups": groups}, reserve_nodes=1)).pointer == "/search/reserve_nodes"
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [([256, 64, 128, 256], (64, 128, 256)), ({"min": 100, "max": 500}, (100, 200, 400, 500)),
+     ({"min": 64, "max": 64}, (64,)), (64, (64,))],
+)  # fmt: skip
+def test_several_global_batches_are_a_list_or_a_range_by_doubling(
+    given: object, sizes: tuple[int, ...]
+) -> None:
+    problem = parse_problem(request(workload={"global_batch_size": given}))
+    assert (*problem.options.batch_sizes, problem.workload.global_batch_size) == sizes
+    survives(request(workload={"global_batch_size": given}))
+
+
+@pytest.mark.parametrize("given", [[], {"min": 2}, {"min": 3, "max": 2}, "many", [0], {"from": 1, "to": 2}])
+def test_what_is_no_batch_is_refused_once(given: object) -> None:
+    found = fault(request(workload={"global_batch_size": given}))
+    assert found.pointer == "/workload/global_batch_size"
+
+
+def test_what_is_allowed_survives_in_a_fixed_order() -> None:
+    problem = parse_problem(request(allow=["muon", "fp8", "offload"], pareto=True))
+    assert problem.options.allow == ("offload", "fp8", "muon")
+    survives(request(allow=["muon", "fp8", "offload"], pareto=True))
+    assert fault(request(allow=["fp9"])).pointer == "/search/allow/0"

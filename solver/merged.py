@@ -1,0 +1,109 @@
+"""Answers to several variants of a request as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from solver.baseline import score_s
+from solver.plan import Answer, ObjectiveClaim, Plan, Status
+from solver.problem import Problem
+from solver.search.watch import relative_gap
+from solver.variants import Variant, workload_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One variant with its answer."""
+
+    variant: Variant
+    answer: Answer
+
+
+def merged(asked: Problem, answered: Sequence[Answered]) -> Answer:
+    """The best plans of all variants, with what holds for all of them.
+
+    Proved optimal when every variant's ranking is proved, or proved to have no plan.
+    """
+    if len(answered) == 1 and asked.launcher != "any":
+        return answered[0].answer
+    plans, first = _ranked(asked, answered), answered[0].answer
+    if plans:
+        first = next(one.answer for one in answered if one.answer.plans and _has(one, asked, plans[0]))
+    answers = [one.answer for one in answered]
+    bounds = [one.bound_step_time_s for one in answers if one.plans]
+    claim, proved = _claim(answers, first), _status([one.status for one in answers]) == "optimal"
+    return replace(
+        first,
+        status=_status([one.status for one in answers]),
+        plans=plans,
+        certified_by=first.certified_by if proved else (),
+        bound_step_time_s=min((bound for bound in bounds if bound is not None), default=None),
+        gap=claim.gap if claim else None,
+        objective=claim,
+        space_size=_sum(answers, lambda one: one.space_size),
+        legal=_sum(answers, lambda one: one.legal),
+        fit=_sum(answers, lambda one: one.fit),
+        explored=_sum(answers, lambda one: one.explored),
+        counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
+        elapsed_s=sum(one.elapsed_s for one in answers),
+        warnings=tuple(dict.fromkeys(warning for one in answers for warning in one.warnings)),
+        notes={**first.notes, "variants": str(len(answered))},
+        infeasible=None if plans else first.infeasible,
+        num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
+    )
+
+
+def _sum(answers: Sequence[Answer], of: Callable[[Answer], int]) -> int:
+    """A count over all answers."""
+    return sum(of(one) for one in answers)
+
+
+def _status(found: Sequence[Status]) -> Status:
+    """How the whole ended: proved only where every part is."""
+    if all(status == "infeasible" for status in found):
+        return "infeasible"
+    proved = all(status in ("optimal", "infeasible") for status in found)
+    some = any(status in ("optimal", "feasible") for status in found)
+    return "optimal" if proved else "feasible" if some else "unknown"
+
+
+def _has(one: Answered, asked: Problem, plan: Plan) -> bool:
+    """Whether a merged plan is one of this variant's."""
+    return dict(workload_of(one.variant.problem, asked)) == dict(plan.workload) and any(
+        own.config == plan.config for own in one.answer.plans
+    )
+
+
+def _ranked(asked: Problem, answered: Sequence[Answered]) -> tuple[Plan, ...]:
+    """The best K plans; layouts of one workload that several launchers run stand once."""
+    scored: list[tuple[float, int, Plan]] = []
+    launchers: dict[tuple[object, ...], list[str]] = {}
+    for order, one in enumerate(answered):
+        problem, change = one.variant.problem, workload_of(one.variant.problem, asked)
+        for plan in one.answer.plans:
+            score = score_s(problem, one.variant.profile, plan.config, plan.prediction)
+            scored.append((score, order, replace(plan, workload=change, launchers=(problem.launcher,))))
+    kept: list[tuple[object, Plan]] = []
+    for _, _, plan in sorted(scored, key=lambda entry: (entry[0], entry[1], entry[2].rank)):
+        key = (plan.config, tuple(sorted(plan.workload.items())))
+        if key not in launchers:
+            kept.append((key, plan))
+        launchers.setdefault(key, []).extend(plan.launchers)
+    return tuple(
+        replace(plan, rank=rank, launchers=tuple(dict.fromkeys(launchers[key])))  # type: ignore[index]
+        for rank, (key, plan) in enumerate(kept[: asked.options.top_k], 1)
+    )
+
+
+def _claim(answers: Sequence[Answer], first: Answer) -> ObjectiveClaim | None:
+    """The first plan's objective against the best bound of all variants."""
+    claims = [one.objective for one in answers if one.objective is not None and one.plans]
+    own = first.objective
+    if own is None or own.value is None:
+        return own
+    rate = own.name == "tokens_per_s_per_gpu"
+    known = [claim.bound for claim in claims if claim.bound is not None]
+    bound = (max if rate else min)(known) if len(known) == len(claims) and known else None
+    gap = relative_gap(1 / own.value, 1 / bound) if rate and bound else relative_gap(own.value, bound)
+    return replace(own, bound=bound, gap=gap)

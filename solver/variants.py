@@ -1,0 +1,68 @@
+"""What a request leaves open that prices depend on as a whole: launcher, precision, optimizer.
+
+Each combination is a problem of its own with its own profile, ranked and proved by itself; the best plans
+of all of them are ranked together. A layout that several launchers can run stands once, priced under the
+one that runs it fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from profiles.capabilities import launcher_capabilities, launchers_of
+from profiles.optimizers import OPTIMIZERS
+from profiles.profile import Profile, default_profile, framework_of
+from solver.problem import Problem, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to settle what the request leaves open."""
+
+    problem: Problem
+    profile: Profile
+
+
+def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
+    """Every combination that a launcher and the GPUs can run; what the request asks for comes first.
+
+    ``profile`` prices every launcher of its framework; others are priced by the catalog's profile.
+    """
+    found = []
+    for launcher in launchers_of(problem.launcher):
+        for workload in _workloads(problem, launcher):
+            one = replace(problem, launcher=launcher, workload=workload)
+            found.append(Variant(problem=one, profile=_profile_of(one, profile)))
+    return found
+
+
+def _workloads(problem: Problem, launcher: str) -> list[Workload]:
+    """The workloads that are allowed, the request's own first."""
+    workload, allow = problem.workload, problem.options.allow
+    recipe = workload.framework_options.get("precision_recipe", "none")
+    every_gpu = all("fp8" in group.gpu.peak_flops for group in problem.cluster.groups)
+    able = every_gpu and "fp8" in launcher_capabilities(launcher).precisions
+    precisions = [workload.precision]
+    if "fp8" in allow and able and recipe == "none" and workload.precision != "fp8":
+        precisions.append("fp8")
+    optimizers = list(dict.fromkeys([workload.optimizer, *(name for name in OPTIMIZERS if name in allow)]))
+    return [
+        replace(workload, precision=precision, optimizer=optimizer)
+        for precision in precisions
+        for optimizer in optimizers
+    ]
+
+
+def _profile_of(problem: Problem, profile: Profile) -> Profile:
+    """The profile that prices one variant."""
+    if framework_of(problem.launcher) == profile.framework.name:
+        return profile
+    return default_profile(problem.cluster, problem.launcher)
+
+
+def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
+    """What a variant changed of the workload that was asked for."""
+    names = ("precision", "optimizer")
+    mine, theirs = problem.workload, asked.workload
+    return {name: getattr(mine, name) for name in names if getattr(mine, name) != getattr(theirs, name)}

@@ -1,0 +1,79 @@
+"""The front of step time and peak memory against all layouts of a small space."""
+
+from dataclasses import replace
+
+from profiles.profile import default_profile
+from solver.ask import ask
+from solver.pareto import STEP, undominated
+from solver.plan import Answer, ParetoFront, ParetoPoint
+from solver.problem import Problem
+from tests.builders import a_cluster, a_model, a_plan, a_prediction, a_problem
+
+SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+
+
+def small(nodes: int = 1, **options: object) -> Problem:
+    """6 layers on 8 GPUs."""
+    limits: dict[str, object] = {"certify": "none", "pin": {"context_parallel_size": 1}, "top_k": 1}
+    return a_problem(
+        model=a_model(**SHAPE), cluster=a_cluster(num_nodes=nodes), batch=32, **limits | options
+    )
+
+
+def answered(problem: Problem) -> Answer:
+    return ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def front(problem: Problem) -> ParetoFront:
+    found = answered(problem).pareto
+    assert found is not None
+    return found
+
+
+def point(step_s: float, peak_bytes: int) -> ParetoPoint:
+    prediction = a_prediction(step_time_s=step_s, peak_memory_bytes=peak_bytes)
+    return ParetoPoint(plan=replace(a_plan(), prediction=prediction), budget_bytes=peak_bytes)
+
+
+def test_points_that_another_beats_or_equals_are_left_out() -> None:
+    points = [point(2.0, 10), point(1.0, 20), point(3.0, 10), point(2.5, 15), point(1.0, 20)]
+    found = [
+        (p.plan.prediction.step_time_s, p.plan.prediction.peak_memory_bytes) for p in undominated(points)
+    ]
+    assert found == [(1.0, 20), (2.0, 10)]
+
+
+def test_the_front_begins_with_the_best_plan_and_trades_time_for_memory() -> None:
+    problem = small(pareto=True)
+    found, best = front(problem), answered(problem).plans[0]
+    assert found.complete
+    assert found.points[0].plan.config == best.config
+    steps = [point.plan.prediction.step_time_s for point in found.points]
+    peaks = [point.plan.prediction.peak_memory_bytes for point in found.points]
+    assert steps == sorted(steps)
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(found.points) > 3
+
+
+def test_no_layout_that_stays_within_a_points_budget_is_faster() -> None:
+    found = front(small(pareto=True))
+    everyone = answered(small(top_k=10_000)).plans
+    for at in found.points:
+        rivals = [p for p in everyone if p.prediction.peak_memory_bytes <= at.budget_bytes]
+        assert all(p.prediction.step_time_s >= at.plan.prediction.step_time_s * (1 - 1e-9) for p in rivals)
+
+
+def test_the_front_ends_where_no_layout_needs_less_memory() -> None:
+    found = front(small(pareto=True))
+    last = found.points[-1].plan.prediction.peak_memory_bytes
+    everyone = answered(small(top_k=10_000)).plans
+    assert min(plan.prediction.peak_memory_bytes for plan in everyone) >= last * (1 - STEP) * 0.999
+
+
+def test_open_numbers_of_gpus_are_a_third_axis() -> None:
+    found = front(small(nodes=2, pareto=True, num_nodes=(1, 2)))
+    assert {point.plan.config.num_gpus for point in found.points} == {8, 16}
+
+
+def test_without_being_asked_for_there_is_no_front() -> None:
+    assert answered(small()).pareto is None

@@ -1,0 +1,114 @@
+"""Several launchers, precisions, optimizers and batches in one request."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiles.capabilities import launcher_capabilities, launchers_of
+from profiles.profile import Profile, default_profile
+from solver import variants
+from solver.ask import ask
+from solver.batches import batch_sizes
+from solver.plan import Answer
+from solver.problem import Problem
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+
+SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+
+
+def small(**options: object) -> Problem:
+    """6 layers on 8 GPUs."""
+    limits: dict[str, object] = {"certify": "none", "pin": {"context_parallel_size": 1}, "top_k": 3}
+    return a_problem(model=a_model(**SHAPE), cluster=a_cluster(num_nodes=1), batch=32, **limits | options)
+
+
+def profile_of(problem: Problem) -> Profile:
+    return default_profile(problem.cluster, problem.launcher)
+
+
+def answered(problem: Problem) -> Answer:
+    return ask(problem, profile_of(problem))
+
+
+def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
+    assert launchers_of("any") == ("megatron-lm",)
+    assert launchers_of("none") == ("none",)
+    union, only = launcher_capabilities("any"), launcher_capabilities("megatron-lm")
+    assert union.schedules == only.schedules
+    assert union.launcher == "any"
+
+
+def test_plans_of_any_launcher_are_its_plans_and_name_it() -> None:
+    own, every = answered(small()), answered(replace(small(), launcher="any"))
+    assert [plan.config for plan in own.plans] == [plan.config for plan in every.plans]
+    assert {plan.launchers for plan in every.plans} == {("megatron-lm",)}
+    assert every.status == "optimal"
+    assert {plan.launchers for plan in own.plans} == {()}
+
+
+def test_layouts_of_several_launchers_stand_once_under_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        variants, "launchers_of", lambda name: ("megatron-lm", "none") if name == "any" else (name,)
+    )
+    every = answered(replace(small(), launcher="any"))
+    first = every.plans[0]
+    assert first.launchers == ("megatron-lm", "none")
+    assert len({plan.config for plan in every.plans}) == 3
+    alone = answered(replace(small(), launcher="none"))
+    assert first.prediction.step_time_s <= alone.plans[0].prediction.step_time_s * (1 + 1e-9)
+    assert every.space_size > alone.space_size
+
+
+def test_fp8_is_searched_only_where_it_is_allowed_and_the_gpu_has_it() -> None:
+    assert {tuple(plan.workload) for plan in answered(small()).plans} == {()}
+    allowed = answered(small(allow=("fp8",)))
+    assert allowed.status == "optimal"
+    assert allowed.plans[0].workload == {"precision": "fp8"}
+    asked = replace(small(), workload=replace(small().workload, precision="fp8"))
+    direct = answered(asked).plans[0]
+    assert (direct.config, direct.plan_id) == (allowed.plans[0].config, allowed.plans[0].plan_id)
+    without = a_gpu(peak_flops={"bf16": 312e12})
+    old = replace(small(allow=("fp8",)), cluster=a_cluster(num_nodes=1, gpu=without))
+    assert {tuple(plan.workload) for plan in answered(old).plans} == {()}
+
+
+def test_other_optimizers_stand_beside_the_one_that_was_asked_for() -> None:
+    answer = answered(small(allow=("sgd-momentum",), top_k=20))
+    used = [plan.workload.get("optimizer", "adamw") for plan in answer.plans]
+    assert set(used) == {"adamw", "sgd-momentum"}
+    steps = [plan.prediction.step_time_s for plan in answer.plans]
+    assert steps == sorted(steps)
+    assert [plan.rank for plan in answer.plans] == list(range(1, 21))
+
+
+def test_offloading_the_optimizer_fits_what_does_not_fit() -> None:
+    tight = replace(a_problem(model=a_model(num_layers=48), cluster=a_cluster(num_nodes=1), batch=8,
+                              certify="none", top_k=1), launcher="none")  # fmt: skip
+    allowed = replace(tight, options=replace(tight.options, allow=("offload",)))
+    assert answered(tight).status == "infeasible"
+    plan = answered(allowed).plans[0]
+    assert plan.config.offload in ("optimizer", "optimizer+activations")
+    assert plan.prediction.stages[0].memory_bytes["optimizer"] == 0
+
+
+def test_batches_are_compared_by_the_time_of_as_many_sequences() -> None:
+    problem = small(batch_sizes=(8, 16))
+    assert batch_sizes(problem) == (32, 16, 8)
+    answer = answered(problem)
+    assert answer.status == "optimal"
+    best = {}
+    for batch in (8, 16, 32):
+        one = replace(small(), workload=replace(small().workload, global_batch_size=batch))
+        best[batch] = answered(one).plans[0].prediction.step_time_s / batch
+    first = answer.plans[0]
+    assert first.prediction.step_time_s / first.config.global_batch_size == pytest.approx(
+        min(best.values())
+    )
+    assert answer.objective is not None
+    assert answer.objective.value == pytest.approx(32 * min(best.values()))
+    assert answer.objective.unit == "s for 32 sequences"
+
+
+def test_a_batch_may_be_constrained() -> None:
+    answer = answered(small(batch_sizes=(8, 16), constraints=("global_batch_size <= 16",)))
+    assert {plan.config.global_batch_size for plan in answer.plans} <= {8, 16}
