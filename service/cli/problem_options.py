@@ -79,11 +79,8 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         request["model"] = model_part(model)
     if cluster is not None or gpu is not None:
         request["cluster"] = _cluster_part(cluster, gpu)
-    _override(
-        request,
-        "cluster",
-        {"num_nodes": counts_of("--num-nodes", num_nodes), "gpus_per_node": gpus_per_node},
-    )
+    nodes = counts_of("--num-nodes", num_nodes)
+    _override(request, "cluster", {"num_nodes": nodes, "gpus_per_node": gpus_per_node})
     workload: dict[str, object] = {
         "global_batch_size": counts_of("--global-batch-size", global_batch_size),
         "seq_length": seq_length,
@@ -107,16 +104,22 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         "gpu_hour_price": gpu_hour_price,
         "allow": allow,
         "pareto": pareto,
+        "baseline": _own_configuration(baseline),
     }
     _override(request, "search", limits)
     _extend(request, "pin", values_of("--pin", pin or ()))
     _extend(request, "bounds", bounds_of("--bound", bound or ()))
     _extend(request, "forbid", prohibitions_of("--forbid", forbid or ()))
     _append_constraints(request, constraint or ())
-    if baseline is not None:
-        own = dict(read_problem_file(baseline))
-        _override(request, "search", {"baseline": own.get("config", own)})
     return request
+
+
+def _own_configuration(path: Path | None) -> object:
+    """The configuration in a file, or in the plan that a file holds."""
+    if path is None:
+        return None
+    own = read_problem_file(path)
+    return own.get("config", own)
 
 
 def with_request(command: Callable[..., None]) -> Callable[..., None]:
