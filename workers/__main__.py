@@ -54,7 +54,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
     queue = queue_for(settings.redis_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
     runner = Runner(engine, search or StoredSearch(database), worker=name, leaving=leaving)
-    _start(lambda: sweep(engine, queue, every_s=settings.sweep_s, leaving=leaving), leaving)
+    _start(lambda: sweep(engine, queue, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving)
     if celery and settings.redis_url:
         from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
 

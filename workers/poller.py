@@ -12,6 +12,7 @@ from service.queue import WakeUpQueue
 from workers.runner import Runner
 
 MAX_BACKOFF_S = 5.0
+LEAD_SWEEPS = 1.5  # a leader that is silent for longer than a sweep is replaced
 _log = logging.getLogger(__name__)
 
 
@@ -20,9 +21,16 @@ def poll(runner: Runner, *, every_s: float, leaving: threading.Event, min_age_s:
     _repeat(lambda: runner.run_next(min_age_s=min_age_s), every_s=every_s, leaving=leaving)
 
 
-def sweep(engine: JobEngine, queue: WakeUpQueue, *, every_s: float, leaving: threading.Event) -> None:
-    """Sweep until ``leaving``, and publish again what waits: this is the outbox of submitting."""
-    _repeat(lambda: sweep_once(engine, queue), every_s=every_s, leaving=leaving)
+def sweep(
+    engine: JobEngine, queue: WakeUpQueue, *, worker: str, every_s: float, leaving: threading.Event
+) -> None:
+    """Sweep while this worker leads, and publish again what waits: this is the outbox of submitting."""
+    lead_s = LEAD_SWEEPS * every_s
+    _repeat(
+        lambda: engine.leads(worker, lead_s) and sweep_once(engine, queue),
+        every_s=every_s,
+        leaving=leaving,
+    )
 
 
 def sweep_once(engine: JobEngine, queue: WakeUpQueue) -> bool:

@@ -25,6 +25,7 @@ from service.versions import cache_key_of, versions_of
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
+from workers.checkpoint import checkpoint_of, resumed
 from workers.heartbeat import Heartbeat
 from workers.outcome import outcome_of, outcome_without_answer
 
@@ -68,12 +69,12 @@ class Runner:
         self._leaving = leaving  # set by SIGTERM: stop, give the job back
         self._turn = threading.Lock()
 
-    def run_next(self, *, job_id: str | None = None, min_age_s: float = 0.0) -> bool:
-        """Claim and run the oldest queued job, or just ``job_id``; False: nothing was claimed."""
+    def run_next(self, *, min_age_s: float = 0.0) -> bool:
+        """Claim and run the queued job that is next; False: there is none."""
         with self._turn:
             if self._leaving.is_set():
                 return False
-            claim = self._engine.claim_one(self._worker, job_id=job_id, min_age_s=min_age_s)
+            claim = self._engine.claim_one(self._worker, min_age_s=min_age_s)
             if claim is None:
                 return False
             _log.info("job %s: claimed, attempt %d", claim.job_id, claim.attempts)
@@ -137,12 +138,13 @@ class Runner:
         if heartbeat.verdict == "lost" and not proved:
             return lambda: False  # what a stopped search found is no answer; the sweeper takes the job
         if self._leaving.is_set() and not cancelled and not proved:
-            return lambda: engine.release(claim)
+            return lambda: engine.release(claim, checkpoint_of(answer))
         if answer is None:
             outcome = outcome_without_answer(running.error, cancelled=cancelled)
         else:
             outcome = outcome_of(answer, cache_key=running.cache_key, cancelled=cancelled)
-        last = replace(outcome, progress=heartbeat.last_progress())
+        best = outcome if cancelled and outcome.plans else resumed(outcome, claim.checkpoint)
+        last = replace(best, progress=heartbeat.last_progress())
         return lambda: engine.complete(claim, last)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:

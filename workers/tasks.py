@@ -1,4 +1,8 @@
-"""The Celery task: a hint names a job, and the runner claims it or finds that there is nothing to do."""
+"""The Celery task: a hint wakes the worker, which claims whatever is next, or finds nothing to do.
+
+The hint names a job for whoever reads the logs. Claiming that very job would let the tenant that
+publishes most go first.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +16,5 @@ def register(app: Celery, runner: Runner) -> None:
     """Add the one task to ``app``; a second delivery of the same hint claims nothing."""
 
     @app.task(name=TASK_NAME, ignore_result=True, acks_late=True)
-    def run_job(job_id: str) -> None:
-        runner.run_next(job_id=job_id)
+    def run_job(_job_id: str) -> None:
+        runner.run_next()

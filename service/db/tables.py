@@ -39,6 +39,7 @@ jobs = Table(
     Column("state", String(16), nullable=False),
     Column("request", JSON, nullable=False),  # the canonical problem
     Column("time_limit_s", Double, nullable=False),  # of the search
+    Column("priority", Integer, nullable=False, server_default="5"),  # 0 first … 9 last, of one tenant
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double, nullable=False),  # queued longer than this: expired
     Column("started_at_s", Double),  # first claim
@@ -51,6 +52,7 @@ jobs = Table(
     Column("lease_expires_at_s", Double),
     Column("hinted_at_s", Double),  # when the sweeper last published a wake-up for it
     Column("cancel_requested", Boolean, nullable=False, server_default=false()),
+    Column("checkpoint", JSON(none_as_null=True)),  # what a worker that had to leave had found
     # What came of it.
     Column("progress", JSON(none_as_null=True)),
     Column("answer", JSON(none_as_null=True)),  # without its plans
@@ -59,7 +61,18 @@ jobs = Table(
     CheckConstraint(f"state IN {STATES}", name="state"),
     Index(None, "tenant", "created_at_s", "id"),
     Index(None, "state", "created_at_s"),
+    Index(None, "state", "tenant", "priority", "created_at_s", "id"),  # the queue of each tenant
+    Index(None, "state", "expires_at_s"),
+    Index(None, "tenant", "claimed_at_s"),  # whose turn it is
     Index(None, "tenant", "cache_key"),
+)
+
+leaders = Table(
+    "leaders",
+    metadata,
+    Column("role", String(32), primary_key=True),
+    Column("holder", String(128), nullable=False),
+    Column("expires_at_s", Double, nullable=False),  # a silent leader is replaced
 )
 
 plans = Table(

@@ -1,8 +1,13 @@
-"""Which queued job is next, and the one statement that claims it."""
+"""Which queued job is next, and the one statement that claims it.
+
+Tenants take turns: first who has the fewest jobs running, then who waited longest since a job of theirs
+was claimed. So a tenant that floods the queue delays its own jobs, and another's next job waits for one
+worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then the older one.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, ScalarSelect, func, select, update
+from sqlalchemy import CTE, Connection, ScalarSelect, Select, func, select, update
 
 from service.db.clock import now_s
 from service.db.tables import jobs
@@ -15,16 +20,22 @@ _CLAIMED = (
     jobs.c.attempts,
     jobs.c.request,
     jobs.c.time_limit_s,
+    jobs.c.checkpoint,
 )
 
 
-def claim_next(
-    connection: Connection, worker: str, *, lease_s: float, job_id: str | None, min_age_s: float
+def tenants_by_turn(connection: Connection) -> list[str]:
+    """Tenants that have queued jobs, whose turn it is first; advice, as it may change at once."""
+    return [tenant for (tenant,) in connection.execute(_TENANTS_BY_TURN)]
+
+
+def claim_first(
+    connection: Connection, tenant: str, worker: str, *, lease_s: float, min_age_s: float
 ) -> Claim | None:
-    """Claim the oldest queued job, or just ``job_id``; None when there is none to claim."""
+    """Claim a tenant's next queued job, in one statement; None when there is none to claim."""
     claim = (
         update(jobs)
-        .where(jobs.c.id == _oldest_queued(job_id, min_age_s), jobs.c.state == "queued")
+        .where(jobs.c.id == _first_of(tenant, min_age_s), jobs.c.state == "queued")
         .values(
             state="running",
             fence=jobs.c.fence + 1,
@@ -40,12 +51,33 @@ def claim_next(
     return None if row is None else Claim(**row)
 
 
-def _oldest_queued(job_id: str | None, min_age_s: float) -> ScalarSelect[str]:
-    """The id of the queued job that is next, skipping rows that another worker is claiming now."""
-    wanted = [jobs.c.state == "queued", jobs.c.expires_at_s > now_s()]
-    if job_id is not None:
-        wanted.append(jobs.c.id == job_id)
+def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
+    """The id of a tenant's next queued job, skipping rows that another worker is claiming now."""
+    wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, jobs.c.expires_at_s > now_s()]
     if min_age_s > 0:
         wanted.append(jobs.c.created_at_s <= now_s() - min_age_s)
-    oldest = select(jobs.c.id).where(*wanted).order_by(jobs.c.created_at_s, jobs.c.id).limit(1)
-    return oldest.with_for_update(skip_locked=True).scalar_subquery()
+    order = (jobs.c.priority, jobs.c.created_at_s, jobs.c.id)
+    first = select(jobs.c.id).where(*wanted).order_by(*order).limit(1)
+    return first.with_for_update(skip_locked=True).scalar_subquery()
+
+
+def _queued_tenants() -> CTE:
+    """Tenants that have queued jobs, one index probe each however many jobs are queued."""
+    queued = jobs.c.state == "queued"
+    found = select(func.min(jobs.c.tenant).label("tenant")).where(queued).cte("tenants", recursive=True)
+    after = select(func.min(jobs.c.tenant)).where(queued, jobs.c.tenant > found.c.tenant)
+    return found.union_all(
+        select(after.correlate(found).scalar_subquery()).where(found.c.tenant.is_not(None))
+    )
+
+
+def _tenants_by_turn() -> Select[str]:
+    """Tenants that have queued jobs, whose turn it is first."""
+    tenant = _queued_tenants().c.tenant
+    running = select(func.count()).where(jobs.c.state == "running", jobs.c.tenant == tenant)
+    served_at_s = select(func.max(jobs.c.claimed_at_s)).where(jobs.c.tenant == tenant)
+    turn = (running.scalar_subquery(), func.coalesce(served_at_s.scalar_subquery(), 0.0), tenant)
+    return select(tenant).where(tenant.is_not(None)).order_by(*turn)
+
+
+_TENANTS_BY_TURN = _tenants_by_turn()

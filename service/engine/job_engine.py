@@ -24,7 +24,7 @@ from service.db.clock import now_s
 from service.db.database import Database
 from service.db.tables import jobs, plans
 from service.engine import sweeping
-from service.engine.claiming import claim_next
+from service.engine.claiming import claim_first, tenants_by_turn
 from service.engine.states import Beat, Claim, Outcome, Sweep
 
 
@@ -35,13 +35,19 @@ class JobEngine:
         self._database = database
         self.lease_s = lease_s
 
-    def claim_one(self, worker: str, *, job_id: str | None = None, min_age_s: float = 0.0) -> Claim | None:
-        """Claim the oldest queued job (or just ``job_id``); None when there is none to claim.
+    def claim_one(self, worker: str, *, min_age_s: float = 0.0) -> Claim | None:
+        """Claim the queued job that is next (``claiming``); None when there is none to claim.
 
         ``min_age_s`` leaves fresh jobs to the workers that a queue wakes up.
         """
-        with self._database.write() as connection:
-            return claim_next(connection, worker, lease_s=self.lease_s, job_id=job_id, min_age_s=min_age_s)
+        with self._database.read() as connection:  # an idle worker looks often, and locks nothing
+            tenants = tenants_by_turn(connection)
+        for tenant in tenants:
+            with self._database.write() as connection:
+                claim = claim_first(connection, tenant, worker, lease_s=self.lease_s, min_age_s=min_age_s)
+            if claim is not None:
+                return claim
+        return None
 
     def heartbeat(self, claim: Claim, progress: Mapping[str, Any] | None = None) -> Beat:
         """Renew the lease and report progress; says whether to go on, stop for a cancel, or give up."""
@@ -67,6 +73,7 @@ class JobEngine:
             answer=outcome.answer,
             problem=outcome.problem,
             cache_key=outcome.cache_key,
+            checkpoint=None,
         )
         if outcome.progress is not None:
             end = end.values(progress=dict(outcome.progress))
@@ -90,15 +97,19 @@ class JobEngine:
         """End the job as failed; False: the claim was lost."""
         return self.complete(claim, Outcome(state="failed", problem={"code": code, "detail": detail}))
 
-    def release(self, claim: Claim) -> bool:
-        """Give a job back unfinished and uncounted: the worker is leaving; False: the claim was lost."""
+    def release(self, claim: Claim, checkpoint: Mapping[str, Any] | None = None) -> bool:
+        """Give a job back unfinished and uncounted: the worker is leaving; False: the claim was lost.
+
+        ``checkpoint`` is what the worker has found so far; None leaves an earlier one as it is.
+        """
+        found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
         back = _held(claim).values(
             state=case((jobs.c.cancel_requested, "cancelled"), else_="queued"),
             finished_at_s=case((jobs.c.cancel_requested, now_s()), else_=None),
             attempts=jobs.c.attempts - 1,
             worker=None,
             lease_expires_at_s=None,
-            progress=None,
+            **found,
         )
         with self._database.write() as connection:
             return connection.execute(back).rowcount == 1
@@ -121,6 +132,10 @@ class JobEngine:
             if connection.execute(asked).rowcount:
                 return True
             return connection.execute(select(jobs.c.id).where(own)).first() is not None
+
+    def leads(self, worker: str, lease_s: float) -> bool:
+        """Whether ``worker`` is the one of the fleet that sweeps now; it stays so for ``lease_s``."""
+        return sweeping.leads(self._database, worker, lease_s)
 
     def sweep(self, *, hint_after_s: float = 3.0) -> Sweep:
         """End leases that ran out, expire what nobody claimed, and list queued jobs to publish again.

@@ -23,6 +23,7 @@ class Claim:
     attempts: int
     request: Mapping[str, Any]
     time_limit_s: float
+    checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

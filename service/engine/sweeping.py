@@ -1,23 +1,42 @@
-"""The sweep: ends leases that ran out, expires what nobody claimed, names jobs to publish again."""
+"""The sweep: ends leases that ran out, expires what nobody claimed, names jobs to publish again.
+
+One worker of the fleet sweeps, the *leader*: it holds a lease too, by the database's clock, so that a
+leader that froze is replaced (a session's advisory lock would stay with it). Two sweeps at once would
+do no harm: each statement names the state that it leaves.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from sqlalchemy import Connection, and_, case, literal, or_, select, text, update
+from sqlalchemy import Connection, and_, case, func, insert, literal, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
 from service.db.clock import now_s
-from service.db.tables import jobs
+from service.db.database import Database
+from service.db.tables import jobs, leaders
 from service.engine.states import MAX_ATTEMPTS, Sweep
 
-SWEEP_LOCK = 6_377_422  # PostgreSQL advisory lock: one sweeper at a time
-MAX_HINTS = 100  # jobs republished by one sweep
+ROLE = "sweeper"
+MAX_HINTS = 100  # waiting jobs, oldest first, that a sweep looks at to publish again
+
+
+def leads(database: Database, name: str, lease_s: float) -> bool:
+    """Whether ``name`` is the one to sweep, now and for ``lease_s``."""
+    with database.read() as connection:
+        free = or_(leaders.c.holder == name, leaders.c.expires_at_s < now_s())
+        found = connection.execute(select(free).where(leaders.c.role == ROLE)).scalar_one_or_none()
+    if found is None:
+        return _first_leader(database, name, lease_s)
+    if not found:
+        return False
+    held = update(leaders).where(leaders.c.role == ROLE, free)
+    with database.write() as connection:
+        return connection.execute(held.values(_lease(name, lease_s))).rowcount == 1
 
 
 def sweep(connection: Connection, hint_after_s: float) -> Sweep:
-    """One sweep, unless another process sweeps now."""
-    if not _leads(connection):
-        return Sweep()
+    """One sweep."""
     ended = _end_leases(connection)
     return Sweep(
         cancelled=ended["cancelled"],
@@ -28,12 +47,18 @@ def sweep(connection: Connection, hint_after_s: float) -> Sweep:
     )
 
 
-def _leads(connection: Connection) -> bool:
-    """Whether this process may sweep now; on SQLite the write lock itself makes sweepers take turns."""
-    if connection.dialect.name != "postgresql":
-        return True
-    lock = text("SELECT pg_try_advisory_xact_lock(:lock)")
-    return bool(connection.execute(lock, {"lock": SWEEP_LOCK}).scalar_one())
+def _first_leader(database: Database, name: str, lease_s: float) -> bool:
+    """Become the first leader that this database ever had, unless another was faster."""
+    try:
+        with database.write() as connection:
+            connection.execute(insert(leaders).values(role=ROLE, **_lease(name, lease_s)))
+    except IntegrityError:
+        return False
+    return True
+
+
+def _lease(name: str, lease_s: float) -> dict[str, object]:
+    return {"holder": name[:128], "expires_at_s": now_s() + lease_s}
 
 
 def _end_leases(connection: Connection) -> Counter[str]:
@@ -67,14 +92,18 @@ def _expire(connection: Connection) -> int:
 
 
 def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
-    """Queued jobs whose wake-up seems lost, oldest first; marked, so that each is named once per period."""
-    before = now_s() - hint_after_s
-    stale = or_(jobs.c.hinted_at_s.is_(None), jobs.c.hinted_at_s < before)
-    waiting = (
-        select(jobs.c.id)
-        .where(jobs.c.state == "queued", jobs.c.created_at_s < before, stale)
-        .order_by(jobs.c.created_at_s)
-        .limit(MAX_HINTS)
-    )
-    marked = update(jobs).where(jobs.c.id.in_(waiting)).values(hinted_at_s=now_s())
-    return tuple(connection.execute(marked.returning(jobs.c.id)).scalars())
+    """Those of the longest waiting jobs whose wake-up seems lost, oldest first; each is marked.
+
+    A hint wakes a worker, which claims whatever is next: the oldest stand for all. A job is published
+    again when it has waited twice as long as it had at its last hint (``hint_after_s`` at first), so
+    that a long queue of n jobs behind busy workers gets few hints and not n in every sweep.
+    """
+    oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.created_at_s)
+    hinted_at_s = func.coalesce(jobs.c.hinted_at_s, jobs.c.created_at_s)
+    waited_s = hinted_at_s - jobs.c.created_at_s
+    pause_s = case((waited_s > hint_after_s, waited_s), else_=hint_after_s)
+    due = and_(jobs.c.state == "queued", hinted_at_s < now_s() - pause_s)
+    first = oldest.limit(MAX_HINTS).scalar_subquery()
+    marked = update(jobs).where(jobs.c.id.in_(first), due).values(hinted_at_s=now_s())
+    found = connection.execute(marked.returning(jobs.c.created_at_s, jobs.c.id)).all()
+    return tuple(job_id for _, job_id in sorted((created_at_s, job_id) for created_at_s, job_id in found))

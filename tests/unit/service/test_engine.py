@@ -34,17 +34,6 @@ def test_a_claim_raises_the_fence_counts_the_attempt_and_names_the_worker(
     assert (again.fence, again.attempts) == (2, 1)  # a job that is given back costs no attempt
 
 
-def test_a_hint_claims_its_own_job_and_a_second_delivery_claims_nothing(
-    database: Database, engine: JobEngine
-) -> None:
-    add_job(database, "older")
-    add_job(database, "hinted")
-    claim = engine.claim_one("worker", job_id="hinted")
-    assert claim is not None
-    assert claim.job_id == "hinted"
-    assert engine.claim_one("worker", job_id="hinted") is None
-
-
 def test_fresh_jobs_are_left_to_the_workers_that_the_queue_wakes(
     database: Database, engine: JobEngine
 ) -> None:

@@ -147,6 +147,17 @@ def test_a_leaving_worker_gives_its_job_back_uncounted(database: Database, engin
     assert not runner.run_next()  # it claims no more
 
 
+def test_what_a_leaving_worker_had_found_is_the_answer_of_a_job_that_then_runs_out_of_time(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    started, leaving = threading.Event(), threading.Event()
+    first = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")), leaving)
+    run_while(first, started, leaving.set)
+    runner_of(engine, answering(replace(an_answer(), status="unknown", plans=()))).run_next()
+    assert (job_in(database).state, num_plans(database)) == ("succeeded", 1)
+
+
 def test_a_lost_lease_stops_the_search_and_drops_its_result(database: Database, engine: JobEngine) -> None:
     add_job(database)
     started = threading.Event()
