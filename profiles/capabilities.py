@@ -32,6 +32,7 @@ class Capabilities:
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
+    context_parallel_modes: tuple[str, ...] = ("ring",)
     precisions: tuple[str, ...] = ("bf16", "fp16")
 
 

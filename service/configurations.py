@@ -8,8 +8,9 @@ from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import MAX_ERRORS, pointer
-from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES, Columns
+from solver.columns import Columns
 from solver.gpu_counts import usable_gpus
+from solver.options import WORDS
 from solver.plan import Configuration, configuration_from_json
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
@@ -23,7 +24,6 @@ _SIZES = (
     "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
     "micro_batch_size", "num_microbatches",
 )  # fmt: skip
-_WORDS = {"pipeline_schedule": SCHEDULES, "recompute_granularity": RECOMPUTE, "offload": OFFLOAD}
 
 
 def completed(
@@ -94,7 +94,7 @@ def _out_of_range(given: Configuration) -> Iterator[FieldError]:
     if given.zero_stage > MAX_ZERO_STAGE:
         where = pointer("configuration", "zero_stage")
         yield FieldError(pointer=where, message="there is no such stage", allowed=f"0 to {MAX_ZERO_STAGE}")
-    for name, words in _WORDS.items():
+    for name, words in WORDS.items():
         if getattr(given, name) not in words:
             yield from UnknownNameError.among(
                 pointer("configuration", name), getattr(given, name), words

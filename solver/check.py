@@ -75,7 +75,10 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"tensor_parallel_size = {tp} does not divide the GPUs of an island"
     if config.sequence_parallel and tp == 1:
         yield "sequence_parallel goes with tensor_parallel_size > 1"
-    if seq % (tp * cp) or (cp > 1 and seq % (2 * cp)):
+    ring = config.context_parallel_mode == "ring"
+    if not ring and (cp == 1 or model.num_attention_heads % (tp * cp) or model.num_kv_heads % (tp * cp)):
+        yield f"all_to_all cannot exchange {model.num_attention_heads} heads over tp = {tp} and cp = {cp}"
+    if seq % (tp * cp) or (cp > 1 and ring and seq % (2 * cp)):
         yield f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}"
 
 
@@ -173,6 +176,8 @@ def _launcher_state_faults(problem: Problem, config: Configuration) -> Iterator[
     alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
     if alone and problem.model.moe is not None and able.experts_need_sequence_parallel:
         yield f"{able.launcher} needs sequence_parallel for experts beside tensor parallelism"
+    if config.context_parallel_mode not in able.context_parallel_modes:
+        yield f"{able.launcher} has no context parallelism by {config.context_parallel_mode}"
     if config.offload not in able.offload:
         yield f"{able.launcher} does not offload {config.offload}"
     if config.offload != "none" and "offload" not in problem.options.allow:

@@ -24,7 +24,14 @@ SCHEDULES = (
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "activations", "optimizer+activations")  # bits: 1 optimizer, 2 activations
+CONTEXT_MODES = ("ring", "all_to_all")
+RING = CONTEXT_MODES.index("ring")
 ALL_LAYERS = 2**20  # recompute_layers of a row that recomputes every layer, whatever the split
+
+
+def _nothing() -> IntArray:
+    """A column that nobody filled in."""
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +53,14 @@ class Columns:
     pipeline_schedule: IntArray  # index into SCHEDULES
     recompute: IntArray  # index into RECOMPUTE
     recompute_layers: IntArray  # of each chunk, for "full"; ALL_LAYERS: every one; else 0
-    offload: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # index into OFFLOAD
+    offload: IntArray = field(default_factory=_nothing)  # index into OFFLOAD
+    context_parallel_mode: IntArray = field(default_factory=_nothing)  # index into CONTEXT_MODES
 
     def __post_init__(self) -> None:
-        """Nothing is offloaded where nobody says so."""
-        if len(self.offload) != len(self):
-            object.__setattr__(self, "offload", np.zeros(len(self), dtype=np.int64))
+        """Nothing is offloaded, and attention runs in rings, where nobody says otherwise."""
+        for name in ("offload", "context_parallel_mode"):
+            if len(getattr(self, name)) != len(self):
+                object.__setattr__(self, name, np.zeros(len(self), dtype=np.int64))
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -89,10 +98,8 @@ class Columns:
         for configuration in configurations:
             every = configuration.recompute_layers >= max(configuration.stage_layers)
             for name, values in rows.items():
-                if name == "pipeline_schedule":
-                    values.append(SCHEDULES.index(configuration.pipeline_schedule))
-                elif name == "offload":
-                    values.append(OFFLOAD.index(configuration.offload))
+                if name in _WORDS:
+                    values.append(_WORDS[name].index(getattr(configuration, name)))
                 elif name == "recompute":
                     values.append(RECOMPUTE.index(configuration.recompute_granularity))
                 elif name == "recompute_layers":
@@ -116,10 +123,12 @@ class Columns:
             recompute_granularity=RECOMPUTE[get("recompute")],
             recompute_layers=layers,
             offload=OFFLOAD[get("offload")],
+            context_parallel_mode=CONTEXT_MODES[get("context_parallel_mode")],
             stage_layers=tuple(int(count) for count in stage_layers),
         )
 
 
+_WORDS = {"pipeline_schedule": SCHEDULES, "offload": OFFLOAD, "context_parallel_mode": CONTEXT_MODES}
 _PLAIN = (
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size",
     "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size",

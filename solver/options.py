@@ -8,7 +8,7 @@ from typing import Literal
 
 from profiles.optimizers import OPTIMIZERS
 from profiles.reliability import Reliability
-from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES
+from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
 from solver.plan import Configuration
 
 Objective = Literal["step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
@@ -33,6 +33,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "recompute_granularity": RECOMPUTE,
     "pipeline_schedule": SCHEDULES,
     "offload": OFFLOAD,
+    "context_parallel_mode": CONTEXT_MODES,
 }
 LOGICAL_VARIABLES = ("sequence_parallel",)
 VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)

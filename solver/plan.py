@@ -33,6 +33,7 @@ class Configuration:
     recompute_granularity: str = "none"  # none, selective (core attention), full
     recompute_layers: int = 0  # of each chunk; = max(stage_layers) when every layer recomputes
     offload: str = "none"  # to the host: none, optimizer, activations, optimizer+activations
+    context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
 
     @property
@@ -219,9 +220,20 @@ class Answer:
 
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
-    """A stable name: the first 12 hex digits of SHA-256 over problem and configuration."""
-    text = problem_digest + json.dumps(asdict(config), sort_keys=True)
+    """A stable name: the first 12 hex digits of SHA-256 over problem and configuration.
+
+    What was added to configurations later is part of it only where it is used.
+    """
+    values = asdict(config)
+    for name in _LATER:
+        if values[name] == _DEFAULTS[name]:
+            del values[name]
+    text = problem_digest + json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+_LATER = ("context_parallel_mode",)
+_DEFAULTS = asdict(Configuration())
 
 
 def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:

@@ -12,15 +12,15 @@ from math import gcd
 
 import numpy as np
 
-from profiles.capabilities import Capabilities, launcher_capabilities
+from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes
-from solver.columns import ALL_LAYERS, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
+from solver.columns import ALL_LAYERS, RING, SCHEDULES, BoolArray, Columns, IntArray
+from solver.launcher_rules import launcher_rules
 from solver.problem import Problem
 from solver.request_rules import request_rules
 from solver.rule import Rule
 
 _INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
-_FULL = RECOMPUTE.index("full")
 _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
@@ -68,8 +68,25 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
     seq = problem.workload.seq_length
     yield Rule(
         name="2 * context_parallel_size divides the sequence",
-        reason=f"{seq} tokens are cut into two balanced slices for each context-parallel rank",
-        violated=lambda c: (c.context_parallel_size > 1) & (seq % (2 * c.context_parallel_size) != 0),
+        reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
+        violated=lambda c: (
+            (c.context_parallel_size > 1)
+            & (c.context_parallel_mode == RING)
+            & (seq % (2 * c.context_parallel_size) != 0)
+        ),
+    )
+    heads, kv_heads = problem.model.num_attention_heads, problem.model.num_kv_heads
+    yield Rule(
+        name="all_to_all splits heads over tensor_parallel_size * context_parallel_size",
+        reason=f"{heads} heads and {kv_heads} key/value heads are exchanged for tokens (arXiv:2309.14509)",
+        violated=lambda c: (
+            (c.context_parallel_mode != RING)
+            & (
+                (heads % (c.tensor_parallel_size * c.context_parallel_size) != 0)
+                | (kv_heads % (c.tensor_parallel_size * c.context_parallel_size) != 0)
+                | (c.context_parallel_size == 1)
+            )
+        ),
     )
     yield Rule(
         name="tensor_parallel_size * context_parallel_size divides the sequence",
@@ -182,86 +199,6 @@ def _uneven_shards(c: Columns) -> BoolArray:
     return np.asarray((c.zero_stage > 0) & ((ranks % c.zero_shard_size != 0) | (experts % replicas != 0)))
 
 
-def _launcher_rules(able: Capabilities) -> Iterator[Rule]:
-    """What the launcher cannot express."""
-    name = able.launcher
-    schedules = np.array([SCHEDULES.index(word) for word in able.schedules])
-    recompute = np.array([RECOMPUTE.index(word) for word in able.recompute])
-    yield Rule(
-        name=f"{name} has the schedule",
-        reason=f"it runs {', '.join(able.schedules)}",
-        violated=lambda c: ~np.isin(c.pipeline_schedule, schedules),
-    )
-    yield Rule(
-        name=f"{name} has the ZeRO stage",
-        reason=f"stages {able.zero_stages}; up to {able.max_zero_stage_with_pipeline} with pipeline stages",
-        violated=lambda c: (
-            ~np.isin(c.zero_stage, np.array(able.zero_stages))
-            | ((c.pipeline_parallel_size > 1) & (c.zero_stage > able.max_zero_stage_with_pipeline))
-        ),
-    )
-    yield Rule(
-        name=f"{name} has the recomputation",
-        reason=f"it offers {', '.join(able.recompute)}",
-        violated=lambda c: (
-            ~np.isin(c.recompute, recompute)
-            | (
-                (c.recompute == _FULL)
-                & (c.recompute_layers != ALL_LAYERS)
-                & (not able.recompute_layer_counts)
-            )
-        ),
-    )
-
-
-def _launcher_state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Shards, experts, sequences and host memory as the launcher has them."""
-    name, offload = able.launcher, np.array([OFFLOAD.index(word) for word in able.offload])
-    sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
-    yield Rule(
-        name=f"{name} has the shard sets",
-        reason="sharding inside groups, replicas across them, where the launcher has that",
-        violated=lambda c: (
-            (c.zero_stage > 0)
-            & (c.zero_shard_size != c.data_parallel_size * c.context_parallel_size)
-            & (not able.hybrid_sharding)
-        ),
-    )
-    yield Rule(
-        name=f"{name} has the split of experts and sequences",
-        reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
-        violated=lambda c: (
-            ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
-            | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & sequence)
-        ),
-    )
-    yield Rule(
-        name=f"{name} offloads so",
-        reason=f"it has {', '.join(able.offload)}",
-        violated=lambda c: ~np.isin(c.offload, offload),
-    )
-
-
-def _launcher_mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Axes and stages that the launcher cannot express."""
-    layers, name = problem.model.num_layers, able.launcher
-    yield Rule(
-        name=f"{name} has the parallel axes",
-        reason="context or expert parallelism that the launcher lacks",
-        violated=lambda c: (
-            ((c.context_parallel_size > 1) & (not able.context_parallel))
-            | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
-        ),
-    )
-    yield Rule(
-        name=f"{name} splits the layers so",
-        reason="it has no stages of different size",
-        violated=lambda c: (
-            (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
-        ),
-    )
-
-
 def rules_of(problem: Problem) -> tuple[Rule, ...]:
     """Every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
 
@@ -276,9 +213,7 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _expert_rules(problem),
         _pipeline_rules(problem),
         _batch_rules(problem),
-        _launcher_rules(able),
-        _launcher_mesh_rules(problem, able),
-        _launcher_state_rules(problem, able),
+        launcher_rules(problem, able),
         request_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)

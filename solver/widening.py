@@ -3,6 +3,7 @@
   expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
   zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
   sequence_parallel             with tensor parallelism, and also without where the request names it
+  context_parallel_mode         ring, and all_to_all where the heads divide
   offload                       none, and what the request allows and the launcher has
 What the request pins or bounds is always a candidate. Rows that were there come first, so that ties go to
 the plain ones.
@@ -16,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from profiles.capabilities import Capabilities, launcher_capabilities
-from solver.columns import OFFLOAD, BoolArray, Columns, IntArray
+from solver.columns import CONTEXT_MODES, OFFLOAD, BoolArray, Columns, IntArray
 from solver.constraints import names_of
 from solver.problem import Problem
 
@@ -27,7 +28,7 @@ _MOST_NAMED = 64  # values of a bound that become candidates
 def widened(problem: Problem, columns: Columns) -> Columns:
     """The rows of ``columns``, then those that differ from them in one or several of these variables."""
     able = launcher_capabilities(problem.launcher)
-    for variants in (_expert_tensor, _shard_sizes, _sequence_parallel, _offload):
+    for variants in (_expert_tensor, _shard_sizes, _sequence_parallel, _context_modes, _offload):
         parts = [columns]
         for name, values, rows in variants(problem, able, columns):
             taken = rows & (values != getattr(columns, name))
@@ -89,6 +90,15 @@ def _sequence_parallel(problem: Problem, _: Capabilities, columns: Columns) -> I
     """Tensor parallelism without it never saves time or memory: only where the request names it."""
     if is_named(problem, "sequence_parallel"):
         yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
+
+
+def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Heads exchanged for tokens, where there are enough of them."""
+    name, other = "context_parallel_mode", CONTEXT_MODES.index("all_to_all")
+    ranks = columns.tensor_parallel_size * columns.context_parallel_size
+    divides = (problem.model.num_attention_heads % ranks == 0) & (problem.model.num_kv_heads % ranks == 0)
+    if "all_to_all" in able.context_parallel_modes or is_named(problem, name):
+        yield _constant(columns, name, other, divides & (columns.context_parallel_size > 1))
 
 
 def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:

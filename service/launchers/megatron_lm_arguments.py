@@ -83,7 +83,7 @@ def _parallel(target: Target) -> list[Flag]:
         flag("context-parallel-size", config.context_parallel_size),
     ]
     if config.context_parallel_size > 1:
-        flags.append(flag("cp-comm-type", "p2p"))  # the ring that was priced
+        flags.append(flag("cp-comm-type", "p2p" if config.context_parallel_mode == "ring" else "a2a"))
     return flags
 
 

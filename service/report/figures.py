@@ -86,6 +86,8 @@ def configuration_words(configuration: Configuration) -> str:
         for name, short in SHORT_NAMES.items()
         if name in always or sizes[short] != off.get(short, 1)
     ]
+    if configuration.context_parallel_mode != "ring":
+        words.append("cp by all-to-all")
     if configuration.recompute_granularity != "none":
         words.append(f"{recompute(configuration)} recompute")
     return " · ".join(words)

@@ -53,6 +53,10 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
         columns.append(Column(title="batch", cell=lambda plan: str(plan.config.global_batch_size)))
     if any(plan.workload for plan in plans):
         columns.append(Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"))
+    if any(plan.config.context_parallel_mode != "ring" for plan in plans):
+        columns.append(
+            Column(title="cp by", cell=lambda plan: plan.config.context_parallel_mode, left=True)
+        )
     if any(plan.config.offload != "none" for plan in plans):
         columns.append(Column(title="offload", cell=lambda plan: plan.config.offload, left=True))
     if any(plan.launchers for plan in plans):
@@ -81,6 +85,11 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
         Column(title="OOM risk", cell=_risk, leaves=1),
         Column(title="", cell=lambda plan: "← best" if plan.rank == 1 else "", left=True, leaves=4),
     ]
+
+
+def _mode(plan: Plan) -> str:
+    """How sequences are split, where they are."""
+    return plan.config.context_parallel_mode if plan.config.context_parallel_size > 1 else "–"
 
 
 def _risk(plan: Plan) -> str:

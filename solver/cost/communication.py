@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiles.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
-from solver.columns import FloatArray
+from solver.columns import RING, FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
@@ -44,6 +44,32 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
 
 
 def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
+    """What splitting sequences adds to attention, in a ring or by exchanging heads for tokens."""
+    ring, exchange = _ring(ctx, attention), _head_exchange(ctx)
+    in_ring = ctx.columns.context_parallel_mode == RING
+    return PassSeconds(
+        forward=np.where(in_ring, ring.forward, exchange.forward),
+        backward=np.where(in_ring, ring.backward, exchange.backward),
+    )
+
+
+def _head_exchange(ctx: Context) -> PassSeconds:
+    """All-to-alls around attention: queries, keys and values before it, its output behind it.
+
+    Each rank sends the tokens that it has, of all its heads, and gets every token of 1 / c of them; the
+    backward pass sends the gradients the other way. Nothing runs under them (Jacobs et al. 2023,
+    DeepSpeed-Ulysses, arXiv:2309.14509, section 3.2: 4 N h / P on each link for as many key/value heads).
+    """
+    model = ctx.model
+    heads, kv = model.num_attention_heads / ctx.t, np.maximum(model.num_kv_heads / ctx.t, 1.0)
+    before = heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)
+    sent = [ctx.tokens * width * _ACTIVATION_BYTES for width in (before, heads * model.v_head_dim)]
+    once = sum(all_to_all_s(one, ctx.context_group, ctx.fabric) for one in sent)
+    once = np.where(ctx.c > 1, once, 0.0)
+    return PassSeconds(forward=once, backward=once)
+
+
+def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
     """What ring attention adds: keys and values go round once, twice with their gradients.
 
     Attention hides the exchange but for a least share: ``max(attention + share * x, x) - attention``.
