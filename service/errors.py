@@ -5,6 +5,7 @@ ServiceError
 ├── NotReadyError              the job has no answer (yet)
 ├── IdempotencyConflictError   the key was used with another body
 ├── BadPageTokenError          the page token is not one of ours
+├── TooManyRequestsError       this tenant has asked for as much as it may
 ├── UnauthorizedError          no usable key
 ├── ForbiddenError             the key's scope does not include this
 └── ServerStartError           the server cannot start here
@@ -48,6 +49,16 @@ class BadPageTokenError(ServiceError):
     """The page token was not issued by this service."""
 
     code = "bad_page_token"
+
+
+class TooManyRequestsError(ServiceError):
+    """This tenant has asked for as much as it may; ``retry_after_s`` says when to ask again."""
+
+    code = "too_many_requests"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class UnauthorizedError(ServiceError):

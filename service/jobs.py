@@ -6,7 +6,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection
@@ -14,10 +14,11 @@ from sqlalchemy.exc import IntegrityError
 
 from service.db import records
 from service.db.database import Database
-from service.db.records import JobRecord
+from service.db.event_records import EventRecord, events_after, newest_event_ids
+from service.db.records import JobRecord, JobSummary, Origin
 from service.engine.job_engine import JobEngine
 from service.engine.states import TERMINAL_STATES
-from service.errors import IdempotencyConflictError, NotFoundError, NotReadyError
+from service.errors import IdempotencyConflictError, NotFoundError, NotReadyError, TooManyRequestsError
 from service.pages import Page, decode_token, encode_token
 from service.queue import WakeUpQueue
 from service.request import problem_to_mapping
@@ -33,24 +34,48 @@ class Submission:
     body: Mapping[str, object]  # as it was sent; the idempotency key is bound to it
     idempotency_key: str | None = None
     fresh: bool = False  # True: search again even if the answer is known
+    origin: Origin = field(default_factory=Origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one tenant may ask for; exact up to the requests that are in flight together."""
+
+    max_queued_jobs: int = 10_000
+    max_submits_per_minute: int | None = None  # None: as many as it likes
+    idempotency_ttl_s: float = 86_400.0  # then a key may be used again
+
+
+_NO_LIMITS_SET = Limits()
+WINDOW_S = 60.0
+MAX_EVENTS = 500  # read at once
+QUEUE_RETRY_S = 5.0  # a tenant whose queue is full is asked to come back after this
 
 
 class Jobs:
     """The use cases of one service process."""
 
     def __init__(
-        self, database: Database, engine: JobEngine, queue: WakeUpQueue, *, queue_timeout_s: float
+        self,
+        database: Database,
+        engine: JobEngine,
+        queue: WakeUpQueue,
+        *,
+        queue_timeout_s: float,
+        limits: Limits = _NO_LIMITS_SET,
     ) -> None:
         self._database = database
         self._engine = engine
         self._queue = queue
         self._queue_timeout_s = queue_timeout_s
+        self._limits = limits
 
     def submit(self, tenant: str, submission: Submission) -> JobRecord:
         """Store the job, then wake a worker; the same key or a known answer gives the earlier job.
 
         Raises:
             IdempotencyConflictError: the key was used with another body.
+            TooManyRequestsError: this tenant has asked for as much as it may.
         """
         try:
             job, is_new = self._submit_once(tenant, submission)
@@ -69,7 +94,22 @@ class Jobs:
         with self._database.read() as connection:
             return _required_job(connection, tenant, job_id)
 
-    def page(self, tenant: str, *, page_size: int, page_token: str | None) -> Page[JobRecord]:
+    def look(self, tenant: str, job_id: str) -> tuple[JobRecord, int]:
+        """One job, and the id of an event that it is at least as new as.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        with self._database.read() as connection:
+            newest = newest_event_ids(connection, [job_id]) if records.is_identifier(job_id) else {}
+            return _required_job(connection, tenant, job_id), newest.get(job_id, 0)
+
+    def events(self, tenant: str, job_id: str, *, after: int) -> list[EventRecord]:
+        """The next events of a job after the event ``after``, in order; the next call has the rest."""
+        with self._database.read() as connection:
+            return events_after(connection, tenant, job_id, after=after, limit=MAX_EVENTS)
+
+    def page(self, tenant: str, *, page_size: int, page_token: str | None) -> Page[JobSummary]:
         """Jobs, newest first.
 
         Raises:
@@ -131,9 +171,9 @@ class Jobs:
         request = problem_to_mapping(submission.problem)
         cache_key = cache_key_of(tenant, request, versions_of(submission.problem))
         body_sha256 = _sha256(submission.body)
-        key = submission.idempotency_key
+        key, ttl_s = submission.idempotency_key, self._limits.idempotency_ttl_s
         with self._database.write() as connection:
-            bound = records.find_key(connection, tenant, key) if key else None
+            bound = records.find_key(connection, tenant, key, ttl_s=ttl_s) if key else None
             if bound is not None:
                 if bound[0] != body_sha256:
                     raise IdempotencyConflictError("this idempotency key was used with another body")
@@ -141,6 +181,7 @@ class Jobs:
             known = None if submission.fresh else records.answered_job(connection, tenant, cache_key)
             job_id = known or uuid.uuid4().hex
             if known is None:
+                self._require_room(connection, tenant)
                 records.insert_job(
                     connection,
                     tenant,
@@ -148,10 +189,28 @@ class Jobs:
                     request=request,
                     time_limit_s=submission.problem.options.time_limit_s,
                     queue_timeout_s=self._queue_timeout_s,
+                    origin=submission.origin,
                 )
             if key:
-                records.insert_key(connection, tenant, key, body_sha256=body_sha256, job_id=job_id)
+                records.bind_key(
+                    connection, tenant, key, body_sha256=body_sha256, job_id=job_id, ttl_s=ttl_s
+                )
             return _required_job(connection, tenant, job_id), known is None
+
+    def _require_room(self, connection: Connection, tenant: str) -> None:
+        """Refuse a job more than this tenant may have.
+
+        Raises:
+            TooManyRequestsError: with the time after which to try again.
+        """
+        per_minute, most = self._limits.max_submits_per_minute, self._limits.max_queued_jobs
+        if per_minute is not None:
+            wait_s = records.wait_for_submits(connection, tenant, per_minute, window_s=WINDOW_S)
+            if wait_s is not None:
+                raise TooManyRequestsError(f"at most {per_minute} jobs a minute", retry_after_s=wait_s)
+        if records.queued_beyond(connection, tenant, most):
+            detail = f"at most {most} jobs may be queued"
+            raise TooManyRequestsError(detail, retry_after_s=QUEUE_RETRY_S)
 
 
 def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:

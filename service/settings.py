@@ -52,6 +52,12 @@ class Settings(BaseSettings):
     slow_poll_s: Seconds = Field(default=5.0, description="the same beside a queue")
     grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
     queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
+    max_queued_jobs: int = Field(default=10_000, ge=1, le=10_000_000, description="of one tenant: else 429")
+    max_submits_per_minute: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="of one tenant: else 429; None: any number"
+    )
+    idempotency_ttl_s: Seconds = Field(default=86_400.0, description="then a key is free again")
+    event_heartbeat_s: Seconds = Field(default=15.0, description="between two signs of life of a stream")
     max_wait_s: Seconds = Field(default=30.0, description="longest long-poll")
 
     @field_validator("database_url")

@@ -13,9 +13,10 @@ from service.api.deps import Service
 from service.api.edge import Edge
 from service.api.problems import declared
 from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles
+from service.api.watch import Watch
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
-from service.jobs import Jobs
+from service.jobs import Jobs, Limits
 from service.measurements import Measurements
 from service.profile_store import ProfileStore
 from service.queue import queue_for
@@ -28,7 +29,12 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     database = Database(settings.database_url)
     queue = queue_for(settings.redis_url)
     engine = JobEngine(database, lease_s=settings.lease_s)
-    use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
+    limits = Limits(
+        max_queued_jobs=settings.max_queued_jobs,
+        max_submits_per_minute=settings.max_submits_per_minute,
+        idempotency_ttl_s=settings.idempotency_ttl_s,
+    )
+    use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s, limits=limits)
     stored = ProfileStore(database)
     access = Access(database)
 
@@ -55,7 +61,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         jobs=use_cases,
         profiles=stored,
         measurements=Measurements(database, use_cases),
-        is_stopping=is_stopping,
+        watch=Watch(database, is_stopping=is_stopping),
     )
     errors.install(app)
     app.add_middleware(Edge, any_host=lambda: settings.insecure or access.has_keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +14,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from profiles.errors import InvalidProblemError
 from service.access import Access, Caller
 from service.api.errors import UnsupportedMediaTypeError
+from service.api.watch import Watch
 from service.db.database import Database
+from service.db.records import Origin
 from service.jobs import Jobs
 from service.json_input import read_json
 from service.measurements import Measurements
@@ -22,6 +24,7 @@ from service.profile_store import ProfileStore
 from service.queue import WakeUpQueue
 from service.settings import Settings
 
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C, level 1
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_PAGE_SIZE = 200
 
@@ -37,7 +40,7 @@ class Service:
     jobs: Jobs
     profiles: ProfileStore
     measurements: Measurements
-    is_stopping: Callable[[], bool]  # the server is shutting down: long polls end
+    watch: Watch  # of jobs, for long polls and event streams
 
 
 def service_of(request: Request) -> Service:
@@ -120,6 +123,14 @@ def idempotency_key_of(
         allowed = "1 to 255 visible ASCII characters"
         raise InvalidProblemError.of("/header/Idempotency-Key", "is not usable", allowed=allowed)
     return idempotency_key
+
+
+def origin_of(request: Request) -> Origin:
+    """Where a request came from, to be kept with what it starts."""
+    given = request.headers.get("traceparent", "")
+    return Origin(
+        request_id=request.state.request_id, traceparent=given if _TRACEPARENT.fullmatch(given) else None
+    )
 
 
 def profiles_of(request: Request) -> ProfileStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
 from service.api.problems import problem_response
 from service.db.database import DATABASE_AWAY
-from service.errors import NotReadyError, ServiceError, UnauthorizedError
+from service.errors import NotReadyError, ServiceError, TooManyRequestsError, UnauthorizedError
 
 RETRY_AFTER_S = 2
 STATUS_OF: Mapping[str, int] = {
@@ -30,6 +31,7 @@ STATUS_OF: Mapping[str, int] = {
     "refused_export": 422,
     "idempotency_conflict": 422,
     "bad_page_token": 422,
+    "too_many_requests": 429,
 }
 _log = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ def _service_error(request: Request, error: Exception) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, NotReadyError) and not error.finished:
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, TooManyRequestsError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     return problem_response(request, STATUS_OF[code], code=code, detail=str(error), headers=headers)

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from profiles.calibration import FORMAT as CALIBRATION
 from profiles.measured_profile import FORMAT as MEASURED
+from service.api.schemas import EventView
 from service.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
 from service.measurements import MEMORY_KINDS, MEMORY_RANKS
 from service.request_schema import ProblemRequest
@@ -55,6 +56,13 @@ KEY_BODY = json_body_of(
         },
     }
 )
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events named after the job's state, or `progress`; their data is an EventView",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    204: {"description": "The job has ended, and its last event was seen"},
+}
 MEASUREMENT_BODY = json_body_of(
     {
         "type": "object",
@@ -77,7 +85,9 @@ def install(app: FastAPI) -> None:
 
     def completed() -> dict[str, Any]:
         document = fastapis()  # cached by FastAPI: completing it again changes nothing
-        _, definitions = models_json_schema([(ProblemRequest, "validation")], ref_template=_REF)
+        _, definitions = models_json_schema(
+            [(ProblemRequest, "validation"), (EventView, "serialization")], ref_template=_REF
+        )
         document["components"]["schemas"].update(definitions["$defs"])
         return document
 

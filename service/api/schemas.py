@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from service.api.problems import ProblemView, type_of
 from service.db.profile_records import ProfileRecord
-from service.db.records import JobRecord
+from service.db.records import JobRecord, JobSummary
 from service.engine.states import TERMINAL_STATES
 from solver.plan import (
     Baseline,
@@ -43,6 +43,7 @@ class LinksView(BaseModel):
     """Where to go from a job; a link is absent where it leads nowhere yet."""
 
     self: str
+    events: str
     plans: str | None = None
     cancel: str | None = None
 
@@ -59,7 +60,6 @@ class JobView(BaseModel):
     attempts: int
     cancel_requested: bool
     progress: ProgressView | None = None
-    infeasible: Infeasibility | None = None  # why nothing fits, where that was proved
     problem: ProblemView | None = None  # why the job failed
     links: LinksView
 
@@ -67,7 +67,18 @@ class JobView(BaseModel):
 class JobDetail(JobView):
     """One job with the question it answers."""
 
+    infeasible: Infeasibility | None = None  # why nothing fits, where that was proved
     request: dict[str, Any]  # the canonical problem, every figure spelled out
+
+
+class EventView(BaseModel):
+    """The data of one server-sent event: the job as it was from then on."""
+
+    job_id: str
+    state: State
+    at: datetime
+    cancel_requested: bool
+    progress: ProgressView | None = None
 
 
 class JobPage(BaseModel):
@@ -182,7 +193,7 @@ class ReadyView(BaseModel):
     queue: Literal["ok", "degraded", "polling"]
 
 
-def job_fields(job: JobRecord) -> dict[str, Any]:
+def job_fields(job: JobSummary) -> dict[str, Any]:
     """The fields of ``JobView`` for one record."""
     return {
         "id": job.id,
@@ -194,10 +205,15 @@ def job_fields(job: JobRecord) -> dict[str, Any]:
         "attempts": job.attempts,
         "cancel_requested": job.cancel_requested,
         "progress": _progress(job),
-        "infeasible": job.answer.get("infeasible") if job.answer else None,
         "problem": _failure(job.problem),
         "links": _links(job),
     }
+
+
+def job_detail(job: JobRecord) -> JobDetail:
+    """One record with its question."""
+    infeasible = job.answer.get("infeasible") if job.answer else None
+    return JobDetail(**job_fields(job), infeasible=infeasible, request=dict(job.request))
 
 
 def profile_fields(record: ProfileRecord) -> dict[str, Any]:
@@ -216,7 +232,7 @@ def moment(time_s: float | None) -> datetime | None:
     return None if time_s is None else datetime.fromtimestamp(time_s, UTC)
 
 
-def _progress(job: JobRecord) -> ProgressView | None:
+def _progress(job: JobSummary) -> ProgressView | None:
     """The last progress report; its deadline counts from the claim."""
     if job.progress is None:
         return None
@@ -232,11 +248,12 @@ def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:
     return ProblemView(type=type_of(problem["code"]), title=title, detail=problem["detail"])
 
 
-def _links(job: JobRecord) -> LinksView:
+def _links(job: JobSummary) -> LinksView:
     """Where to go from here."""
     here = f"/v1/jobs/{job.id}"
     return LinksView(
         self=here,
-        plans=f"{here}/plans" if job.answer is not None else None,
+        events=f"{here}/events",
+        plans=f"{here}/plans" if job.has_answer else None,
         cancel=None if job.state in TERMINAL_STATES else f"{here}:cancel",
     )

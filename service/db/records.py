@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, tuple_
+from sqlalchemy import Connection, delete, insert, null, select, tuple_
 
 from service.db.clock import now_s
 from service.db.tables import idempotency_keys, jobs, plans
@@ -19,12 +19,11 @@ DEFAULT_PRIORITY = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
-    """One row of ``jobs``; times are seconds since 1970 by the database's clock."""
+class JobSummary:
+    """One row of ``jobs`` without its bodies; times are seconds since 1970 by the database's clock."""
 
     id: str
     state: str
-    request: Mapping[str, Any]
     time_limit_s: float
     created_at_s: float
     expires_at_s: float
@@ -34,12 +33,34 @@ class JobRecord:
     attempts: int
     cancel_requested: bool
     progress: Mapping[str, Any] | None
-    answer: Mapping[str, Any] | None
     problem: Mapping[str, Any] | None
+    has_answer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(JobSummary):
+    """One row of ``jobs`` with its question and its answer."""
+
+    request: Mapping[str, Any]
+    answer: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a question came from: kept with its job, for logs and traces."""
+
+    request_id: str | None = None
+    traceparent: str | None = None  # W3C trace context
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_RECORD = tuple(jobs.c[name] for name in JobRecord.__slots__)
+_HAS_ANSWER = jobs.c.answer.is_not(null()).label("has_answer")
+_SUMMARY = (
+    *(jobs.c[field.name] for field in fields(JobSummary) if field.name != "has_answer"),
+    _HAS_ANSWER,
+)
+_NOWHERE = Origin()
+_RECORD = (*_SUMMARY, jobs.c.request, jobs.c.answer)
 
 
 def is_identifier(text: str) -> bool:
@@ -56,6 +77,7 @@ def insert_job(
     time_limit_s: float,
     queue_timeout_s: float,
     priority: int = DEFAULT_PRIORITY,
+    origin: Origin = _NOWHERE,
 ) -> None:
     """Add a queued job; ``priority`` 0 goes before 9 among the tenant's own."""
     connection.execute(
@@ -68,6 +90,8 @@ def insert_job(
             priority=priority,
             created_at_s=now_s(),
             expires_at_s=now_s() + queue_timeout_s,
+            request_id=origin.request_id,
+            traceparent=origin.traceparent,
         )
     )
 
@@ -83,13 +107,13 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
 
 def newest_jobs(
     connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
-) -> list[JobRecord]:
+) -> list[JobSummary]:
     """Up to ``limit`` jobs, newest first, after the position ``before`` (created_at_s, id)."""
-    query = select(*_RECORD).where(jobs.c.tenant == tenant)
+    query = select(*_SUMMARY).where(jobs.c.tenant == tenant)
     if before is not None:
         query = query.where(tuple_(jobs.c.created_at_s, jobs.c.id) < before)
     query = query.order_by(jobs.c.created_at_s.desc(), jobs.c.id.desc()).limit(limit)
-    return [JobRecord(**row) for row in connection.execute(query).mappings()]
+    return [JobSummary(**row) for row in connection.execute(query).mappings()]
 
 
 def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
@@ -133,17 +157,46 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
     return None if row is None else (row.job_id, row.body)
 
 
-def find_key(connection: Connection, tenant: str, key: str) -> tuple[str, str] | None:
-    """The body hash and the job that an idempotency key stands for."""
+def queued_beyond(connection: Connection, tenant: str, limit: int) -> bool:
+    """Whether at least ``limit`` jobs of a tenant are queued."""
+    query = select(jobs.c.id).where(jobs.c.tenant == tenant, jobs.c.state == "queued")
+    query = query.offset(limit - 1).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_s: float) -> float | None:
+    """Seconds until fewer than ``limit`` jobs were added in the last ``window_s``; None: now."""
+    query = (
+        select(jobs.c.created_at_s + window_s - now_s())
+        .where(jobs.c.tenant == tenant, jobs.c.created_at_s > now_s() - window_s)
+        .order_by(jobs.c.created_at_s.desc())
+        .offset(limit - 1)
+        .limit(1)
+    )
+    return connection.execute(query).scalar_one_or_none()
+
+
+def find_key(connection: Connection, tenant: str, key: str, *, ttl_s: float) -> tuple[str, str] | None:
+    """The body hash and the job that an idempotency key stands for, unless it is older than ``ttl_s``."""
     query = select(idempotency_keys.c.body_sha256, idempotency_keys.c.job_id).where(
-        idempotency_keys.c.tenant == tenant, idempotency_keys.c.key == key
+        idempotency_keys.c.tenant == tenant,
+        idempotency_keys.c.key == key,
+        idempotency_keys.c.created_at_s > now_s() - ttl_s,
     )
     row = connection.execute(query).one_or_none()
     return None if row is None else (row.body_sha256, row.job_id)
 
 
-def insert_key(connection: Connection, tenant: str, key: str, *, body_sha256: str, job_id: str) -> None:
+def bind_key(
+    connection: Connection, tenant: str, key: str, *, body_sha256: str, job_id: str, ttl_s: float
+) -> None:
     """Bind an idempotency key to a job; IntegrityError when another request was faster."""
+    old = (
+        idempotency_keys.c.tenant == tenant,
+        idempotency_keys.c.key == key,
+        idempotency_keys.c.created_at_s <= now_s() - ttl_s,
+    )
+    connection.execute(delete(idempotency_keys).where(*old))
     connection.execute(
         insert(idempotency_keys).values(
             tenant=tenant, key=key, body_sha256=body_sha256, job_id=job_id, created_at_s=now_s()

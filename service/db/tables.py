@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -64,7 +65,25 @@ jobs = Table(
     Index(None, "state", "tenant", "priority", "created_at_s", "id"),  # the queue of each tenant
     Index(None, "state", "expires_at_s"),
     Index(None, "tenant", "claimed_at_s"),  # whose turn it is
+    # Where the question came from: W3C trace context, and the request to look for in the log.
+    Column("traceparent", String(55)),
+    Column("request_id", String(64)),
     Index(None, "tenant", "cache_key"),
+    Index(None, "finished_at_s"),
+)
+
+# What clients can see of a job, in order. Triggers of the database write it (migration 0005).
+job_events = Table(
+    "job_events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("progress", JSON(none_as_null=True)),
+    Index(None, "job_id", "id"),
 )
 
 leaders = Table(
@@ -94,6 +113,8 @@ idempotency_keys = Table(
     Column("body_sha256", String(64), nullable=False),
     Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("created_at_s", Double, nullable=False),
+    Index(None, "created_at_s"),
+    Index(None, "job_id"),
 )
 
 profiles = Table(

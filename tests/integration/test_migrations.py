@@ -5,7 +5,10 @@ from alembic.runtime.migration import MigrationContext
 
 from service.db import migrations
 from service.db.database import Database
+from service.db.event_records import events_after
 from service.db.tables import metadata
+from service.engine.job_engine import JobEngine
+from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, num_plans
 
 
 def test_upgrade_downgrade_upgrade(database: Database) -> None:
@@ -21,3 +24,23 @@ def test_the_migrations_make_exactly_the_tables_of_the_code(database: Database) 
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []
+
+
+def test_records_survive_a_downgrade_and_an_upgrade(database: Database) -> None:
+    add_job(database)
+    engine = JobEngine(database, lease_s=30.0)
+    engine.complete(claimed(engine), SUCCESS)
+    before = job_in(database)
+    migrations.downgrade(database, "0002")
+    assert num_plans(database) == 2
+    migrations.upgrade(database)
+    assert job_in(database) == before
+    with database.read() as connection:
+        (event,) = events_after(connection, TENANT, "job", after=0, limit=10)
+    assert event.state == "succeeded"  # the log of an older schema's job begins where it stands
+
+
+def test_triggers_that_note_events_are_there_after_every_migration(database: Database) -> None:
+    add_job(database, "another")
+    with database.read() as connection:
+        assert len(events_after(connection, TENANT, "another", after=0, limit=10)) == 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
 
 from service.api.deps import (
     READS,
@@ -21,10 +21,12 @@ from service.api.deps import (
     ProfilesDep,
     ServiceDep,
     TenantDep,
+    origin_of,
 )
-from service.api.openapi import PROBLEM_BODY
+from service.api.event_stream import EventStream, event_id_of
+from service.api.openapi import EVENTS, PROBLEM_BODY
 from service.api.problems import declared
-from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_fields
+from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_detail, job_fields
 from service.db.database import compact_json
 from service.db.records import JobRecord
 from service.engine.states import TERMINAL_STATES
@@ -32,7 +34,7 @@ from service.jobs import Submission
 from service.request import parse_problem
 
 RETRY_AFTER_S = 1
-LOOK_S = 0.2  # between two looks of a long poll
+LOOK_S = 5.0  # a long poll without news looks whether its client is still there
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403, 422, 503))
 
@@ -42,11 +44,12 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403
     dependencies=[SUBMITS],
     status_code=202,
     response_model=JobDetail,
-    responses=declared(413, 415),
+    responses=declared(413, 415, 429),
     openapi_extra=PROBLEM_BODY,
     summary="Submit a problem",
 )
 def submit(
+    request: Request,
     body: BodyDep,
     jobs: JobsDep,
     tenant: TenantDep,
@@ -58,9 +61,14 @@ def submit(
     """Submit a problem; an identical one that is answered already gives the earlier job."""
     problem = parse_problem(body)
     stored.require(tenant, problem)
-    job = jobs.submit(
-        tenant, Submission(problem=problem, body=body, idempotency_key=idempotency_key, fresh=fresh)
+    submission = Submission(
+        problem=problem,
+        body=body,
+        idempotency_key=idempotency_key,
+        fresh=fresh,
+        origin=origin_of(request),
     )
+    job = jobs.submit(tenant, submission)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
     return _detail(job, status=202, headers=headers)
 
@@ -96,15 +104,48 @@ async def read_job(
     """One job; with ``wait`` once it differs from If-None-Match, or, without that, once it is finished."""
     until = time.monotonic() + min(wait, service.settings.max_wait_s)
     while True:
-        job = await run_in_threadpool(service.jobs.read, tenant, job_id)
+        job, seen = await run_in_threadpool(service.jobs.look, tenant, job_id)
         response = _detail(job)
         unchanged = if_none_match is not None and response.headers["ETag"] in _tags(if_none_match)
         news = not unchanged if if_none_match is not None else job.state in TERMINAL_STATES
-        over = time.monotonic() >= until or service.is_stopping() or await request.is_disconnected()
+        left_s = until - time.monotonic()
+        over = left_s <= 0 or service.watch.is_stopping() or await request.is_disconnected()
         if news or over or (unchanged and job.state in TERMINAL_STATES):
             break
-        await asyncio.sleep(LOOK_S)
+        await service.watch.news(job_id, after=seen, timeout_s=min(left_s, LOOK_S))
     return Response(status_code=304, headers={"ETag": response.headers["ETag"]}) if unchanged else response
+
+
+@router.get(
+    "/{job_id}/events",
+    dependencies=[READS],
+    response_class=StreamingResponse,
+    responses={**EVENTS, **declared(404)},
+    summary="Follow a job",
+)
+async def follow(
+    job_id: str,
+    service: ServiceDep,
+    tenant: TenantDep,
+    last_event_id: Annotated[str | None, Header(description="go on after this event")] = None,
+) -> Response:
+    """Server-sent events until the job ends: its states, and how far the search has come."""
+    after = event_id_of(last_event_id)
+    job, newest = await run_in_threadpool(service.jobs.look, tenant, job_id)
+    after = after if after <= newest else 0  # of another life of this database: tell everything
+    if after == newest and job.state in TERMINAL_STATES:
+        return Response(status_code=204)  # an EventSource stops here
+    first = await run_in_threadpool(service.jobs.events, tenant, job_id, after=after)
+    stream = EventStream(
+        jobs=service.jobs,
+        watch=service.watch,
+        tenant=tenant,
+        job_id=job_id,
+        heartbeat_s=service.settings.event_heartbeat_s,
+    )
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not hold it back
+    frames = stream.frames(first, after=after)
+    return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 
 
 @router.post(
@@ -143,7 +184,7 @@ def read_plans(
 
 def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """One job with its strong ETag: a hash of the very bytes."""
-    body = JobDetail(**job_fields(job), request=dict(job.request)).model_dump_json(exclude_none=True)
+    body = job_detail(job).model_dump_json(exclude_none=True)
     tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
     return _json(body, status=status, headers={**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"})
 

@@ -1,0 +1,92 @@
+"""Server-Sent Events of one job (WHATWG HTML, "Server-sent events"), told from the database.
+
+The id of an event is its row's: a client that comes back with Last-Event-ID misses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import format_sse_event
+
+from profiles.errors import InvalidProblemError
+from service.api.schemas import EventView, ProgressView, moment
+from service.api.watch import Watch
+from service.db.database import DATABASE_AWAY
+from service.db.event_records import EventRecord
+from service.engine.states import TERMINAL_STATES
+from service.jobs import Jobs
+
+RETRY_MS = 1_000  # how long a client waits before it comes back
+MAX_STREAM_S = 900.0  # then the client comes back, and its key is looked at again
+MAX_DIGITS = 18  # of an event's id: below 2**63
+_AWAY_S = 1.0  # between two tries while the database is away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream:
+    """One connection that follows one job."""
+
+    jobs: Jobs
+    watch: Watch
+    tenant: str
+    job_id: str
+    heartbeat_s: float  # between two comments that keep proxies from closing a silent connection
+
+    async def frames(self, first: list[EventRecord], *, after: int) -> AsyncIterator[bytes]:
+        """``first`` and every later event as they go over the wire, until the job or the server ends."""
+        yield f"retry: {RETRY_MS}\n\n".encode()
+        until, events = time.monotonic() + MAX_STREAM_S, first
+        while time.monotonic() < until:
+            for event in events:
+                yield frame(self.job_id, event)
+                after = event.id
+                if event.state in TERMINAL_STATES:
+                    return
+            if not events and not await self.watch.news(
+                self.job_id, after=after, timeout_s=self.heartbeat_s
+            ):
+                yield b": alive\n\n"
+            if self.watch.is_stopping():
+                return
+            events = await self._next(after)
+
+    async def _next(self, after: int) -> list[EventRecord]:
+        """The events after ``after``; none while the database is away."""
+        try:
+            return await run_in_threadpool(self.jobs.events, self.tenant, self.job_id, after=after)
+        except DATABASE_AWAY:
+            await asyncio.sleep(_AWAY_S)
+            return []
+
+
+def frame(job_id: str, event: EventRecord) -> bytes:
+    """One event as it goes over the wire: ``progress`` while it searches, else the state's name."""
+    progress = None if event.progress is None else ProgressView(**event.progress)
+    view = EventView.model_validate(
+        {
+            "job_id": job_id,
+            "state": event.state,
+            "at": moment(event.at_s),
+            "cancel_requested": event.cancel_requested,
+            "progress": progress,
+        }
+    )
+    name = "progress" if event.state == "running" and progress else event.state
+    return format_sse_event(data_str=view.model_dump_json(exclude_none=True), event=name, id=str(event.id))
+
+
+def event_id_of(header: str | None) -> int:
+    """The event that a client saw last; 0: none.
+
+    Raises:
+        InvalidProblemError: it is no id of ours.
+    """
+    text = header or "0"
+    if not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
+        raise InvalidProblemError.of("/header/Last-Event-ID", "is not an event's id")
+    return int(text)

@@ -1,0 +1,55 @@
+"""Queries over the events of jobs; they run in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from service.db.tables import job_events
+
+MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """One row of ``job_events``: the job as it was from ``at_s`` on."""
+
+    id: int
+    at_s: float
+    state: str
+    cancel_requested: bool
+    progress: Mapping[str, Any] | None
+
+
+_EVENT = tuple(job_events.c[name] for name in EventRecord.__slots__)
+
+
+def events_after(
+    connection: Connection, tenant: str, job_id: str, *, after: int, limit: int
+) -> list[EventRecord]:
+    """Up to ``limit`` events of a job, in order, after the event ``after``."""
+    query = (
+        select(*_EVENT)
+        .where(job_events.c.tenant == tenant, job_events.c.job_id == job_id, job_events.c.id > after)
+        .order_by(job_events.c.id)
+        .limit(limit)
+    )
+    return [EventRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def newest_event_ids(connection: Connection, job_ids: Collection[str]) -> dict[str, int]:
+    """The id of the newest event of each job, whosever it is: numbers, never shown to a client.
+
+    Ids of one job only grow, as its row is locked while it changes; those of different jobs may be
+    committed in another order.
+    """
+    names, found = list(job_ids), dict[str, int]()
+    for start in range(0, len(names), MAX_NAMES):
+        some = job_events.c.job_id.in_(names[start : start + MAX_NAMES])
+        query = select(job_events.c.job_id, func.max(job_events.c.id)).where(some)
+        for job_id, newest in connection.execute(query.group_by("job_id")):
+            found[job_id] = newest
+    return found

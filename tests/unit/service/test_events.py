@@ -1,0 +1,131 @@
+"""What happened to a job, told in order from the database, and where a client comes back in."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.db.database import Database
+from service.db.event_records import EventRecord, events_after
+from service.engine.job_engine import JobEngine
+from tests.api_client import PROBLEM_TYPE, answer_next, submit
+from tests.job_records import TENANT, add_job, claimed, let_lease_run_out
+
+PROGRESS = {"stage": "frontier", "explored": 1, "total": 9, "elapsed_s": 0.5}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One event as a browser sees it."""
+
+    id: int
+    name: str
+    data: dict[str, Any]
+
+
+def sent(text: str) -> list[Sent]:
+    """The events of a stream, comments and the retry time left out."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in fields:
+            found.append(Sent(int(fields["id"]), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def told(database: Database, after: int = 0) -> list[EventRecord]:
+    with database.read() as connection:
+        return events_after(connection, TENANT, "job", after=after, limit=100)
+
+
+def test_a_stream_tells_everything_that_happened_and_ends_with_the_job(
+    client: TestClient, engine: JobEngine
+) -> None:
+    here = f"/v1/jobs/{submit(client)}/events"
+    claim = claimed(engine)
+    engine.heartbeat(claim, PROGRESS)
+    engine.release(claim)
+    answer_next(engine)
+    stream = client.get(here)
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    assert stream.headers["Cache-Control"] == "no-store"
+    events = sent(stream.text)
+    assert [event.name for event in events] == [
+        "queued",
+        "running",
+        "progress",
+        "queued",
+        "running",
+        "succeeded",
+    ]
+    assert events[2].data["progress"]["explored"] == 1
+    assert stream.text.startswith("retry: 1000\n\n")
+
+
+def test_a_client_that_comes_back_is_told_the_rest_only(client: TestClient, engine: JobEngine) -> None:
+    here = f"/v1/jobs/{submit(client)}/events"
+    answer_next(engine)
+    events = sent(client.get(here).text)
+    ids = [event.id for event in events]
+    assert ids == sorted(set(ids))
+    for place, event in enumerate(events[:-1]):
+        rest = sent(client.get(here, headers={"Last-Event-ID": str(event.id)}).text)
+        assert rest == events[place + 1 :]
+    seen = client.get(here, headers={"Last-Event-ID": str(ids[-1])})
+    assert (seen.status_code, seen.content) == (204, b"")  # an EventSource stops at that
+
+
+def test_an_id_of_another_life_of_the_database_tells_everything(
+    client: TestClient, engine: JobEngine
+) -> None:
+    here = f"/v1/jobs/{submit(client)}/events"
+    answer_next(engine)
+    assert len(sent(client.get(here, headers={"Last-Event-ID": str(10**17)}).text)) == 3
+
+
+@pytest.mark.parametrize("wrong", ["x", "-1", "1.0", "9" * 19, "²"])
+def test_an_id_that_is_none_of_ours_is_refused(client: TestClient, wrong: str) -> None:
+    here = f"/v1/jobs/{submit(client)}/events"
+    answer = client.get(here, headers={b"Last-Event-ID": wrong.encode()})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+
+
+def test_each_change_that_a_client_can_see_is_one_event(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    for _ in range(3):
+        engine.heartbeat(claim)  # renews the lease, changes nothing visible
+    engine.heartbeat(claim, PROGRESS)
+    engine.heartbeat(claim, PROGRESS)
+    engine.cancel(TENANT, "job")
+    let_lease_run_out(database)
+    engine.sweep()
+    seen = [(event.state, event.cancel_requested, event.progress is not None) for event in told(database)]
+    assert seen == [
+        ("queued", False, False),
+        ("running", False, False),
+        ("running", False, True),
+        ("running", True, True),
+        ("cancelled", True, True),
+    ]
+
+
+def test_a_change_that_is_rolled_back_is_no_event(database: Database) -> None:
+    add_job(database)
+    with suppress(ZeroDivisionError), database.write() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET state = 'failed'")
+        raise ZeroDivisionError
+    assert [event.state for event in told(database)] == ["queued"]
+
+
+def test_a_list_of_jobs_reads_no_bodies(client: TestClient, engine: JobEngine, database: Database) -> None:
+    job = submit(client)
+    answer_next(engine)
+    with database.write() as connection:  # whoever reads these breaks
+        connection.exec_driver_sql("UPDATE jobs SET request = 'no JSON', answer = 'no JSON'")
+    (listed,) = client.get("/v1/jobs").json()["jobs"]
+    assert (listed["id"], listed["state"]) == (job, "succeeded")
+    assert listed["links"]["plans"] == f"/v1/jobs/{job}/plans"
