@@ -65,7 +65,7 @@ class EventStream:
 
 
 def frame(job_id: str, event: EventRecord) -> bytes:
-    """One event as it goes over the wire: ``progress`` while it searches, else the state's name."""
+    """One event as it goes over the wire, named after the state; while it runs, each tells how far it is."""
     progress = None if event.progress is None else ProgressView(**event.progress)
     view = EventView.model_validate(
         {
@@ -76,8 +76,8 @@ def frame(job_id: str, event: EventRecord) -> bytes:
             "progress": progress,
         }
     )
-    name = "progress" if event.state == "running" and progress else event.state
-    return format_sse_event(data_str=view.model_dump_json(exclude_none=True), event=name, id=str(event.id))
+    data = view.model_dump_json(exclude_none=True)
+    return format_sse_event(data_str=data, event=event.state, id=str(event.id))
 
 
 def event_id_of(header: str | None) -> int:

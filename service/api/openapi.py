@@ -58,7 +58,7 @@ KEY_BODY = json_body_of(
 )
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Events named after the job's state, or `progress`; their data is an EventView",
+        "description": "Events named after the job's state; their data is an EventView",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     },
     204: {"description": "The job has ended, and its last event was seen"},

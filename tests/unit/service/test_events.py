@@ -56,7 +56,7 @@ def test_a_stream_tells_everything_that_happened_and_ends_with_the_job(
     assert [event.name for event in events] == [
         "queued",
         "running",
-        "progress",
+        "running",
         "queued",
         "running",
         "succeeded",
