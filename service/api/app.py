@@ -26,22 +26,12 @@ from service.versions import version_of
 
 def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:
     """The API over the database that ``settings`` name; ``is_stopping`` ends long polls early."""
-    database = Database(settings.database_url)
-    queue = queue_for(settings.redis_url)
-    engine = JobEngine(database, lease_s=settings.lease_s)
-    limits = Limits(
-        max_queued_jobs=settings.max_queued_jobs,
-        max_submits_per_minute=settings.max_submits_per_minute,
-        idempotency_ttl_s=settings.idempotency_ttl_s,
-    )
-    use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s, limits=limits)
-    stored = ProfileStore(database)
-    access = Access(database)
+    service = _service(settings, is_stopping)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        database.close()
+        service.database.close()
 
     app = FastAPI(
         title="Meshwright",
@@ -53,19 +43,33 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         redoc_url=None,
         redirect_slashes=False,  # an address is right or wrong
     )
-    app.state.service = Service(
-        settings=settings,
-        database=database,
-        access=access,
-        queue=queue,
-        jobs=use_cases,
-        profiles=stored,
-        measurements=Measurements(database, use_cases),
-        watch=Watch(database, is_stopping=is_stopping),
-    )
+    app.state.service = service
     errors.install(app)
-    app.add_middleware(Edge, any_host=lambda: settings.insecure or access.has_keys)
+    app.add_middleware(Edge, any_host=lambda: settings.insecure or service.access.has_keys)
     for part in (jobs, plans, predictions, profiles, catalogs, keys, probes):
         app.include_router(part.router)
     openapi.install(app)
     return app
+
+
+def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
+    """Everything behind the routes."""
+    database = Database(settings.database_url)
+    queue = queue_for(settings.redis_url)
+    limits = Limits(
+        max_queued_jobs=settings.max_queued_jobs,
+        max_submits_per_minute=settings.max_submits_per_minute,
+        idempotency_ttl_s=settings.idempotency_ttl_s,
+    )
+    engine = JobEngine(database, lease_s=settings.lease_s)
+    use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s, limits=limits)
+    return Service(
+        settings=settings,
+        database=database,
+        access=Access(database),
+        queue=queue,
+        jobs=use_cases,
+        profiles=ProfileStore(database),
+        measurements=Measurements(database, use_cases),
+        watch=Watch(database, is_stopping=is_stopping),
+    )
