@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from profiles.errors import InvalidProblemError
 from profiles.measured_link import MeasuredLink
@@ -151,13 +151,36 @@ class ClusterSpec:
         return sum(group.num_nodes for group in self.groups)
 
     @property
+    def distinct_groups(self) -> tuple[NodeGroup, ...]:
+        """The node groups, those that are alike and not kept apart by a link of their own as one."""
+        found: list[NodeGroup] = []
+        for group in self.groups:
+            apart = self.between_groups not in (None, group.inter_node)
+            like = [at for at, one in enumerate(found) if replace(one, num_nodes=group.num_nodes) == group]
+            if like and not apart:
+                nodes = found[like[0]].num_nodes + group.num_nodes
+                found[like[0]] = replace(group, num_nodes=nodes)
+            else:
+                found.append(group)
+        return tuple(found)
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """A short name of each of ``distinct_groups``: its GPU's, numbered where two have the same."""
+        slugs = [group.gpu.slug for group in self.distinct_groups]
+        return tuple(
+            f"{slug}-{slugs[:at].count(slug) + 1}" if slugs.count(slug) > 1 else slug
+            for at, slug in enumerate(slugs)
+        )
+
+    @property
     def is_homogeneous(self) -> bool:
         """Whether all nodes are alike."""
-        return len(self.groups) == 1
+        return len(self.distinct_groups) == 1
 
     @property
     def title(self) -> str:
         """The cluster in words: ``16 × DGX H100 = 128 GPUs``."""
         name = self.display_name or self.name
         total = f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}"
-        return f"{name} = {total}" if not self.is_homogeneous else f"{self.num_nodes} × {name} = {total}"
+        return f"{name} = {total}" if len(self.groups) > 1 else f"{self.num_nodes} × {name} = {total}"

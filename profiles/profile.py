@@ -41,6 +41,8 @@ _FRAMEWORK_OF: Mapping[str, str] = {
 # over PCIe (the measured L40S went through the host: a sixth of PCIe between four of them).
 _FAST_LINK = "a100-sxm-80gb"
 _PCIE = "rtx-pro-6000-server"
+# Under no launcher's limits stages may stand on unlike node groups.
+PLACING_LAUNCHER = "none"
 
 # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
 _WITHOUT_FLASH = ("volta", "turing")
@@ -97,6 +99,7 @@ class Profile:
     log_time_sigma: float = 0.15
     log_memory_sigma: float = 0.08
     warnings: tuple[str, ...] = field(default=())
+    by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
 
     @property
     def fabric(self) -> Fabric:
@@ -137,6 +140,7 @@ class Profile:
             )
         )
         text += "" if self.layers is None else repr(asdict(self.layers))
+        text += "".join(one.version for one in self.by_group)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -196,15 +200,36 @@ def _speed(link: LinkSpec) -> float:
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
     """The uncalibrated profile of a cluster under a launcher or framework.
 
-    In a mixed cluster the slowest GPU and the slowest network decide the pace, the smallest memory
-    the limit.
+    In a mixed cluster it is that of a mesh over all nodes: the slowest GPU and the slowest network decide
+    the pace, the smallest memory the limit. ``by_group`` prices each node group as it is.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.
     """
+    profile = _profile_of(deciding_group(cluster), launcher_or_framework)
+    if cluster.is_homogeneous:
+        return profile
+    return replace(
+        profile,
+        warnings=(*profile.warnings, _mixed_warning(profile.group.gpu.slug, launcher_or_framework)),
+        by_group=tuple(_profile_of(group, launcher_or_framework) for group in cluster.distinct_groups),
+    )
+
+
+def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
+    """How the stages of a mixed cluster are placed."""
+    if launcher_or_framework == PLACING_LAUNCHER:
+        return "mixed cluster: stages are placed on node groups; no launcher's files place them so"
+    return (
+        f"mixed cluster: the slowest GPU ({slug}) sets the pace of every stage; "
+        f"launcher {PLACING_LAUNCHER} places stages on node groups"
+    )
+
+
+def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
+    """The uncalibrated profile of nodes that are alike."""
     facts = framework_facts(framework_of(launcher_or_framework))
     constants = stack_constants(facts.stack)
-    group = deciding_group(cluster)
     operators = operators_of(group.gpu)
     warnings = []
     if facts.flash and group.gpu.architecture in _WITHOUT_FLASH:
@@ -215,8 +240,6 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
             f"no operator measurements for {group.gpu.slug}: shares of the {group.gpu.architecture} "
             "architecture are used"
         )
-    if not cluster.is_homogeneous:
-        warnings.append(f"mixed cluster: the slowest GPU ({group.gpu.slug}) sets the pace of every stage")
     return Profile(
         title=f"{group.gpu.display_name} under {facts.name}, uncalibrated",
         framework=facts,

@@ -14,7 +14,7 @@ from solver.pareto import front_of
 from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
-from solver.search.search import search
+from solver.search.search import places_stages, search
 from solver.search.watch import Watch
 from solver.variants import variants_of
 from solver.why.explained import with_reasons
@@ -30,7 +30,12 @@ def ask(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Answer:
-    """The answer to a request; errors as ``search``."""
+    """The answer to a request; errors as ``search``.
+
+    A mixed cluster whose stages are placed on node groups is ranked by step time, and nothing beside it.
+    """
+    if places_stages(problem, profile):
+        return search(problem, profile, on_progress=on_progress, should_stop=should_stop)
     variants, answered = variants_of(problem, profile), list[Answered]()
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):

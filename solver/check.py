@@ -22,6 +22,7 @@ from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.digest import problem_digest
 from solver.gpu_counts import usable_gpus
+from solver.mixed.check import placed_violations
 from solver.plan import Configuration, Plan, Prediction, plan_id_of
 from solver.predict import predict
 from solver.problem import Problem
@@ -34,6 +35,9 @@ _LARGEST_STAGE = 3  # highest ZeRO stage there is
 def violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
     """Sentences on everything that is wrong with a plan or configuration; none: it is right."""
     config = plan.config if isinstance(plan, Plan) else plan
+    if config.stage_groups or config.replicas:
+        yield from placed_violations(problem, profile, plan)
+        return
     faults = list(_configuration_faults(problem, config))
     yield from faults
     if faults:

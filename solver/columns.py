@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,8 +117,9 @@ class Columns:
             return int(getattr(self, name)[row])
 
         layers = min(get("recompute_layers"), max(stage_layers))
+        sizes: dict[str, Any] = {name: get(name) for name in _PLAIN}
         return Configuration(
-            **{name: get(name) for name in _PLAIN},
+            **sizes,
             sequence_parallel=bool(get("sequence_parallel")),
             pipeline_schedule=SCHEDULES[get("pipeline_schedule")],
             recompute_granularity=RECOMPUTE[get("recompute")],

@@ -14,6 +14,16 @@ Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageGroup:
+    """Where one pipeline stage of a mixed cluster runs, with all its data-parallel replicas."""
+
+    group: str  # node group, as ``ClusterSpec.group_names`` calls it
+    num_gpus: int
+    num_nodes: float  # 0.5: half a node
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """How one training job is split over GPUs; 1 is off."""
 
@@ -35,10 +45,14 @@ class Configuration:
     offload: str = "none"  # to the host: none, optimizer, activations, optimizer+activations
     context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
+    stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
+    replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
 
     @property
     def num_gpus(self) -> int:
-        """GPUs used: tp * pp * cp * dp."""
+        """GPUs used: tp * pp * cp * dp, of all stages and classes."""
+        if self.replicas or self.stage_groups:
+            return sum(one.num_gpus for one in self.replicas or self.stage_groups)
         return (
             self.tensor_parallel_size * self.pipeline_parallel_size
             * self.context_parallel_size * self.data_parallel_size
@@ -47,6 +61,8 @@ class Configuration:
     @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer step."""
+        if self.replicas:
+            return sum(one.global_batch_size for one in self.replicas)
         return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
 
     def layers_of_rank(self, stage: int) -> tuple[int, ...]:
@@ -66,6 +82,7 @@ class StagePrediction:
     memory_bytes: Mapping[str, int]  # by term: weights, gradients, optimizer, activations, …
     peak_memory_bytes: int  # sum of the terms
     compute_s: float  # forward and backward of one micro-batch on this rank
+    memory_limit_bytes: int | None = None  # of its own GPU, where GPUs differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +249,7 @@ def plan_id_of(problem_digest: str, config: Configuration) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-_LATER = ("context_parallel_mode",)
+_LATER = ("context_parallel_mode", "stage_groups", "replicas")
 _DEFAULTS = asdict(Configuration())
 
 
@@ -240,6 +257,8 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
     """The Configuration of ``Plan.to_json()["config"]``."""
     values = dict(raw)
     values["stage_layers"] = tuple(values["stage_layers"])
+    values["stage_groups"] = tuple(StageGroup(**dict(one)) for one in values.get("stage_groups", ()))
+    values["replicas"] = tuple(configuration_from_json(one) for one in values.get("replicas", ()))
     return Configuration(**values)
 
 

@@ -211,7 +211,20 @@ def shards_divide_the_replicas(target: Target) -> Iterator[FieldError]:
         )
 
 
+def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
+    """One mesh for all nodes: neither a stage nor a replica has a node group or a size of its own."""
+    for name in ("stage_groups", "replicas"):
+        if getattr(target.config, name):
+            yield fault(
+                name,
+                "Megatron-LM runs one mesh with one tensor_parallel_size on all nodes; it cannot place "
+                "stages on node groups",
+                nearest="a plan searched for megatron-lm",
+            )
+
+
 PARALLEL_RULES: tuple[Rule, ...] = (
+    stages_stand_on_like_nodes,
     sizes_are_positive,
     gpus_fit_the_cluster,
     nodes_are_whole,

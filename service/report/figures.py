@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 
 from profiles.units import GIB, TERA
-from solver.plan import Configuration, Prediction
+from solver.plan import Configuration, Prediction, StageGroup
 
 # Short names of the glossary's sizes, in the order of the mesh.
 SHORT_NAMES = {
@@ -91,6 +92,22 @@ def configuration_words(configuration: Configuration) -> str:
     if configuration.recompute_granularity != "none":
         words.append(f"{recompute(configuration)} recompute")
     return " · ".join(words)
+
+
+def placement(configuration: Configuration) -> str:
+    """``2 × a100-sxm-80gb, 8 nodes each, tp 1 │ …``: runs of stages that stand on like nodes."""
+    runs = [(stage, len(list(run))) for stage, run in groupby(configuration.stage_groups)]
+    return " │ ".join(
+        f"{length} × {stage.group}, {nodes(stage)}, tp {stage.tensor_parallel_size}"
+        for stage, length in runs
+    )
+
+
+def nodes(stage: StageGroup) -> str:
+    """``8 nodes``, or GPUs where a stage does not fill its nodes."""
+    if not stage.num_nodes.is_integer():
+        return f"{stage.num_gpus} GPU{'s' if stage.num_gpus > 1 else ''}"
+    return f"{stage.num_nodes:.0f} node{'s' if stage.num_nodes > 1 else ''}"
 
 
 def times(breakdown_s: Mapping[str, float], step_time_s: float) -> str:

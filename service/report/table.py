@@ -9,7 +9,8 @@ from dataclasses import fields
 
 from solver.plan import Configuration, Plan, Prediction
 
-_SIZES = tuple(field.name for field in fields(Configuration) if field.name != "stage_layers")
+_LISTS = ("stage_layers", "stage_groups", "replicas")
+_SIZES = tuple(field.name for field in fields(Configuration) if field.name not in _LISTS)
 _FIGURES = tuple(
     field.name
     for field in fields(Prediction)

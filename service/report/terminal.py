@@ -147,6 +147,8 @@ def _causes(
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
         "layers of each chunk": _split(configuration.stage_layers),
     }
+    if configuration.stage_groups:
+        rows["node group of stages"] = figures.placement(configuration)
     label = max(map(len, rows)) + 3
     lines = {name: f"{name:<{label}}" for name in rows}
     return [
@@ -188,7 +190,7 @@ def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
 def _profile(answer: Answer, problem: Problem) -> str:
     """The profile by its title where the answer or this installation has it, else by its version."""
     title = answer.notes.get("profile")
-    if title is not None and not title.endswith(_UNCALIBRATED):
+    if title is not None and (not problem.cluster.is_homogeneous or not title.endswith(_UNCALIBRATED)):
         return title
     version = answer.versions.get("profile", "unknown")
     here = default_profile(problem.cluster, problem.launcher)

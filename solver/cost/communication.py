@@ -175,11 +175,15 @@ def vocabulary_parallel(ctx: Context) -> PassSeconds:
     return tensor_parallel(ctx, blocks=0.5)
 
 
+def sent_bytes(ctx: Context) -> FloatArray:
+    """Bytes that a rank sends to its pipeline neighbour for one micro-batch."""
+    split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
+    return np.asarray(ctx.tokens * ctx.model.hidden_size * _ACTIVATION_BYTES / split)
+
+
 def transfer(ctx: Context) -> FloatArray:
     """Exposed seconds of one activation between pipeline neighbours, each direction; 0 if pp = 1."""
-    split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
-    sent = ctx.tokens * ctx.model.hidden_size * _ACTIVATION_BYTES / split
     stride = ctx.t * ctx.c * ctx.d
-    seconds = point_to_point_s(sent, stride, ctx.p, ctx.fabric)
+    seconds = point_to_point_s(sent_bytes(ctx), stride, ctx.p, ctx.fabric)
     hidden = (ctx.columns.virtual_pipeline_size > 1) & ctx.facts.overlap_transfer
     return np.where(hidden, 0.3, 1.0) * seconds * ctx.constants.transfer_exposed

@@ -116,7 +116,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         },
         elapsed_s=watch.elapsed_s,
         seed=found.problem.options.seed,
-        versions=_versions(found.profile),
+        versions=versions(found.profile),
         warnings=(*warnings, *found.certificate.warnings),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
@@ -125,7 +125,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     )
 
 
-def _versions(profile: Profile) -> dict[str, str]:
+def versions(profile: Profile) -> dict[str, str]:
     """What answered; OR-Tools is named without being loaded."""
     versions = {"profile": profile.version}
     for key, package in (("meshwright", "meshwright"), ("solver", "ortools")):

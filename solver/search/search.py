@@ -40,9 +40,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiles.profile import Profile
+from profiles.profile import PLACING_LAUNCHER, Profile
 from solver.columns import FloatArray
 from solver.explain import explain
+from solver.mixed.search import search_placed
 from solver.objective import is_plain
 from solver.plan import Answer
 from solver.problem import Problem
@@ -82,6 +83,8 @@ def search(
     """
     options = problem.options
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
+    if places_stages(problem, profile):
+        return search_placed(problem, profile, watch)
     with Judge(options) as judge:
         space = enumerate_space(problem, lambda: _looks(watch, "enumerating"))
         watch.report("enumerating", total=len(space.columns), now=True)
@@ -98,6 +101,11 @@ def search(
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def places_stages(problem: Problem, profile: Profile) -> bool:
+    """Whether the stages of a mixed cluster are placed on its node groups."""
+    return bool(profile.by_group) and problem.launcher == PLACING_LAUNCHER
 
 
 def _looks(watch: Watch, stage: str, space: Space | None = None) -> bool:

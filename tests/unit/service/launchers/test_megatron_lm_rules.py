@@ -15,7 +15,7 @@ from service.launchers import megatron_lm_rules as rules
 from service.launchers.megatron_lm import MegatronLm
 from service.launchers.rules import Rule, near_divisors, near_multiples
 from service.launchers.target import Target
-from solver.plan import Configuration
+from solver.plan import Configuration, StageGroup
 from solver.problem import Workload
 from tests.launcher_cases import A100, H100, cluster, target
 
@@ -86,7 +86,11 @@ def pair(rule: Rule, legal: Target, illegal: Target, field: str, nearest: str | 
     return Pair(rule, legal, illegal, field, nearest)
 
 
+ON_A_GROUP = StageGroup(group="h100-sxm-80gb", num_gpus=1, num_nodes=1 / 8, tensor_parallel_size=1)
+
 PAIRS = [
+    pair(rules.stages_stand_on_like_nodes, case(), case(config=replace(ONE, stage_groups=(ON_A_GROUP,))),
+         "config.stage_groups", "a plan searched for megatron-lm"),
     pair(rules.sizes_are_positive, case(), case(config=replace(ONE, data_parallel_size=0), num_nodes=1,
          gpus_per_node=1) , "config.data_parallel_size", "1"),
     # 8 GPUs hold dp 8, not dp 9.

@@ -1,0 +1,183 @@
+"""Best first over rows and berths: pop by bound, choose berths, refute, solve, simulate.
+
+A *row* waits under a bound over all its berths; popped, it makes way for its *fields* (a choice of one
+berth of each of some groups), each under a bound of its own. A popped field is first asked whether any
+placement may step within the K-th best score (``reach.Reach``, exact for whole layers, memory and
+groups); one that may is solved (``reach.Program``) and its placement of least closed form simulated.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from solver.columns import FloatArray, IntArray
+from solver.mixed.bounds import Floors, floors_of, step_bound_s
+from solver.mixed.field import Field, Placement
+from solver.mixed.outer import Outer
+from solver.mixed.reach import Program, Reach
+
+_NS = 1e9
+Layout = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placed:
+    """One placement in the ranking; ordered by its key: the score, then simplicity."""
+
+    key: tuple[int, ...]
+    score_s: float
+    objective_s: float
+    row: int
+    berths: tuple[int, ...]
+    placement: Placement
+
+
+@dataclass(slots=True, kw_only=True)
+class PlacedFrontier:
+    """The state of a search over the fields of an outer space."""
+
+    outer: Outer
+    floors: Floors
+    top_k: int
+    bound_s: FloatArray  # (n,) of every row
+    ranked: list[Placed] = field(default_factory=list)  # best first
+    least_objective_s: float = np.inf
+    solved: int = 0
+    fields: int = 0
+    finished: bool = False
+    _best: dict[Layout, Placed] = field(default_factory=dict)
+    _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _next: int = 0
+    _heap: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)
+    _seen: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)  # fields popped
+
+    @classmethod
+    def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
+        """Bound every row; none is opened yet."""
+        floors = floors_of(outer)
+        columns = outer.columns
+        bound = step_bound_s(
+            floors, outer.group_of, columns.pipeline_parallel_size, columns.num_microbatches,
+            outer.layout.num_layers,
+        )  # fmt: skip
+        order = np.argsort(bound, kind="stable")
+        order = order[: int(np.isfinite(bound).sum())]
+        return cls(outer=outer, floors=floors, top_k=top_k, bound_s=bound, _order=order)
+
+    @property
+    def cutoff_s(self) -> float:
+        """The score of the K-th best layout so far; +inf while there are fewer."""
+        return self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
+
+    @property
+    def waiting_s(self) -> float:
+        """Least bound of what is not settled yet."""
+        unseen = float(self.bound_s[self._order[self._next]]) if self._next < len(self._order) else np.inf
+        return min(unseen, self._heap[0][0] if self._heap else np.inf)
+
+    @property
+    def settled(self) -> int:
+        """Rows that were opened, or that no longer can change the ranking."""
+        unseen = self.bound_s[self._order[self._next :]]
+        return len(self.outer) - int((unseen <= self.cutoff_s).sum())
+
+    def run(self, interrupted: Callable[[PlacedFrontier], bool]) -> None:
+        """Search until the best K are proved, or until ``interrupted`` says stop."""
+        while not interrupted(self):
+            waiting = self.waiting_s
+            if waiting > self.cutoff_s or waiting == np.inf:
+                self.finished = True
+                return
+            if not self._heap or self._heap[0][0] > waiting:
+                self._open(int(self._order[self._next]))
+                self._next += 1
+            else:
+                bound, row, berths = heapq.heappop(self._heap)
+                self._seen.append((bound, row, berths))
+                self.settle(Field(outer=self.outer, row=row, berths=berths))
+
+    def _open(self, row: int) -> None:
+        """Let the fields of a row wait under their bounds."""
+        choices = self._choices(row)
+        self.fields += choices.shape[1]
+        columns, count = self.outer.columns, choices.shape[1]
+        bounds = step_bound_s(
+            self.floors.at(choices, row),
+            np.arange(len(choices)),
+            np.full(count, columns.pipeline_parallel_size[row]),
+            np.full(count, columns.num_microbatches[row]),
+            self.outer.layout.num_layers,
+        )
+        bounds = np.maximum(bounds, self.bound_s[row])
+        for at in np.flatnonzero(bounds <= self.cutoff_s).tolist():
+            berths = tuple(int(berth) for berth in choices[:, at] if berth >= 0)
+            heapq.heappush(self._heap, (float(bounds[at]), row, berths))
+
+    def _choices(self, row: int) -> IntArray:
+        """One berth of each group, or -1 for none, whose stages can be those of the row: (G, C)."""
+        room, groups = self.outer.room[:, row], self.outer.group_of
+        by_group = [
+            [-1, *np.flatnonzero((groups == at) & (room > 0)).tolist()]
+            for at in range(len(self.outer.fleet.groups))
+        ]
+        choices = np.array(list(product(*by_group)), dtype=np.int64).T
+        p = int(self.outer.columns.pipeline_parallel_size[row])
+        stages = np.where(choices < 0, 0, room[choices]).sum(axis=0)
+        used = (choices >= 0).sum(axis=0)
+        return np.asarray(choices[:, (stages >= p) & (used <= p) & (used > 0)])
+
+    def settle(self, one: Field, *, unconditionally: bool = False) -> None:
+        """Refute a field, or solve it and rank its placement."""
+        if not unconditionally and self.cutoff_s < np.inf and not Reach(one).can_beat(self.cutoff_s):
+            return
+        best = Program(one).solve()
+        if best is None:
+            return
+        self.solved += 1
+        self.least_objective_s = min(self.least_objective_s, best.objective_s)
+        score = one.simulated_s(best.placement)
+        placed = Placed(self._key(one, score), score, best.objective_s, one.row, one.berths, best.placement)
+        layout = self._layout_of(one)
+        known = self._best.get(layout)
+        if known is None or placed < known:
+            self._best[layout] = placed
+            others = [other for other in self.ranked if other is not known]
+            self.ranked = sorted([*others, placed])[: self.top_k]
+
+    def _layout_of(self, one: Field) -> Layout:
+        """What tells plans apart: everything but recomputation and the split."""
+        c, row = self.outer.columns, one.row
+        sizes = (
+            c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size, c.zero_stage,
+            c.pipeline_parallel_size, c.micro_batch_size,
+        )  # fmt: skip
+        return (*(int(size[row]) for size in sizes), *one.berths)
+
+    def _key(self, one: Field, score_s: float) -> tuple[int, ...]:
+        """What orders placements: the score, then fewer groups, stages and sizes."""
+        c, row = self.outer.columns, one.row
+        tensor = max(self.outer.berths[at].tensor_parallel_size for at in one.berths)
+        simple = (len(one.berths), int(c.pipeline_parallel_size[row]), int(c.recompute[row]), tensor)
+        return (round(score_s * _NS), *simple, row, *one.berths)
+
+    def least_bound_s(self, best_s: float, tick: Callable[[], object], steps: int = 9) -> float:
+        """No placement of any row simulates faster; at most ``best_s``. Fields were opened up to there."""
+        left = [one for one in self._seen if one[0] < best_s]
+        reaches = [Reach(Field(outer=self.outer, row=row, berths=berths)) for _, row, berths in left]
+        unseen = min([best_s, self.waiting_s])
+        low, high = min([unseen, *(bound for bound, _, _ in left)]), best_s
+        for _ in range(steps):
+            tick()
+            middle = (low + high) / 2.0
+            able = [reach for reach in reaches if reach.can_beat(middle)]
+            if able or unseen < middle:
+                high = middle
+                reaches = able or reaches
+            else:
+                low = middle
+        return low

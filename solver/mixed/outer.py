@@ -1,0 +1,180 @@
+"""The outer rows of a mixed cluster: every configuration without tensor parallelism, groups and split.
+
+A row is (cp, dp, ep, pp, micro-batch, ZeRO stage, recomputation); all replicas are alike, chunks do not
+interleave. Each berth prices all rows with its own GPU, memory, links and operators. A stage takes
+tp * cp * dp GPUs of its group, so a berth has room for ``floor(GPUs / (tp cp dp))`` stages of a row; none
+where the row breaks a rule of model, batch, request or launcher on that group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+
+from profiles.capabilities import launcher_capabilities
+from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
+from solver.cost.communication import sent_bytes
+from solver.cost.context import context_of
+from solver.cost.price import price
+from solver.cost.prices import LayerLayout
+from solver.mixed.fleet import Berth, Fleet
+from solver.rules import rules_of, violation_masks
+from solver.search.rows import Rows
+from solver.space import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
+
+_FULL = RECOMPUTE.index("full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """n rows over K berths."""
+
+    fleet: Fleet
+    columns: Columns  # tensor_parallel_size 1; a berth has its own
+    berths: tuple[Berth, ...]
+    rows: tuple[Rows, ...]  # of each berth, priced there
+    room: IntArray  # (K, n) stages that a berth has GPUs for; 0: not legal there
+    sent_bytes: FloatArray  # (K, n) of one activation, by one rank
+    known_s: dict[tuple[int, int, float], float] = field(default_factory=dict)  # transfers between groups
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.columns)
+
+    @property
+    def layout(self) -> LayerLayout:
+        """The model's layers."""
+        return self.rows[0].layout
+
+    @property
+    def group_of(self) -> IntArray:
+        """The group of each berth, (K,)."""
+        return np.array([berth.group for berth in self.berths])
+
+    def hop_s(self, row: int, one: int, other: int) -> float:
+        """Exposed seconds of a transfer between two berths, each direction: the larger share decides."""
+        sent = float(max(self.sent_bytes[one, row], self.sent_bytes[other, row]))
+        key = (self.berths[one].group, self.berths[other].group, sent)
+        if key not in self.known_s:
+            self.known_s[key] = float(self.fleet.hop_s(*key[:2], np.array([sent]))[0])
+        return self.known_s[key]
+
+
+def _hop_s(
+    fleet: Fleet, one: int, other: int, sent: float, known_s: dict[tuple[int, int, float], float]
+) -> float:
+    """The same, found once."""
+    key = (one, other, sent)
+    if key not in known_s:
+        known_s[key] = float(fleet.hop_s(one, other, np.array([sent]))[0])
+    return known_s[key]
+
+
+def _divisors(n: int) -> list[int]:
+    """All divisors, ascending."""
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def _berths(fleet: Fleet) -> tuple[Berth, ...]:
+    """Every group with each tensor-parallel size that divides the heads and its islands."""
+    heads = _divisors(fleet.problem.model.num_attention_heads)
+    return tuple(
+        Berth(group=at, tensor_parallel_size=size)
+        for at, group in enumerate(fleet.groups)
+        for size in heads
+        if size <= group.gpus_per_node and group.island_gpus % size == 0
+    )
+
+
+def _sizes(fleet: Fleet) -> Iterator[tuple[int, ...]]:
+    """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) of every row that some group has GPUs for."""
+    problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
+    able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
+    slices = problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK
+    contexts = [1 << bit for bit in range(max(1, slices).bit_length())]
+    experts = _divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    for cp, dp, ep in product(contexts, _divisors(batch), experts):
+        stages = sum(group.num_gpus // (cp * dp) for group in fleet.groups)
+        if cp * dp > most:
+            continue
+        sizes = [size for size in _divisors(batch // dp) if size <= MAX_MICRO_BATCH_SIZE]
+        zeros = [zero for zero in able.zero_stages if zero == 0 or cp * dp > 1]
+        for size, zero, pp in product(sizes, zeros, range(1, min(stages, problem.model.num_layers) + 1)):
+            if pp == 1 or zero <= able.max_zero_stage_with_pipeline:
+                yield from ((cp, dp, ep, size, zero, again, pp) for again in range(_FULL + 1))
+
+
+def _columns(fleet: Fleet) -> Columns:
+    """All rows as columns."""
+    rows = np.array(list(_sizes(fleet)), dtype=np.int64).reshape(-1, 7)
+    cp, dp, ep, size, zero, again, pp = rows.T
+    ones, none, plain = np.ones_like(cp), SCHEDULES.index("none"), SCHEDULES.index("1f1b")
+    return Columns(
+        tensor_parallel_size=ones,
+        sequence_parallel=np.zeros_like(cp),
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=ones,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+        expert_tensor_parallel_size=ones,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=np.where(zero > 0, dp * cp, 1),
+        micro_batch_size=size,
+        num_microbatches=fleet.problem.workload.global_batch_size // (dp * size),
+        pipeline_schedule=np.where(pp == 1, none, plain),
+        recompute=again,
+        recompute_layers=np.where(again == _FULL, ALL_LAYERS, 0),
+    )
+
+
+def at_berth(columns: Columns, berth: Berth) -> Columns:
+    """The same rows with the berth's tensor parallelism."""
+    size = np.full(len(columns), berth.tensor_parallel_size)
+    return replace(columns, tensor_parallel_size=size, sequence_parallel=(size > 1).astype(np.int64))
+
+
+def rows_at(fleet: Fleet, columns: Columns, berth: Berth) -> Rows:
+    """Rows as a berth prices them."""
+    problem, profile = fleet.problems[berth.group], fleet.profiles[berth.group]
+    there = at_berth(columns, berth)
+    return Rows(
+        columns=there,
+        prices=price(problem, there, profile),
+        layout=LayerLayout.of(problem.model),
+        budget_bytes=fleet.budget_bytes(berth.group),
+        uneven_stages=True,
+    )
+
+
+def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
+    """Stages that a berth has GPUs for, by row; 0 where a rule is broken there."""
+    there = at_berth(columns, berth)
+    legal = violation_masks(rules_of(fleet.problems[berth.group]), there) == 0
+    each = there.tensor_parallel_size * there.context_parallel_size * there.data_parallel_size
+    return np.asarray(np.where(legal, fleet.groups[berth.group].num_gpus // each, 0))
+
+
+def outer_of(fleet: Fleet) -> tuple[Outer, int]:
+    """All rows that some groups have room for, priced; and how many there were before."""
+    columns, berths = _columns(fleet), _berths(fleet)
+    room = np.stack([_room(fleet, columns, berth) for berth in berths])
+    groups = np.array([berth.group for berth in berths])
+    most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))
+    kept = np.flatnonzero(most >= columns.pipeline_parallel_size)
+    columns, room, number = columns.take(kept), room[:, kept], len(columns)
+    sent = [
+        sent_bytes(context_of(fleet.problems[b.group], at_berth(columns, b), fleet.profiles[b.group]))
+        for b in berths
+    ]
+    return Outer(
+        fleet=fleet,
+        columns=columns,
+        berths=berths,
+        rows=tuple(rows_at(fleet, columns, berth) for berth in berths),
+        room=room,
+        sent_bytes=np.stack(sent),
+    ), number

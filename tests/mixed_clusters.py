@@ -1,0 +1,116 @@
+"""Small mixed problems, and brute force over every placement of a field."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations, product
+
+from hypothesis import strategies as st
+
+from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from profiles.profile import default_profile
+from profiles.units import GB, GIB, MICROSECOND_S
+from solver.mixed.field import Field, Placement, Stop
+from solver.mixed.fleet import Fleet
+from solver.mixed.outer import Outer, outer_of
+from solver.problem import Problem
+from tests.builders import a_gpu, a_model, a_problem
+
+SLOW = LinkSpec(kind="ethernet", bytes_per_s=3 * GB, latency_s=20 * MICROSECOND_S)
+
+
+def a_group(
+    *, speed: float = 1.0, memory_gib: float = 79.0, nodes: int = 1, gpus: int = 2, slug: str = "fast"
+) -> NodeGroup:
+    """Nodes of an H100 whose rates are scaled by ``speed``."""
+    gpu = a_gpu()
+    gpu = replace(
+        gpu,
+        slug=slug,
+        memory_bytes=int(memory_gib * GIB),
+        hbm_bytes_per_s=gpu.hbm_bytes_per_s * speed,
+        peak_flops={name: value * speed for name, value in gpu.peak_flops.items()},
+    )
+    return NodeGroup(
+        gpu=gpu,
+        num_nodes=nodes,
+        gpus_per_node=gpus,
+        island_gpus=gpus,
+        intra_node=gpu.intra_node,
+        inter_node=gpu.inter_node,
+    )
+
+
+def a_small_model(num_layers: int = 4, **changes: object) -> object:
+    """A few narrow layers."""
+    return a_model(
+        name="small", display_name="", num_layers=num_layers, hidden_size=1024, ffn_hidden_size=4096,
+        num_attention_heads=8, num_kv_heads=8, head_dim=128, vocab_size=32000, **changes,
+    )  # fmt: skip
+
+
+def a_mixed_problem(
+    groups: tuple[NodeGroup, ...],
+    *,
+    num_layers: int = 4,
+    batch: int = 8,
+    between: LinkSpec | None = SLOW,
+    **options: object,
+) -> Problem:
+    """A small model on node groups; other keywords are search options."""
+    cluster = ClusterSpec(name="mixed", groups=groups, between_groups=between)
+    problem = a_problem(model=a_small_model(num_layers), cluster=cluster, batch=batch, **options)  # type: ignore[arg-type]
+    return replace(problem, launcher="none")
+
+
+def outer_space(problem: Problem) -> Outer:
+    """All rows of a mixed problem, priced."""
+    return outer_of(Fleet.of(problem, default_profile(problem.cluster, "none")))[0]
+
+
+@st.composite
+def mixed_problems(draw: st.DrawFn) -> Problem:
+    """Two or three unlike groups of one to four GPUs, two to five layers, little or much memory."""
+    count = draw(st.integers(2, 3))
+    groups = tuple(
+        a_group(
+            speed=draw(st.sampled_from([0.2, 0.5, 1.0, 1.7])),
+            memory_gib=draw(st.sampled_from([4.0, 5.0, 6.0, 8.0, 79.0])),
+            nodes=draw(st.integers(1, 2)),
+            gpus=draw(st.sampled_from([1, 2])),
+            slug=f"gpu-{at}",
+        )
+        for at in range(count)
+    )
+    between = replace(SLOW, bytes_per_s=draw(st.sampled_from([0.1, 3.0, 100.0])) * GB)
+    return a_mixed_problem(
+        groups, num_layers=draw(st.integers(2, 5)), batch=draw(st.sampled_from([4, 8, 12])), between=between
+    )
+
+
+def placements(field: Field) -> Iterator[Placement]:
+    """Every order of the berths, number of stages on each, and split of the layers."""
+    count, p, layers = len(field.berths), field.p, field.num_layers
+    for order in permutations(range(count)):
+        for runs in product(*(range(1, field.room[berth] + 1) for berth in order)):
+            if sum(runs) != p:
+                continue
+            berths = [berth for berth, run in zip(order, runs, strict=True) for _ in range(run)]
+            for cut in combinations(range(1, layers), p - 1):
+                edges = (0, *cut, layers)
+                stops = tuple(Stop(b, i, j) for b, (i, j) in zip(berths, pairwise(edges), strict=True))
+                if all(field.fits[s.berth, at, s.start, s.end] for at, s in enumerate(stops)):
+                    yield stops
+
+
+def fields_of(outer: Outer, row: int) -> Iterator[Field]:
+    """Every choice of berths of a row."""
+    groups = outer.group_of
+    by_group = [
+        [None, *(at for at in range(len(groups)) if groups[at] == group and outer.room[at, row])]
+        for group in range(len(outer.fleet.groups))
+    ]
+    for choice in product(*by_group):
+        berths = tuple(berth for berth in choice if berth is not None)
+        field = Field(outer=outer, row=row, berths=berths)
+        if berths and len(berths) <= field.p <= sum(field.room):
+            yield field
