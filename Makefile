@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-search operators collectives test-torch clean
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives test-torch clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ ablation: $(STAMP) ## what each ingredient of the cost model buys, into docs/how
 
 bench-cost: $(STAMP) ## configurations priced a second, beside published tools (ARGS="--calculon PATH --write")
 	@$(BIN)/python -m benchmarks.cost $(ARGS)
+
+bench-peers: $(STAMP) ## other planners on the same questions, minutes each (ARGS="--only NAME --calculon PATH --write")
+	@$(BIN)/python -m benchmarks.bench_peers $(ARGS)
 
 bench-search: $(STAMP) ## search times and proofs on known problems; writes docs/how-the-search-works.md
 	@$(BIN)/python -m benchmarks.search --write

@@ -4,8 +4,8 @@
 
 All tools estimate the same configurations of GPT-3 175B on 1 024 A100, one process each, pinned to one
 core, and are timed in CPU seconds. llm-analysis is installed into an environment of its own
-(``.venv-peers``, left in place); Calculon runs from a checkout. ``--write`` puts the table into
-docs/how-the-cost-model-works.md, ``--no-peers`` leaves the others out.
+(``.venv-peers/llm-analysis``, left in place); Calculon runs from a checkout. ``--write`` puts the table
+into docs/how-the-cost-model-works.md, ``--no-peers`` leaves the others out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import os
 import platform
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from benchmarks.against.process import UnavailableError, environment
 from benchmarks.cost_rows import Batch
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "how-the-cost-model-works.md"
-PEERS = ROOT / ".venv-peers"
 LLM_ANALYSIS = "llm-analysis==0.2.2"
 REPEATS = 7
 BEGIN, END = "<!-- bench-cost -->", "<!-- /bench-cost -->"
@@ -89,24 +88,11 @@ def _rate_of(tool: str, command: list[str], batch: Batch) -> Rate | None:
 
 def llm_analysis(batch: Batch) -> Rate | None:
     """llm-analysis in an environment of its own, made on first use."""
-    python = PEERS / "bin" / "python"
-    if not (PEERS / "installed").exists():
-        print(f"installing {LLM_ANALYSIS} into {PEERS.name} (first time only)")
-        venv.create(PEERS, with_pip=True, clear=True)
-        install = [
-            str(python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            LLM_ANALYSIS,
-        ]
-        done = subprocess.run(install, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"llm-analysis could not be installed: {done.stderr.strip().splitlines()[-1]}")
-            return None
-        (PEERS / "installed").touch()
+    try:
+        python = environment("llm-analysis", [LLM_ANALYSIS])
+    except UnavailableError as fault:
+        print(fault)
+        return None
     script = ROOT / "benchmarks" / "peers" / "llm_analysis_rate.py"
     return _rate_of("llm-analysis", [str(python), str(script)], batch)
 
@@ -152,11 +138,11 @@ def document(peers: bool, checkout: Path | None) -> str:
     lines = table(f"{gpt.problem.model.title} on 1 024 A100: the {same.name}", rates)
     for batch in (gpt, Batch.of("deepseek-v3", "dgx-h100", 128, 4096, 4096)):
         lines += table(batch.name, ours(batch))
-    where = f"Python {platform.python_version()}, NumPy {np.__version__}, one core of {_processor()}"
+    where = f"Python {platform.python_version()}, NumPy {np.__version__}, one core of {processor()}"
     return "\n".join([*lines, f"{where}; CPU seconds, {REPEATS} repeats. Command: `make bench-cost`."])
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,0 +1,117 @@
+"""Meshwright's side of a comparison: ``python -m benchmarks.against.ours``, one process a question.
+
+Standard input: JSON {"problem": a request, "layers": {"file", "gpu", "memory"} or null: a foreign
+profile of layer times and one of memory, "judge": [configurations]}. Without ``judge`` it searches.
+Standard output: JSON {"configurations", "status", "certified_by", "plans": [{"config", "step_time_s"}]},
+or {"judged": [{"step_time_s", "fits"}]}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from profiles.importers.layer_times import Taken, measured_from_layers
+from profiles.importers.registry import import_profile
+from profiles.library import find_gpu
+from profiles.measured_profile import Session
+from profiles.measurements import LayerProfile, MemoryProfile
+from profiles.profile import Profile, default_profile
+from service.request import parse_problem
+from solver.calibration.measured import with_measured
+from solver.columns import Columns
+from solver.cost.price import price
+from solver.plan import Configuration, configuration_from_json
+from solver.predict import predict
+from solver.problem import Problem
+from solver.search.search import search
+
+
+def profile_of(problem: Problem, layers: Mapping[str, str] | None) -> Profile:
+    """The shipped profile, or with a peer's timed layers.
+
+    Raises:
+        TypeError: the file holds no layer times.
+    """
+    shipped = default_profile(problem.cluster, problem.launcher)
+    if layers is None:
+        return shipped
+    source = import_profile(layers["file"])
+    if not isinstance(source, LayerProfile):
+        raise TypeError(f"{layers['file']} holds no layer times")
+    taken = Taken(
+        model=problem.model,
+        gpu=find_gpu(layers["gpu"]),
+        seq_length=problem.workload.seq_length,
+        dtype=problem.workload.precision,
+        with_collectives=False,
+        session=Session(started_at="not stated by the source", command="bench-peers", meshwright="0"),
+    )
+    measured, _notes = measured_from_layers(source, taken)
+    timed = with_measured(problem, shipped, measured)
+    return with_activations(problem, timed, layers["memory"]) if "memory" in layers else timed
+
+
+def with_activations(problem: Problem, profile: Profile, path: str) -> Profile:
+    """The profile with kept activations at the level that a memory profile measured for one layer.
+
+    Raises:
+        TypeError: the file holds no memory of a layer.
+    """
+    source = import_profile(path)
+    layer = (
+        next((one for one in source.parts if one.part == "layer"), None)
+        if isinstance(source, MemoryProfile)
+        else None
+    )
+    if layer is None:
+        raise TypeError(f"{path} holds no memory of a layer")
+    alone = Configuration(
+        stage_layers=(problem.model.num_layers,), num_microbatches=problem.workload.global_batch_size
+    )
+    own_bytes = float(price(problem, Columns.of([alone]), profile).activation_bytes[0, 0])
+    share = layer.activation_bytes[1] / own_bytes
+    return replace(
+        profile, constants=replace(profile.constants, activation=profile.constants.activation * share)
+    )
+
+
+def searched(problem: Problem, profile: Profile) -> dict[str, Any]:
+    """Search and describe the answer."""
+    answer = search(problem, profile)
+    return {
+        "configurations": answer.legal,
+        "status": answer.status,
+        "certified_by": list(answer.certified_by),
+        "plans": [
+            {"config": plan.to_json()["config"], "step_time_s": plan.prediction.step_time_s}
+            for plan in answer.plans
+        ],
+    }
+
+
+def judged(problem: Problem, profile: Profile, configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Price configurations of others."""
+    limit = problem.options.max_out_of_memory_probability
+    verdicts = []
+    for config in configs:
+        prediction = predict(problem, profile, configuration_from_json(config))
+        fits = prediction.out_of_memory_probability <= limit
+        verdicts.append({"step_time_s": prediction.step_time_s, "fits": fits})
+    return {"judged": verdicts}
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    problem = parse_problem(request["problem"])
+    profile = profile_of(problem, request.get("layers"))
+    configs = request.get("judge")
+    print(json.dumps(searched(problem, profile) if configs is None else judged(problem, profile, configs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Runs beside a checkout of Calculon (calculon-ai/calculon): its own search of executions, or its judge.
+
+    python calculon_search.py CHECKOUT
+
+Standard input: JSON {"model": a file of its models, "system": of its systems, "gpus", "batch", "judge":
+[layouts]}; without "judge" its command ``llm-optimal-execution`` searches on one core.
+Standard output, last line: JSON {"step_s", "executions", "execution"} or {"steps_s": [seconds, or null
+where it refuses the layout or finds no room]}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+RECOMPUTE = {"none": "none", "selective": "attn_only", "full": "full"}
+OVERLAPS = (("none", False), ("ring", True), ("pipe", True))  # of tensor and of data parallelism
+
+
+def search(checkout: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Its search, all of its space.
+
+    Raises:
+        SystemExit: it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "best.json"
+        command = [
+            sys.executable, str(checkout / "bin" / "calculon"), "llm-optimal-execution",
+            str(checkout / "models" / request["model"]), str(request["gpus"]), str(request["batch"]),
+            "float16", str(checkout / "systems" / request["system"]), str(out), "--cpus", "1",
+        ]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        counted = re.search(r"Total executions: (\d+)", run.stdout + run.stderr)
+        if run.returncode or not out.is_file() or counted is None:
+            raise SystemExit((run.stderr.strip().splitlines() or ["no message"])[-1])
+        best = json.loads(out.read_text())["0"]
+    step_s = best["execution"]["batch_size"] / best["stats"]["sample_rate"]
+    return {"step_s": step_s, "executions": int(counted[1]), "execution": best["execution"]}
+
+
+def execution(row: dict[str, Any], overlap: tuple[str, bool]) -> dict[str, Any]:
+    """A layout in Calculon's words: the fields of ``Llm.Execution``."""
+    tensor, data = int(row["tensor"]), int(row["data"])
+    return {
+        "num_procs": tensor * int(row["pipeline"]) * data,
+        "tensor_par": tensor,
+        "pipeline_par": row["pipeline"],
+        "data_par": data,
+        "tensor_par_net": 0,
+        "pipeline_par_net": 1,
+        "data_par_net": 1,
+        "batch_size": row["batch"],
+        "microbatch_size": row["micro_batch"],
+        "datatype": "float16",
+        "fused_activation": True,
+        "attention_type": "multihead",
+        "activation_recompute": RECOMPUTE[row["recompute"]],
+        "pipeline_interleaving": row.get("interleaving", 1),
+        "optimizer_sharding": bool(row["zero"]) and data > 1,
+        "tensor_par_comm_type": "rs_ag" if tensor > 1 else "ar",
+        "tensor_par_overlap": overlap[0] if tensor > 1 else "none",
+        "seq_par_ag_redo": tensor > 1 and row["recompute"] != "full",
+        "data_par_overlap": overlap[1] and data > 1,
+        "weight_offload": False,
+        "activations_offload": False,
+        "optimizer_offload": False,
+        "training": True,
+    }
+
+
+def steps_s(checkout: Path, request: dict[str, Any]) -> list[float | None]:
+    """Seconds of each layout, with the overlaps that suit it best: they are no decision of ours."""
+    sys.path.insert(0, str(checkout))
+    from calculon.llm import Llm  # type: ignore[import-not-found]  # noqa: PLC0415 (the path comes first)
+    from calculon.system import System  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    log = logging.getLogger("calculon")
+    system = System(json.loads((checkout / "systems" / request["system"]).read_text()))
+    application = Llm.Application(json.loads((checkout / "models" / request["model"]).read_text()))
+    found: list[float | None] = []
+    for row in request["judge"]:
+        rates = []
+        for overlap in OVERLAPS:
+            try:
+                model = Llm(application, log)
+                model.compile(system, Llm.Execution.from_json(execution(row, overlap)))
+                model.run(system)
+            except (AssertionError, Llm.Error):
+                continue
+            rates.append(model.get_stats_json(False)["sample_rate"])
+        found.append(row["batch"] / max(rates) if rates else None)
+    return found
+
+
+def main() -> None:
+    """Search, or judge."""
+    checkout, request = Path(sys.argv[1]), json.load(sys.stdin)
+    if request.get("judge") is None:
+        print(json.dumps(search(checkout, request)))
+    else:
+        print(json.dumps({"steps_s": steps_s(checkout, request)}))
+
+
+if __name__ == "__main__":
+    main()
