@@ -131,7 +131,7 @@ def remarks(
     """Ratio of times, who is ahead by its judge, how its answer is read, that its judge is its own."""
     fitting = [one["step_s"] for one in by_peer[1:] if one["fits"]]
     best, again = min(fitting, default=float("inf")), by_peer[0]["step_s"]
-    level = "at least as good" if best <= again * (1.0 + SAME) else f"{best / again - 1.0:.1%} behind"
+    level = "at least as good" if best <= again * (1.0 + SAME) else f"{best / again - 1.0:.2%} behind"
     memory = (
         f"by its judge {len(fitting)} of our {len(by_peer) - 1} plans fit, the best of them is {level}; it "
         "leaves 20 % of memory to PyTorch's cache, ours the room that a 1 % chance to run out asks for"
@@ -144,7 +144,7 @@ def remarks(
         ratio_remark(NAME, theirs.cpu_s, median_of([run.cpu_s for run in ours]), TARGET),
         memory,
         adapter,
-        "its answer mixes ZeRO-2 and ZeRO-3 over layers; ours prices it with what most of them have",
+        "its layers may differ in ZeRO stage, ours may not; ours prices its answer with what most of them have",
     )
 
 
