@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.against.process import SCRIPTS, Budget, ask, ask_ours, environment
-from benchmarks.against.row import Comparison, Row, counted, median_of, seconds
+from benchmarks.against.row import Comparison, Row, counted, seconds
 
 NAME, REQUIREMENT = "aiconfigurator", "aiconfigurator==0.12.0"
 GPUS, REPEATS = 32, 3
@@ -30,17 +30,15 @@ def compare(budget: Budget, _calculon: Path | None) -> Comparison:
     return Comparison(
         question=f"Llama 3.1 70B on {GPUS} H200: a sweep of serving (theirs) and of training (ours)",
         rows=(
-            Row(
-                planner=f"{NAME} {theirs[0].answer['version']}",
-                covered=counted(theirs[0].answer["results"], "serving configurations"),
-                cpu_s=median_of([run.cpu_s for run in theirs]),
-                wall_s=median_of([run.wall_s for run in theirs]),
+            Row.of(
+                f"{NAME} {theirs[0].answer['version']}",
+                counted(theirs[0].answer["results"], "serving configurations"),
+                theirs,
             ),
-            Row(
-                planner="Meshwright",
-                covered=counted(ours[0].answer["configurations"], "training configurations"),
-                cpu_s=median_of([run.cpu_s for run in ours]),
-                wall_s=median_of([run.wall_s for run in ours]),
+            Row.of(
+                "Meshwright",
+                counted(ours[0].answer["configurations"], "training configurations"),
+                ours,
                 by_us=seconds(best),
             ),
         ),

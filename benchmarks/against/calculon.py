@@ -32,15 +32,9 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
     Raises:
         UnavailableError: no checkout is given, or it cannot be run.
     """
-    if checkout is None:
-        raise UnavailableError(
-            f"{NAME} is not measured: give --calculon PATH, a checkout of calculon-ai/calculon"
-        )
-    missing = [name for name in ("bin/calculon", "calculon/llm/llm.py") if not (checkout / name).is_file()]
-    if missing:
-        raise UnavailableError(f"{NAME} is not measured: the checkout has no {' and no '.join(missing)}")
+    home = usable(checkout)
     python = environment("calculon", NEEDED)
-    script = [str(python), str(SCRIPTS / "calculon_search.py"), str(checkout.resolve())]
+    script = [str(python), str(SCRIPTS / "calculon_search.py"), str(home)]
     ours = [ask_ours({"problem": problem()}, budget) for _ in range(REPEATS)]
     configs = [plan["config"] for plan in ours[0].answer["plans"]]
     request = {**REQUEST, "judge": [row_of(config, BATCH) for config in configs]}
@@ -53,19 +47,17 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
     return Comparison(
         question=f"Turing-530B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, beside Calculon",
         rows=(
-            Row(
-                planner=NAME,
-                covered=counted(theirs.answer["executions"], "executions"),
-                cpu_s=theirs.cpu_s,
-                wall_s=theirs.wall_s,
+            Row.of(
+                NAME,
+                counted(theirs.answer["executions"], "executions"),
+                [theirs],
                 by_peer=seconds(theirs.answer["step_s"]),
                 by_us=judged(by_us[1]["step_time_s"], fits=by_us[1]["fits"]),
             ),
-            Row(
-                planner="Meshwright, its space",
-                covered=counted(ours[0].answer["configurations"], "configurations"),
-                cpu_s=cpu_s,
-                wall_s=median_of([run.wall_s for run in ours]),
+            Row.of(
+                "Meshwright, its space",
+                counted(ours[0].answer["configurations"], "configurations"),
+                ours,
                 by_peer=judged(by_peer[0], fits=True),
                 by_us=judged(by_us[0]["step_time_s"], fits=by_us[0]["fits"]),
             ),
@@ -76,6 +68,22 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
             + (f", the best at {seconds(min(priced))}" if priced else ""),
         ),
     )
+
+
+def usable(checkout: Path | None) -> Path:
+    """The checkout's full path.
+
+    Raises:
+        UnavailableError: none is given, or it is none.
+    """
+    if checkout is None:
+        raise UnavailableError(
+            f"{NAME} is not measured: give --calculon PATH, a checkout of calculon-ai/calculon"
+        )
+    missing = [name for name in ("bin/calculon", "calculon/llm/llm.py") if not (checkout / name).is_file()]
+    if missing:
+        raise UnavailableError(f"{NAME} is not measured: the checkout has no {' and no '.join(missing)}")
+    return checkout.resolve()
 
 
 def layout_of(execution: Mapping[str, Any]) -> dict[str, Any]:

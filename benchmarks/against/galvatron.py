@@ -89,24 +89,22 @@ def rows(
     """Their answer, ours in their space, ours in the whole one."""
     covered = theirs.answer["covered"]
     found = [
-        Row(
-            planner=f"{NAME} {theirs.answer['version']}",
-            covered=f"{covered['programs']} programs, up to {covered['strategies']} strategies a layer",
-            cpu_s=theirs.cpu_s,
-            wall_s=theirs.wall_s,
+        Row.of(
+            f"{NAME} {theirs.answer['version']}",
+            f"{covered['programs']} programs, up to {covered['strategies']} strategies a layer",
+            [theirs],
             by_peer=judged(theirs.answer["step_s"], fits=True),
             by_us=judged(by_us[0]["step_time_s"], fits=by_us[0]["fits"]),
         )
     ]
-    for at, (runs, where) in enumerate(zip(ours, ("its space", "the whole space"), strict=True)):
-        own = by_us[1 + at]
+    by_its_judge = (first_and_best(by_peer[1:]), judged(None, fits=True))
+    for where, runs, peer, own in zip(("its", "the whole"), ours, by_its_judge, by_us[1:], strict=True):
         found.append(
-            Row(
-                planner=f"Meshwright, {where}",
-                covered=counted(runs[0].answer["configurations"], "configurations"),
-                cpu_s=median_of([run.cpu_s for run in runs]),
-                wall_s=median_of([run.wall_s for run in runs]),
-                by_peer=first_and_best(by_peer[1:]) if at == 0 else judged(None, fits=True),
+            Row.of(
+                f"Meshwright, {where} space",
+                counted(runs[0].answer["configurations"], "configurations"),
+                runs,
+                by_peer=peer,
                 by_us=judged(own["step_time_s"], fits=own["fits"]),
             )
         )
@@ -144,7 +142,7 @@ def remarks(
         ratio_remark(NAME, theirs.cpu_s, median_of([run.cpu_s for run in ours]), TARGET),
         memory,
         adapter,
-        "its layers may differ in ZeRO stage, ours may not; ours prices its answer with what most of them have",
+        "its layers may differ in ZeRO stage, ours not; ours prices its answer by most layers",
     )
 
 

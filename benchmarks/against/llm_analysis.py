@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.against.layouts import PLAIN_SPACE, configuration_of, row_of
 from benchmarks.against.process import SCRIPTS, Budget, UnavailableError, ask, ask_ours, environment
-from benchmarks.against.row import Comparison, Row, counted, judged, median_of, seconds
+from benchmarks.against.row import Comparison, Row, counted, judged, seconds
 from benchmarks.cost_rows import Batch
 
 NAME, REQUIREMENT = "llm-analysis", "llm-analysis==0.2.2"
@@ -47,23 +47,20 @@ def compare(budget: Budget, _calculon: Path | None) -> Comparison:
         f"its step time is FLOPs over GPUs and the stated share of peak, so {len(tied)} of its "
         f"{len(fitting)} fitting configurations tie; ours prices {len(some)} of them, spread over all"
     )
-    known = sum(step is not None for step in steps)
     return Comparison(
         question=f"GPT-3 175B on {8 * NODES} A100, {BATCH} sequences of 2 048: llm-analysis, swept",
         rows=(
-            Row(
-                planner=f"{NAME} {theirs[0].answer['version']}",
-                covered=counted(known, "configurations"),
-                cpu_s=median_of([run.cpu_s for run in theirs]),
-                wall_s=median_of([run.wall_s for run in theirs]),
+            Row.of(
+                f"{NAME} {theirs[0].answer['version']}",
+                counted(sum(step is not None for step in steps), "configurations"),
+                theirs,
                 by_peer=seconds(best_s),
                 by_us=spread(by_us[1:]),
             ),
-            Row(
-                planner="Meshwright, its space",
-                covered=counted(ours[0].answer["configurations"], "configurations"),
-                cpu_s=median_of([run.cpu_s for run in ours]),
-                wall_s=median_of([run.wall_s for run in ours]),
+            Row.of(
+                "Meshwright, its space",
+                counted(ours[0].answer["configurations"], "configurations"),
+                ours,
                 by_peer="not expressible" if price is None else judged(price[0], fits=price[1]),
                 by_us=judged(by_us[0]["step_time_s"], fits=by_us[0]["fits"]),
             ),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
+
+from benchmarks.against.process import Run
 
 _WHOLE_S = 100.0  # from here on without decimals
 HEADINGS = ("planner", "covered", "CPU", "wall", "step by the peer's judge", "step by Meshwright's")
@@ -15,14 +18,28 @@ class Row:
 
     planner: str
     covered: str
-    cpu_s: float | None = None
-    wall_s: float | None = None
+    cpu_s: float
+    wall_s: float
     by_peer: str = "–"
     by_us: str = "–"
 
+    @classmethod
+    def of(
+        cls, planner: str, covered: str, runs: Sequence[Run], *, by_peer: str = "–", by_us: str = "–"
+    ) -> Self:
+        """The row of a planner that answered so in these runs; their medians count."""
+        return cls(
+            planner=planner,
+            covered=covered,
+            cpu_s=median_of([run.cpu_s for run in runs]),
+            wall_s=median_of([run.wall_s for run in runs]),
+            by_peer=by_peer,
+            by_us=by_us,
+        )
+
     def cells(self) -> tuple[str, ...]:
         """As shown."""
-        times = tuple("–" if value is None else seconds(value) for value in (self.cpu_s, self.wall_s))
+        times = (seconds(self.cpu_s), seconds(self.wall_s))
         return (self.planner, self.covered, *times, self.by_peer, self.by_us)
 
 

@@ -1,0 +1,152 @@
+"""Peers are asked in processes of their own, and one that cannot be asked is a line."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.against import calculon, galvatron
+from benchmarks.against.layouts import configuration_of, row_of
+from benchmarks.against.ours import judged, profile_of, searched
+from benchmarks.against.process import Budget, Run, UnavailableError, ask
+from benchmarks.against.row import Comparison, Row, counted, ratio_remark, seconds
+from benchmarks.bench_peers import BEGIN, DOCUMENT, END, PEERS, compared, written
+from profiles.units import GB
+from service.request import parse_problem
+from solver.check import violations
+from solver.plan import configuration_from_json
+
+MIXED = {
+    "pp_deg": 2, "tp_sizes_enc": "2,2,2,2", "dp_types_enc": "1,1,1,0", "checkpoint": "1,1,1,0",
+    "pp_division": "2,2", "chunks": 4,
+}  # fmt: skip
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_process_is_asked_in_json_and_its_cpu_time_is_counted() -> None:
+    code = (
+        "import json, sys, time\n"
+        "asked = json.load(sys.stdin)\n"
+        "while time.process_time() < 0.3: pass\n"
+        "print('noise'); print(json.dumps({'twice': 2 * asked['n']}))"
+    )
+    run = ask("it", python(code), {"n": 21}, Budget(limit_s=30.0))
+    assert run.answer == {"twice": 42}
+    assert 0.3 <= run.cpu_s < 2.0
+    assert run.wall_s >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("raise SystemExit('no such model')", "it did not run: no such model"),
+        ("print('hello')", "it did not run: its last line is no JSON"),
+        ("pass", "it did not run: its last line is no JSON"),
+    ],
+)
+def test_a_peer_that_fails_is_told_in_its_last_words(code: str, line: str) -> None:
+    with pytest.raises(UnavailableError, match=line):
+        ask("it", python(code), {}, Budget(limit_s=30.0))
+
+
+def test_a_peer_that_is_not_installed_is_a_line() -> None:
+    with pytest.raises(UnavailableError, match="it did not start"):
+        ask("it", ["no-such-program-anywhere"], {}, Budget(limit_s=30.0))
+
+
+def test_a_peer_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = (
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(child.pid))\n"
+        "time.sleep(60)"
+    )
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match="not done when time was up"):
+        ask("it", python(code), {}, Budget(limit_s=2.0))
+    assert time.monotonic() - began < 10.0
+    state = Path(f"/proc/{pid.read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+    with pytest.raises(UnavailableError, match="time is up"):
+        ask("it", python("pass"), {}, Budget(limit_s=0.0))
+
+
+def test_calculon_without_a_checkout_is_a_line_and_so_is_an_empty_one(tmp_path: Path) -> None:
+    assert "give --calculon PATH" in "\n".join(compared("calculon", Budget(limit_s=1.0), None))
+    assert "has no bin/calculon" in "\n".join(compared("calculon", Budget(limit_s=1.0), tmp_path))
+    assert set(PEERS) == {"galvatron", "calculon", "llm-analysis", "aiconfigurator"}
+
+
+def test_a_table_holds_medians_and_the_page_keeps_what_stands_around_it() -> None:
+    runs = [Run(answer={}, cpu_s=cpu, wall_s=2 * cpu) for cpu in (3.0, 1.0, 100.0)]
+    row = Row.of("it", counted(12345, "rows"), runs)
+    assert row.cells() == ("it", "12 345 rows", "3.00 s", "6.00 s", "–", "–")
+    lines = Comparison(question="What?", rows=(row,), remarks=("so",)).lines()
+    assert lines[0] == "**What?**"
+    assert lines[-2:] == ["* so", ""]
+    assert written(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
+    assert written(DOCUMENT.read_text(), "new").count("new") >= 1
+
+
+def test_times_show_three_digits_and_ratios_whether_they_are_reached() -> None:
+    assert [seconds(value) for value in (0.0123, 1.5, 250.4)] == ["12.3 ms", "1.50 s", "250 s"]
+    assert ratio_remark("it", 43.0, 1.0, 10.0) == "CPU time: 43.0 × less than it (target 10 ×: reached)"
+    assert ratio_remark("it", 9.0, 1.0, 10.0).endswith("missed)")
+
+
+def test_galvatrons_answer_is_read_with_the_stage_of_most_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(galvatron, "BATCH", 16)
+    plan = galvatron.plan_of_theirs(MIXED)
+    # 8 GPUs / (2 x 2) = 2 replicas; 16 sequences / (2 x 4 micro-batches) = 2
+    assert (plan["dp"], plan["micro_batch"], plan["stage_layers"]) == (2, 2, [2, 2])
+    config = galvatron.configuration_of(MIXED)
+    assert (config["zero_stage"], config["recompute_granularity"], config["recompute_layers"]) == (
+        3,
+        "full",
+        2,
+    )
+    with pytest.raises(UnavailableError, match="tensor parallelism"):
+        galvatron.plan_of_theirs({**MIXED, "tp_sizes_enc": "2,2,1,1"})
+
+
+def test_our_plan_recomputes_the_first_layers_of_each_stage_in_galvatrons_words() -> None:
+    config = configuration_of({"tensor": 2, "pipeline": 2, "data": 2, "micro_batch": 1, "batch": 16,
+                               "recompute": "full", "zero": 1}, 32)  # fmt: skip
+    plan = galvatron.plan_of_ours({**config, "recompute_layers": 3, "stage_layers": [17, 15]})
+    assert [at for at, again in enumerate(plan["recomputed"]) if again] == [0, 1, 2, 17, 18, 19]
+    assert plan["sharded"] == [0] * 32
+
+
+def test_a_plain_layout_and_our_configuration_are_one_there_and_back() -> None:
+    row = {"tensor": 8, "pipeline": 4, "interleaving": 3, "data": 2, "micro_batch": 1, "batch": 16,
+           "recompute": "selective", "zero": 1}  # fmt: skip
+    config = configuration_of(row, 24)
+    assert config["stage_layers"] == (2,) * 12
+    assert config["num_microbatches"] == 8
+    assert row_of(config, 16) == row
+    execution = {
+        "tensor_par": 8, "pipeline_par": 4, "pipeline_interleaving": 3, "data_par": 2, "microbatch_size": 1,
+        "batch_size": 16, "activation_recompute": "attn_only", "optimizer_sharding": True,
+    }  # fmt: skip
+    assert calculon.layout_of(execution) == row
+
+
+def test_ours_searches_and_judges_on_galvatrons_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(galvatron, "bus_bytes_per_s", lambda: 154.2 * GB)  # what its package says
+    problem = parse_problem(galvatron.problem_of(galvatron.SPACE))
+    layers = {"file": str(galvatron.COMPUTATION), "gpu": galvatron.GPU, "memory": str(galvatron.MEMORY)}
+    profile = profile_of(problem, layers)
+    shipped = profile_of(problem, None)
+    # 514.6 MiB a sequence and layer were measured; the formulas say about half of that
+    assert 1.5 < profile.constants.activation / shipped.constants.activation < 2.5
+    found = searched(problem, profile)
+    config = json.loads(json.dumps(found["plans"][0]["config"]))
+    (verdict,) = judged(problem, profile, [config])["judged"]
+    assert verdict == {"step_time_s": found["plans"][0]["step_time_s"], "fits": True}
+    assert list(violations(problem, profile, configuration_from_json(config))) == []
