@@ -92,7 +92,6 @@ WEAKNESSES = """## Known weaknesses
   recipes; no recomputation, except that memory is judged under full recomputation when the run could not
   have fitted without; DeepSeek's latent attention wherever the query size is 192; expert tensor
   parallelism only where experts would not fit otherwise.
-* Zero-bubble schedules are priced by their published bubble shares, not by event simulation.
 * A mixed cluster runs at the pace of its slowest GPU and network.
 """
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from profiles.cluster import GpuSpec
+from profiles.collective_tables import IndexArray, SlowdownTable
 from profiles.collectives import Fabric, Group
 from profiles.operators import GpuOperators, operators_of
 from profiles.profile import Profile
@@ -43,9 +44,9 @@ def _no_fill(columns: Columns) -> FloatArray:
     return np.zeros(len(columns))
 
 
-def _as_ones(ctx: Context, profile: Profile) -> FloatArray:
+def _as_ones(columns: Columns, _profile: Profile) -> FloatArray:
     """No straggler."""
-    return np.full_like(ctx.t, profile.time_factor)
+    return np.ones(len(columns))
 
 
 def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
@@ -53,6 +54,11 @@ def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
     group = _GROUP_OF(size, stride, fabric)
     rate = fabric.lines.ring_bytes_per_s(np.ones_like(size), group.islands)
     return replace(group, ring_s_per_byte=(size - 1.0) / rate)
+
+
+def _at_line_rate(_table: SlowdownTable, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
+    """Messages of every size pass at line rate, in groups of every size."""
+    return np.asarray(part_bytes + 0.0 * row)
 
 
 def _mean_stage(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArray:
@@ -88,6 +94,7 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     ),
     "expert all-to-all": (("solver.cost.price.expert_parallel", _no_passes),),
     "rail hierarchy (one rail)": (("profiles.collectives.Group.of", _one_rail),),
+    "collective tables (line rate)": (("profiles.collective_tables.SlowdownTable.at", _at_line_rate),),
     "heaviest stage (the mean)": (("solver.calibration.batches.objective_s", _mean_stage),),
     "logits, loss, embedding": (
         ("solver.cost.price.head_seconds", _no_passes),
@@ -97,7 +104,7 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     "ZeRO-3 gathers": (("solver.cost.price.weight_gathers", _no_passes),),
     "overlap of gradients": (("solver.cost.tails._hiding_s", _zeros),),
     "operator tables (formulas)": (("profiles.profile.operators_of", _formulas),),
-    "straggler": (("solver.cost.price._straggler", _as_ones),),
+    "straggler": (("solver.cost.price.straggler_share", _as_ones),),
     "recomputation": (("solver.cost.price.context_of", _without_recompute),),
 }
 
