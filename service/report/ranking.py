@@ -53,10 +53,10 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
         columns.append(Column(title="batch", cell=lambda plan: str(plan.config.global_batch_size)))
     if any(plan.workload for plan in plans):
         columns.append(Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"))
+    if any(_hybrid(plan) for plan in plans):
+        columns.append(Column(title="shards", cell=lambda plan: str(plan.config.zero_shard_size)))
     if any(plan.config.context_parallel_mode != "ring" for plan in plans):
-        columns.append(
-            Column(title="cp by", cell=lambda plan: plan.config.context_parallel_mode, left=True)
-        )
+        columns.append(Column(title="cp by", cell=_mode, left=True))
     if any(plan.config.offload != "none" for plan in plans):
         columns.append(Column(title="offload", cell=lambda plan: plan.config.offload, left=True))
     if any(plan.launchers for plan in plans):
@@ -85,6 +85,13 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
         Column(title="OOM risk", cell=_risk, leaves=1),
         Column(title="", cell=lambda plan: "← best" if plan.rank == 1 else "", left=True, leaves=4),
     ]
+
+
+def _hybrid(plan: Plan) -> bool:
+    """Whether shard sets are smaller than the data-parallel group."""
+    config = plan.config
+    whole = config.data_parallel_size * config.context_parallel_size
+    return config.zero_stage > 0 and config.zero_shard_size < whole
 
 
 def _mode(plan: Plan) -> str:

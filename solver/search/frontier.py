@@ -7,8 +7,9 @@ with the least bound is always next, so when it cannot enter the best K nothing 
 in whole nanoseconds; equal ones rank the simple way: fewer parallel axes, less recomputation, smaller
 tensor_parallel_size, smaller row number.
 
-Rows that differ in recomputation, chunks a rank and schedule alone are one *layout*; the best of them
-stands for it, so that the best K are K layouts and not one layout with K numbers of chunks.
+Rows that differ in how one layout is run (recomputation, chunks a rank, schedule, shard sets, sequence
+parallelism, offload, way of context parallelism) are one *layout*; the best of them stands for it, so
+that the best K are K layouts and not one layout with K numbers of chunks.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _PRIMED = 1024  # rows looked at together for a first ranking, so many times at 
 _MOST_LOOKS = 8
 _PRIMES = 16  # rows solved for it
 _NS = 1e9
-_INNER = ("recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule")
+_INNER = (
+    "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
+    "sequence_parallel", "offload", "context_parallel_mode",
+)  # fmt: skip
 _LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in _INNER)
 Layout = tuple[int, ...]
 Rank = tuple[int, int, int, int, int, int]
