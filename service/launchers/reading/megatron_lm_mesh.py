@@ -1,0 +1,142 @@
+"""How a Megatron-LM command spreads the model over GPUs: world size, mesh, shards, micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from profiles.model import ModelSpec
+from service.launchers.reading.given import Given
+from service.launchers.reading.megatron_lm_split import chunks_of, recompute_of
+from service.launchers.reading.shell import Word
+from solver.plan import Configuration
+from solver.problem import Workload
+
+_NODES = ("--nnodes", "--num-nodes", "--nodes", "-N")
+_PER_NODE = ("--nproc-per-node", "--gpus-per-node", "--ntasks-per-node", "--gres")
+_STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_SIZES = (
+    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
+    "expert-model-parallel-size", "expert-tensor-parallel-size", "micro-batch-size",
+    "num-virtual-stages-per-pipeline-rank", "num-distributed-optimizer-instances",
+)  # fmt: skip
+
+
+def world_of(before: Sequence[Word], batch: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Nodes and GPUs of each, from the launcher's own words or Slurm's header; None: not said."""
+    said: dict[str, str] = {}
+    for at, word in enumerate(before):
+        name, equals, value = word.text.replace("_", "-").partition("=")
+        following = before[at + 1].text if at + 1 < len(before) else ""
+        said[name] = value if equals else following
+    return _first(_NODES, said, batch), _first(_PER_NODE, said, batch)
+
+
+def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
+    """The first whole number that one of the names has; ``gpu:8`` counts 8, ``2:4`` (elastic) its first."""
+    for place in places:
+        for name in names:
+            text = place.get(name, "")
+            number = text.rpartition(":")[2] if name == "--gres" else text.partition(":")[0]
+            if number.isascii() and number.isdecimal() and 0 < len(number) < 8 and int(number):  # noqa: PLR2004
+                return int(number)
+    return None
+
+
+def configuration_of(
+    given: Given, model: ModelSpec, workload: Workload, world: int | None
+) -> Configuration:
+    """The configuration; faults of sizes that do not go together are raised with their flags.
+
+    Raises:
+        InvalidProblemError: sizes contradict one another.
+    """
+    for name in _SIZES:
+        if given.has(name) and given.integer(name, 1) < 1:
+            given.fault(name, "must be 1 or more")
+    given.stop()
+    tp = given.integer("tensor-model-parallel-size", 1)
+    pp = given.integer("pipeline-model-parallel-size", 1)
+    cp = given.integer("context-parallel-size", 1)
+    dp = _data_parallel(given, world, tp * pp * cp)
+    split = chunks_of(given, model.num_layers, pp)
+    granularity, layers = recompute_of(given, split)
+    micro = given.integer("micro-batch-size", 1)
+    count = _micro_batches(given, workload.global_batch_size, dp * micro)
+    vpp = max(len(split) // pp, 1)
+    zero, shard = _sharding(given, dp * cp)
+    sequence = given.has("sequence-parallel")
+    if sequence and tp == 1:
+        given.notes.append("--sequence-parallel does nothing at tp 1")
+    given.stop()
+    return Configuration(
+        tensor_parallel_size=tp,
+        sequence_parallel=sequence and tp > 1,
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=vpp,
+        context_parallel_size=cp,
+        expert_parallel_size=given.integer("expert-model-parallel-size", 1),
+        expert_tensor_parallel_size=_expert_tensor(given, model, tp),
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=shard,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule="none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
+        recompute_granularity=granularity,
+        recompute_layers=layers,
+        offload="optimizer" if given.has("optimizer-cpu-offload") else "none",
+        stage_layers=split,
+    )
+
+
+def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
+    """What the GPUs leave for data parallelism."""
+    if world is None:
+        given.fault(
+            "tensor-model-parallel-size",
+            "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes); "
+            "give --cluster with --num-nodes",
+        )
+        return 1
+    if world % model_gpus:
+        given.fault(
+            "tensor-model-parallel-size",
+            f"tp × pp × cp = {model_gpus} does not divide the {world} GPUs that start",
+        )
+    return max(world // model_gpus, 1)
+
+
+def _micro_batches(given: Given, batch: int, each: int) -> int:
+    """Micro-batches of each pipeline; Megatron-LM's own default for the batch is one of them."""
+    if not batch:
+        return 1
+    if batch % each:
+        given.fault(
+            "global-batch-size",
+            f"{batch} is not a multiple of micro-batch × data parallel = {each}",
+        )
+    return max(batch // each, 1)
+
+
+def _sharding(given: Given, ranks: int) -> tuple[int, int]:
+    """ZeRO stage and ranks of one shard set."""
+    stage = int(given.has("use-distributed-optimizer"))
+    if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
+        strategy = given.word("data-parallel-sharding-strategy", "no_shard")
+        if strategy not in _STRATEGIES:
+            given.fault("data-parallel-sharding-strategy", "is unknown", allowed=", ".join(_STRATEGIES))
+        stage = _STRATEGIES.get(strategy, 0)
+    elif given.has("data-parallel-sharding-strategy"):
+        given.notes.append("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
+    if given.has("overlap-param-gather") and not stage:
+        given.fault("overlap-param-gather", "needs --use-distributed-optimizer")
+    instances = given.integer("num-distributed-optimizer-instances", 1)
+    if ranks % instances:
+        given.fault("num-distributed-optimizer-instances", f"{instances} does not divide dp × cp = {ranks}")
+    stage = stage if ranks > 1 else 0  # nobody to share with
+    return stage, max(ranks // instances, 1) if stage else 1
+
+
+def _expert_tensor(given: Given, model: ModelSpec, tp: int) -> int:
+    """Experts are split as everything else unless a flag says otherwise (Megatron-Core's default)."""
+    return given.integer("expert-tensor-parallel-size", tp) if model.moe is not None else 1

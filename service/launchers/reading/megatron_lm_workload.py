@@ -1,0 +1,134 @@
+"""What a Megatron-LM command trains with: batch, precision, optimizer, and what the framework is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from profiles.frameworks import FrameworkFacts, framework_facts
+from service.launchers.megatron_lm_facts import FP8_RECIPES, FRAMEWORK
+from service.launchers.reading.given import Given
+from solver.problem import Workload
+
+Option = str | int | float | bool
+_RECIPES = {recipe: name for name, recipe in FP8_RECIPES.items() if name != "none"}
+_KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "megatron-fused"}
+_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+_SMALL_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
+_DROPOUT = 0.1  # Megatron-LM's own default
+
+
+def workload_of(given: Given) -> Workload:
+    """The workload; a batch that is not given is one micro-batch for each replica, written as 0 here."""
+    if not given.has("seq-length"):
+        given.fault("seq-length", "is not given")
+    if not given.has("global-batch-size"):
+        given.fault("global-batch-size", "is not given; Megatron-LM would take one micro-batch a replica")
+    given.stop()
+    precision, recipe = _precision(given)
+    options = {name: value for name, value in _options(given).items() if value is not None}
+    if recipe:
+        options["precision_recipe"] = recipe
+    return Workload(
+        global_batch_size=given.integer("global-batch-size", 1),
+        seq_length=given.integer("seq-length", 1),
+        precision=precision,
+        optimizer=_optimizer(given),
+        framework_options=dict(sorted(options.items())),
+    )
+
+
+def _precision(given: Given) -> tuple[str, str]:
+    """What linear layers run in, and the recipe where it is not the default one."""
+    if given.has("bf16") and given.has("fp16"):
+        given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them")
+    if not (given.has("bf16") or given.has("fp16")):
+        given.fault("bf16", "neither --bf16 nor --fp16 is given: training in fp32 is not priced")
+    if given.has("fp8-format"):
+        recipe = given.word("fp8-recipe", "delayed")
+        if recipe not in _RECIPES:
+            given.fault("fp8-recipe", "is not priced", allowed=", ".join(_RECIPES))
+        return "fp8", "" if recipe == "delayed" else _RECIPES.get(recipe, "")
+    return ("fp16" if given.has("fp16") else "bf16"), ""
+
+
+def _optimizer(given: Given) -> str:
+    """By its states."""
+    name = given.word("optimizer", "adam")
+    if name not in _OPTIMIZERS:
+        given.fault("optimizer", "is not priced", allowed=", ".join(_OPTIMIZERS))
+    if name == "adam" and given.has("use-precision-aware-optimizer"):
+        return _SMALL_STATES.get(given.word("exp-avg-dtype", "fp32"), "adamw")
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def _options(given: Given) -> dict[str, Option | None]:
+    """Facts of the framework that this command has otherwise than the catalog; None: as there."""
+    known = framework_facts(FRAMEWORK)
+    found = {name: read(given, known) for name, read in _FACTS.items()}
+    for name, note in _COSTLY.items():
+        if found[name] is False and getattr(known, name):
+            given.notes.append(note)
+    if found["dropout"]:
+        given.notes.append("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
+    return {name: None if value == getattr(known, name) else value for name, value in found.items()}
+
+
+def _gradient_dtype(given: Given, _: FrameworkFacts) -> str:
+    """Of the gradients that are kept: bf16 training accumulates in fp32 unless told otherwise."""
+    if given.has("grad-reduce-in-bf16"):
+        if given.has("accumulate-allreduce-grads-in-fp32"):
+            given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
+        return "bf16"
+    exact = given.has("accumulate-allreduce-grads-in-fp32") or given.has("bf16")
+    return "fp32" if exact else "bf16"  # 2 bytes
+
+
+def _kernel(given: Given, known: FrameworkFacts) -> str:
+    """Attention as the backend names it; auto leaves it to Transformer Engine."""
+    backend = given.word("attention-backend", "flash" if given.has("use-flash-attn") else "auto")
+    same = _KERNELS.get(backend) is None or (
+        backend == "flash" and known.attention_kernel.startswith("flash")
+    )
+    return known.attention_kernel if same else _KERNELS[backend]
+
+
+def _interleaves(given: Given) -> bool:
+    """Whether chunks interleave, so that overlapped transfers are a question."""
+    return given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1 or any(
+        given.has(name)
+        for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
+    )
+
+
+def _overlap_transfer(given: Given, known: FrameworkFacts) -> bool:
+    """On by default where chunks interleave."""
+    off = given.has("no-overlap-p2p-communication") and _interleaves(given)
+    return known.overlap_transfer and not off
+
+
+def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
+    """Only where there is a sequence-parallel collective to overlap."""
+    if not given.has("sequence-parallel"):
+        return known.overlap_tensor
+    return given.has("tp-comm-overlap")
+
+
+def _dropout(given: Given, _: FrameworkFacts) -> bool:
+    """Either dropout that is not 0."""
+    return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
+
+
+_FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
+    "attention_kernel": _kernel,
+    "dropout": _dropout,
+    "gradient_dtype": _gradient_dtype,
+    "loss_fused": lambda given, _: given.has("cross-entropy-loss-fusion"),
+    "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
+    "overlap_tensor": _overlap_tensor,
+    "overlap_transfer": _overlap_transfer,
+}
+_COSTLY: Mapping[str, str] = {
+    "overlap_gradients": "gradients are reduced after the last backward pass: no --overlap-grad-reduce",
+    "overlap_tensor": "tensor-parallel collectives do not run under the products: no --tp-comm-overlap",
+    "overlap_transfer": "transfers between stages do not run under computing",
+}

@@ -1,0 +1,236 @@
+"""As much of a shell script as a launch file needs: words, quotes, variables, arrays, continued lines.
+
+Nothing is run. Commands are read from top to bottom as if every one of them were reached; what only a
+running shell knows (command substitution, positional parameters, variables of the environment) stays
+unknown and is named where it is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.launchers.reading.arithmetic import whole_number
+from service.launchers.reading.lexer import Part, Token, lex
+
+UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
+MAX_WORDS = 20_000
+_MAX_DEPTH = 8  # of files that read one another, and of defaults in defaults
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)  # positional ones are never set
+_WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
+_OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+_KEYWORDS = {*_OPENS, *_CLOSES, "then", "else", "elif", "do", "{", "}", "!"}
+_BEFORE_ASSIGNMENT = {"export", "readonly", "declare", "local", "typeset", "-a", "-x", "-i"}
+Include = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word after expansion, and where it stands."""
+
+    text: str
+    line: int
+
+    @property
+    def unknown(self) -> str | None:
+        """The name of a variable that is not known here, if one is part of it."""
+        return self.text.split(UNKNOWN)[1] if UNKNOWN in self.text else None
+
+
+@dataclass(slots=True)
+class Script:
+    """What a script would run, and what it sets."""
+
+    variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    words: dict[str, tuple[Word, ...]] = field(default_factory=dict)  # of each variable, where it is set
+    commands: list[tuple[Word, ...]] = field(default_factory=list)
+    conditional: dict[str, int] = field(default_factory=dict)  # set differently under a condition: line
+    conditions: int = 0  # open ones
+    num_words: int = 0
+
+
+def read_script(
+    text: str, variables: Mapping[str, str] | None = None, include: Include = lambda _: None
+) -> Script:
+    """The commands and variables of a script.
+
+    Args:
+        text: of the script.
+        variables: known from outside; the script's own assignments replace them.
+        include: the text of a file that is sourced, by its base name; None where there is none.
+
+    Raises:
+        ValueError: a quote or a bracket stays open, or the script expands without end.
+    """
+    script = Script(variables={name: (value,) for name, value in (variables or {}).items()})
+    _run(script, text, include, 0)
+    return script
+
+
+def _run(script: Script, text: str, include: Include, depth: int) -> None:
+    """Read one file into the script."""
+    command: list[Token] = []
+    tokens = lex(text)
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        if token.kind == "open" and command and _is_array(command[-1]):
+            end = next((at for at in range(index, len(tokens)) if tokens[at].kind == "close"), len(tokens))
+            inside = [one for one in tokens[index + 1 : end] if one.kind == "word"]
+            _assign_array(script, command.pop(), inside)
+            index = end
+        elif token.kind == "word":
+            command.append(token)
+        else:
+            _finish(script, command, include, depth)
+            command = []
+        index += 1
+    _finish(script, command, include, depth)
+
+
+def _is_array(token: Token) -> bool:
+    """Whether a word is ``NAME=`` or ``NAME+=``."""
+    return _ASSIGNMENT.fullmatch(token.raw) is not None
+
+
+def _assign_array(script: Script, target: Token, inside: Sequence[Token]) -> None:
+    """``NAME=(…)`` or ``NAME+=(…)``."""
+    words = [word for token in inside for word in _expanded(script, token)]
+    _store(script, target.raw, words, target.line)
+
+
+def _store(script: Script, head: str, words: Sequence[Word], line: int) -> None:
+    """Set or extend a variable."""
+    name = head.rstrip("=").rstrip("+")
+    old = script.words.get(name, ())
+    new = (*old, *words) if head.endswith("+=") else tuple(words)
+    if script.conditions and old and new != old:
+        script.conditional[name] = line
+    script.words[name] = new
+    script.variables[name] = tuple(word.text for word in new)
+
+
+def _finish(script: Script, tokens: Sequence[Token], include: Include, depth: int) -> None:
+    """One whole command: an assignment, a sourced file, or something to run."""
+    rest = _after_assignments(script, list(tokens))
+    words = [word for token in rest for word in _expanded(script, token)]
+    script.num_words += len(words)
+    if script.num_words > MAX_WORDS:
+        raise ValueError(f"the script has more than {MAX_WORDS} words")
+    sourced = len(words) > 1 and words[0].text in ("source", ".") and depth < _MAX_DEPTH
+    text = include(words[1].text.rsplit("/", 1)[-1]) if sourced else None
+    if text is not None:
+        _run(script, text, include, depth + 1)
+    elif words:
+        script.commands.append(tuple(words))
+
+
+def _after_assignments(script: Script, tokens: list[Token]) -> list[Token]:
+    """What is left of a command when its keywords and assignments are taken."""
+    while tokens and tokens[0].raw in _KEYWORDS:
+        first = tokens.pop(0).raw
+        script.conditions += (first in _OPENS) - (first in _CLOSES)
+    while tokens and tokens[0].raw in _BEFORE_ASSIGNMENT:
+        tokens.pop(0)
+    while tokens and (match := _ASSIGNMENT.match(tokens[0].raw)):
+        token = tokens.pop(0)
+        value = _joined(script, token, skip=match.end())
+        _store(script, match.group(), [Word(value, token.line)], token.line)
+    return tokens
+
+
+def _joined(script: Script, token: Token, skip: int) -> str:
+    """The value of an assignment: no splitting, the first ``skip`` characters left out."""
+    text = ""
+    for part in token.parts:
+        text += " ".join(_value(script, part.text, 0)) if part.expands else part.text
+    return text[skip:]
+
+
+def _expanded(script: Script, token: Token) -> list[Word]:
+    """A word after expansion: none, one or several."""
+    alone = _whole_variable(script, token)
+    if alone is not None:
+        return alone
+    done: list[str] = [""]
+    any_quoted = False
+    for part in token.parts:
+        any_quoted = any_quoted or part.quoted
+        values = _value(script, part.text, 0) if part.expands else (part.text,)
+        if part.expands and not part.quoted:
+            values = tuple(piece for value in values for piece in value.split())
+        if not values:
+            continue
+        done[-1] += values[0]
+        done += values[1:]
+    return [Word(text, token.line) for text in done if text or any_quoted]
+
+
+def _whole_variable(script: Script, token: Token) -> list[Word] | None:
+    """The words of a variable that is all of a word, each with the line on which it was set."""
+    parts = [part for part in token.parts if part.text]
+    if len(parts) != 1 or not parts[0].expands:
+        return None
+    match = _WHOLE.fullmatch(parts[0].text)
+    words = script.words.get(match.group(1) or match.group(2)) if match else None
+    if words is None or (parts[0].quoted and not parts[0].text.endswith(("[@]}", "[*]}"))):
+        return None
+    if parts[0].quoted:
+        return list(words)
+    return [Word(piece, word.line) for word in words for piece in word.text.split()]
+
+
+def _value(script: Script, expression: str, depth: int) -> tuple[str, ...]:
+    """What ``$…`` stands for."""
+    if expression.startswith("$(("):
+        number = whole_number(_substituted(script, expression[3:-2], depth))
+        return (_unknown(expression) if number is None else str(number),)
+    body = expression[2:-1] if expression.startswith("${") else expression[1:]
+    match = _PARAMETER.match(body)
+    if expression.startswith(("$(", "`")) or match is None:
+        return () if body in ("@", "*") else (_unknown(expression),)
+    return _parameter(script, match.group(), body[match.end() :], depth)
+
+
+def _parameter(script: Script, name: str, rest: str, depth: int) -> tuple[str, ...]:
+    """A variable with what follows its name: nothing, ``[@]``, a default, or a message."""
+    known = script.variables.get(name)
+    if rest in ("[@]", "[*]"):
+        return known or ()
+    mark = next((mark for mark in (":-", ":=", "-", "=") if rest.startswith(mark)), None)
+    if mark is not None:
+        if known is None or (mark.startswith(":") and not "".join(known)):
+            return (_substituted(script, rest[len(mark) :], depth + 1),)
+        return known
+    if known is None or not (rest == "" or rest.startswith((":?", "?"))):
+        return (_unknown(name),)
+    return known
+
+
+def _substituted(script: Script, text: str, depth: int) -> str:
+    """Text with the variables in it replaced; ``NAME`` alone counts in arithmetic."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("defaults in defaults without end")
+    done = ""
+    for part in _parts_of(text):
+        done += " ".join(_value(script, part.text, depth)) if part.expands else part.text
+    return done if depth else _NAME.sub(lambda found: _bare(script, found.group()), done)
+
+
+def _bare(script: Script, name: str) -> str:
+    """A variable in arithmetic without its dollar sign."""
+    return " ".join(script.variables.get(name, (name,)))
+
+
+def _parts_of(text: str) -> list[Part]:
+    """The parts of one word; blanks in it stay."""
+    tokens = lex(f'"{text}"') if '"' not in text else lex(text)
+    return [part for token in tokens for part in token.parts]
+
+
+def _unknown(name: str) -> str:
+    """The mark of what is not known."""
+    return f"{UNKNOWN}{name[:40]}{UNKNOWN}"

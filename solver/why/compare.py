@@ -1,0 +1,200 @@
+"""Two configurations side by side: what each difference between them buys.
+
+One difference after the other is carried over from the first to the second, along a path on which every
+stop can be priced, as many stops as possible break no rule, and as few as possible lack memory. The step
+times of neighbouring stops differ by what a difference buys there; so the parts add up to the whole. In
+another order the parts would be others; the sum would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from profiles.profile import Profile
+from solver.columns import Columns
+from solver.cost.memory import memory_budget_bytes
+from solver.plan import Configuration, Prediction
+from solver.predict import predict_all
+from solver.problem import Problem
+from solver.rules import rules_of, violation_masks
+from solver.why.assembled import Assembled
+from solver.why.differences import Difference, carried, differences_of
+from solver.why.waterfall import waterfalls
+
+_MOST = 10  # differences whose orders are looked through; more are carried over in their own order
+_ILLEGAL, _TOO_BIG = 100, 1  # what a stop costs the path
+Option = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of two configurations, with the problem under whose facts it runs."""
+
+    problem: Problem
+    configuration: Configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One difference, carried over."""
+
+    change: str
+    step_change_s: float  # of the step time; below 0: faster
+    terms_s: Mapping[str, float]  # the same by term of the waterfall; sums to it
+    fits: bool  # the stop after it fits in memory
+    breaks: tuple[str, ...]  # rules that this stop breaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """From one configuration to another."""
+
+    first: Prediction
+    second: Prediction
+    first_waterfall_s: Mapping[str, float]
+    second_waterfall_s: Mapping[str, float]
+    steps: tuple[Step, ...]  # their changes sum to the difference of the step times
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """A point of the path."""
+
+    change: str
+    problem: Problem
+    configuration: Configuration
+
+
+def compared(profile: Profile, first: Side, second: Side) -> Comparison:
+    """Both sides and the path between them.
+
+    Raises:
+        InvalidProblemError: a framework option of a side is unknown or wrong.
+    """
+    stops = [_Stop("", first.problem, first.configuration)]
+    for name, problem in _option_changes(first.problem, second.problem):
+        stops.append(_Stop(name, problem, first.configuration))
+    stops += _path(second.problem, profile, first.configuration, second.configuration)
+    priced = [predict_all(stop.problem, profile, [stop.configuration])[0] for stop in stops]
+    falls = [
+        waterfalls(stop.problem, profile, [stop.configuration], [found.step_time_s])[0]
+        for stop, found in zip(stops, priced, strict=True)
+    ]
+    steps = [
+        Step(
+            change=stops[at].change,
+            step_change_s=priced[at].step_time_s - priced[at - 1].step_time_s,
+            terms_s={name: falls[at][name] - falls[at - 1][name] for name in falls[at]},
+            fits=_fits(stops[at].problem, profile, priced[at]),
+            breaks=_broken(stops[at].problem, stops[at].configuration),
+        )
+        for at in range(1, len(stops))
+    ]
+    return Comparison(
+        first=priced[0],
+        second=priced[-1],
+        first_waterfall_s=falls[0],
+        second_waterfall_s=falls[-1],
+        steps=tuple(steps),
+    )
+
+
+def _option_changes(first: Problem, second: Problem) -> list[tuple[str, Problem]]:
+    """Framework options that the sides have otherwise, carried over one by one."""
+    now, then = first.workload.framework_options, second.workload.framework_options
+    problem, found = first, []
+    for name in sorted(now.keys() | then.keys()):
+        if now.get(name) == then.get(name):
+            continue
+        options: dict[str, Option] = {**problem.workload.framework_options}
+        options.pop(name, None)
+        if name in then:
+            options[name] = then[name]
+        problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+        value = str(then[name]).lower() if name in then else "as the framework has it"
+        found.append((f"{name.replace('_', ' ')}: {value}", problem))
+    return found
+
+
+def _fits(problem: Problem, profile: Profile, prediction: Prediction) -> bool:
+    """Whether the peak stays within the budget."""
+    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+    return prediction.peak_memory_bytes <= budget + len(prediction.stages)  # terms are rounded
+
+
+def _broken(problem: Problem, configuration: Configuration) -> tuple[str, ...]:
+    """Names of the rules that a configuration breaks."""
+    rules = rules_of(problem)
+    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
+    return tuple(rule.name for bit, rule in enumerate(rules) if mask >> bit & 1)
+
+
+def _path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> list[_Stop]:
+    """The stops after the first configuration; the last one is the second."""
+    differences = differences_of(first, second)
+    if not differences:
+        return [] if first == second else [_Stop("everything else", problem, second)]
+    order = _best_order(problem, profile, (first, second), differences)
+    stops, done = [], frozenset[str]()
+    for difference in order:
+        done |= {difference.name}
+        here = carried(problem, first, second, done)
+        if len(done) == len(differences):
+            here = second
+        stops.append(_Stop(difference.words, problem, here or second))
+    return stops
+
+
+def _best_order(
+    problem: Problem,
+    profile: Profile,
+    ends: tuple[Configuration, Configuration],
+    differences: Sequence[Difference],
+) -> list[Difference]:
+    """The order with the fewest stops that break a rule or lack memory; ties by the given order."""
+    if len(differences) > _MOST:
+        return list(differences)
+    penalty = _penalties(problem, profile, ends, differences)
+    full = (1 << len(differences)) - 1
+
+    @cache
+    def best(done: int) -> tuple[int, tuple[int, ...]]:
+        if done == full:
+            return 0, ()
+        options = []
+        for at in range(len(differences)):
+            if not done >> at & 1:
+                cost, rest = best(done | 1 << at)
+                options.append((cost + penalty(done | 1 << at), (at, *rest)))
+        return min(options)
+
+    return [differences[at] for at in best(0)[1]]
+
+
+def _penalties(
+    problem: Problem,
+    profile: Profile,
+    ends: tuple[Configuration, Configuration],
+    differences: Sequence[Difference],
+) -> Callable[[int], int]:
+    """What each set of carried differences costs a path; all sets are priced in one call."""
+    names = [difference.name for difference in differences]
+    sets = range(1, 1 << len(names))
+    stops = {
+        done: carried(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
+        for done in sets
+    }
+    there = {done: stop for done, stop in stops.items() if stop is not None}
+    found: dict[int, int] = {}
+    if there:
+        priced = Assembled.of(problem, profile, list(there.values()))
+        budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+        short = priced.stages.peak_memory_bytes.max(axis=1) > budget
+        masks = violation_masks(rules_of(problem), priced.columns) != 0
+        found = {
+            done: _ILLEGAL * int(illegal) + _TOO_BIG * int(big)
+            for done, illegal, big in zip(there, masks.tolist(), short.tolist(), strict=True)
+        }
+    return lambda done: found.get(done, _ILLEGAL * _ILLEGAL)

@@ -1,0 +1,183 @@
+"""Launch commands are read back: exported plans, scripts as people write them, and nonsense."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.errors import InvalidProblemError
+from service.launchers.megatron_lm import MegatronLm
+from service.launchers.megatron_lm_arguments import sections
+from service.launchers.megatron_lm_flags import FLAGS, IRRELEVANT, REFUSED
+from service.launchers.reading.megatron_lm import LaunchFile, read_launch_file
+from service.launchers.target import Target
+from tests.launcher_cases import CASES, LLAMA_70B
+from tests.unit.service.launchers.test_megatron_lm_round_trip import legal_targets
+
+KNOWN = (Path(__file__).parents[3] / "fixtures" / "megatron_lm_flags.txt").read_text().splitlines()
+OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=4
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-4}   # from Slurm
+WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES))
+TP=${TP:-4}
+DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --master_addr localhost"
+MODEL_ARGS=(
+    --num-layers 32
+    --hidden-size 4096      # h
+    --num-attention-heads 32 --ffn-hidden-size 14336
+    --group-query-attention --num-query-groups 8
+    --swiglu --disable-bias-linear --untie-embeddings-and-output-weights
+    --normalization RMSNorm --position-embedding-type rope
+    --vocab-size 128256 --max-position-embeddings 8192
+)
+PARALLEL="--tensor-model-parallel-size $TP --pipeline-model-parallel-size 2 \\
+    --sequence-parallel"
+torchrun $DISTRIBUTED_ARGS pretrain_gpt.py "${MODEL_ARGS[@]}" ${PARALLEL} \\
+    --micro-batch-size 1 --global-batch-size $((WORLD_SIZE * 4)) --seq-length 8192 --bf16 \\
+    --use-distributed-optimizer --data-path $DATA --lr 1e-4 --strange-flag 3 2>&1 | tee log.txt
+"""
+
+
+def exported(found: Target) -> LaunchFile:
+    files = MegatronLm().export(found).files
+    return read_launch_file(files["launch.sh"], include=files.get)
+
+
+def test_a_script_as_people_write_it_is_understood() -> None:
+    found = read_launch_file(SCRIPT)
+    assert (found.num_nodes, found.gpus_per_node) == (4, 8)
+    assert found.model.num_parameters() == pytest.approx(8.0e9, rel=0.01)
+    config = found.configuration
+    # 32 GPUs / (tp 4 * pp 2) = dp 4; 128 sequences / 4 = 32 micro-batches
+    assert (config.tensor_parallel_size, config.pipeline_parallel_size) == (4, 2)
+    assert (config.data_parallel_size, config.num_microbatches) == (4, 32)
+    assert (config.zero_stage, config.zero_shard_size, config.stage_layers) == (1, 4, (16, 16))
+    assert found.workload.framework_options == {
+        "dropout": True,
+        "overlap_gradients": False,
+        "overlap_tensor": False,
+    }
+    assert found.unread == ("--strange-flag",)
+    assert any("--overlap-grad-reduce" in note for note in found.notes)
+
+
+def test_what_the_script_expects_from_outside_can_be_given() -> None:
+    assert read_launch_file(SCRIPT, variables={"TP": "2"}).configuration.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_known_plan_is_exported_and_read_unchanged(name: str) -> None:
+    found, case = exported(CASES[name]), CASES[name]
+    assert found.configuration == case.config
+    longest = max(case.workload.seq_length, case.model.max_position_embeddings or 0)
+    same = replace(case.model, name="launch file", display_name="", max_position_embeddings=longest)
+    assert found.model == same
+    assert found.unread == ()
+    assert found.notes == ()
+    assert found.workload == case.workload
+    assert (found.num_nodes, found.gpus_per_node) == (case.num_nodes, case.gpus_per_node)
+
+
+@given(legal_targets())
+@settings(max_examples=100, deadline=None)
+def test_any_plan_is_exported_and_read_unchanged(target: Target) -> None:
+    found = exported(target)
+    assert found.configuration == target.config
+    assert found.workload == target.workload
+
+
+@given(legal_targets())
+@settings(max_examples=20, deadline=None)
+def test_the_table_has_every_flag_that_is_written(target: Target) -> None:
+    written = {flag.name for section in sections(target) for flag in section.flags}
+    assert written <= set(FLAGS)
+
+
+def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
+    names = set(KNOWN) | {"--use-precision-aware-optimizer", "--optimizer-cpu-offload"}
+    assert {name for name in FLAGS if name not in names} <= OLDER
+    assert not set(FLAGS) & set(REFUSED)
+    assert all(any(known.startswith(one) for known in KNOWN) or one in ("--eval_", "--train_") for one in IRRELEVANT
+               if one not in ("--local-rank", "--use-mcore-models", "--distributed-", "--use-dist-ckpt"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--bf16", "--bf16 --fp16"), "--fp16: line 21: contradicts --bf16"),
+        (("--bf16", "--use-checkpoint-args --bf16"), "--use-checkpoint-args: line 21: cannot be read"),
+        (("--num-layers 32", "--num-layers 33"), "33 layers are not split evenly by 2 chunks"),
+        (("--num-layers 32", "--num-layers many"), '--num-layers: line 10: "many" is no whole number'),
+        (("GPUS_PER_NODE=8", "GPUS_PER_NODE=9"), "does not divide the 36 GPUs"),
+        (("* 4))", "* 4 + 1))"), "is not a multiple of micro-batch × data parallel = 4"),
+        (("TP=${TP:-4}", ""), "hangs on $TP, which the script does not set"),
+        (("--vocab-size 128256", ""), "--vocab-size: is not given"),
+        (("--seq-length 8192", "--seq-length"), "--seq-length: line 21: needs a value"),
+        (("--bf16", "--bf16 --recompute-granularity full"), "--recompute-method: is needed"),
+        (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*32|tL'"), "holds 33 layers"),
+        (("--bf16", "--bf16 --num-virtual-stages-per-pipeline-rank 2 "
+                    "--num-layers-per-virtual-pipeline-stage 4"), "takes one of them"),
+        (('"${MODEL_ARGS[@]}"', '"${MODEL_ARGS[@]}'), "a quote stays open"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_said_with_line_and_flag(change: tuple[str, str], says: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read_launch_file(SCRIPT.replace(*change))
+    assert says in str(caught.value)
+
+
+def test_a_flag_given_twice_is_noted_and_the_last_counts() -> None:
+    found = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --micro-batch-size 2"))
+    assert found.configuration.micro_batch_size == 2
+    assert any("--micro-batch-size is given twice, 1 on line 21 and 2 on line 21" in n for n in found.notes)
+
+
+def test_a_named_model_that_the_flags_contradict_is_refused() -> None:
+    with pytest.raises(
+        InvalidProblemError, match="--hidden-size: line 11: 4096, but Llama 3.1 70B has 8192"
+    ):
+        read_launch_file(SCRIPT, model=LLAMA_70B)
+
+
+def test_bare_flags_need_the_number_of_gpus_from_elsewhere() -> None:
+    flags = SCRIPT[SCRIPT.index("    --num-layers") : SCRIPT.index(")\nPARALLEL")]
+    text = f"{flags} --micro-batch-size 1 --global-batch-size 64 --seq-length 8192 --bf16"
+    with pytest.raises(InvalidProblemError, match="--cluster with --num-nodes"):
+        read_launch_file(text)
+    assert read_launch_file(text, num_gpus=16).configuration.data_parallel_size == 16
+
+
+def test_uneven_ends_and_counted_embeddings_are_splits() -> None:
+    ends = "--bf16 --decoder-first-pipeline-num-layers 15"
+    assert read_launch_file(SCRIPT.replace("--bf16", ends)).configuration.stage_layers == (15, 17)
+    counted = "--bf16 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert read_launch_file(SCRIPT.replace("--bf16", counted)).configuration.stage_layers == (16, 16)
+    layout = "--bf16 --pipeline-model-parallel-layout 'Et*7|(tt|)*8t*9L'"
+    chunks = read_launch_file(SCRIPT.replace("--bf16", layout)).configuration.stage_layers
+    assert chunks == (7, *(2,) * 8, 9)
+
+
+@given(st.text(alphabet=st.sampled_from("-abfz0189=\"'$(){}[]\\\n #*+|&;<>`\t"), max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_nonsense_is_refused_and_never_crashes(text: str) -> None:
+    with pytest.raises(InvalidProblemError):
+        read_launch_file(text)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(SCRIPT)))
+    length = data.draw(st.integers(0, 40))
+    put = data.draw(st.text(alphabet=st.characters(codec="utf-8"), max_size=5))
+    try:
+        read_launch_file(SCRIPT[:start] + put + SCRIPT[start + length :])
+    except InvalidProblemError as fault:
+        assert fault.errors
