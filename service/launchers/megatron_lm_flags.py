@@ -66,8 +66,8 @@ REFUSED: Mapping[str, str] = {
 # What a step's time and memory do not hang on: data, logging, checkpoints, learning rates, seeds.
 IRRELEVANT = (
     "--adam-", "--adlr-", "--async-save", "--check-for-", "--ckpt-", "--clip-grad", "--data-",
-    "--dataloader-", "--dist-ckpt-", "--distributed-", "--end-weight-decay", "--eval-", "--eval_", "--exit-",
-    "--finetune",
+    "--dataloader-", "--dist-ckpt-", "--distributed-", "--end-weight-decay", "--eval-", "--eval_",
+    "--exit-", "--finetune",
     "--init-method", "--initial-loss-scale", "--load", "--log-", "--loss-scale", "--lr", "--manual-gc",
     "--merge-file", "--min-lr", "--mock-data", "--moe-aux-loss", "--moe-router-bias", "--moe-router-dtype",
     "--moe-router-load-balancing", "--moe-router-score", "--moe-router-enable", "--moe-z-loss",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from solver.plan import Configuration
@@ -72,7 +72,7 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
 
 
 def carried(
-    problem: Problem, first: Configuration, second: Configuration, done: Set[str]
+    problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
 ) -> Configuration | None:
     """The first configuration with the named differences of the second; None where it cannot be.
 
@@ -101,14 +101,14 @@ def carried(
     return None if found is None else _sharded(first, second, found)
 
 
-def _every(first: Configuration, second: Configuration, done: Set[str]) -> bool:
+def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) -> bool:
     """Whether the recomputation in force covers every layer of its own configuration."""
     owner = second if "recompute" in done else first
     return owner.recompute_layers >= max(owner.stage_layers)
 
 
 def _split(
-    problem: Problem, first: Configuration, second: Configuration, chunks: int, done: Set[str]
+    problem: Problem, first: Configuration, second: Configuration, chunks: int, done: AbstractSet[str]
 ) -> tuple[int, ...]:
     """A split of one of the two where it has as many chunks, else an even one."""
     owners = (second, first) if "stage_layers" in done else (first, second)

@@ -65,7 +65,7 @@ def read_launch_file(
     words, before = _command(script)
     given = given_flags(words)
     nodes, per_node = world_of(before, dict(_BATCH.findall(text)))
-    for variable, line in sorted(script.conditional.items()):
+    for variable, line in _conditional(script):
         given.notes.append(f"line {line}: {variable} is set under a condition: its last value is read")
     shape = model or model_of(given, name)
     if model is not None:
@@ -119,6 +119,16 @@ def _command(script: Script) -> tuple[Sequence[Word], Sequence[Word]]:
         message = "no command with flags of Megatron-LM is in it (pretrain_gpt.py --num-layers …)"
         raise InvalidProblemError([FieldError(pointer="--from-args", message=message)])
     return words, before
+
+
+def _conditional(script: Script) -> list[tuple[str, int]]:
+    """Variables that a condition changes, those aside that hold nothing but flags that decide no plan."""
+    found = []
+    for variable, line in sorted(script.conditional.items()):
+        flags = [word.text for word in script.words[variable] if word.text.startswith("--")]
+        if not flags or any(flag.partition("=")[0] in FLAGS for flag in flags):
+            found.append((variable, line))
+    return found
 
 
 def _pieces(word: Word) -> list[Word]:

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from profiles.errors import InvalidProblemError
 from service.launchers.megatron_lm import MegatronLm
 from service.launchers.megatron_lm_arguments import sections
-from service.launchers.megatron_lm_flags import FLAGS, IRRELEVANT, REFUSED
+from service.launchers.megatron_lm_flags import FLAGS, REFUSED
 from service.launchers.reading.megatron_lm import LaunchFile, read_launch_file
 from service.launchers.target import Target
 from tests.launcher_cases import CASES, LLAMA_70B
 from tests.unit.service.launchers.test_megatron_lm_round_trip import legal_targets
 
 KNOWN = (Path(__file__).parents[3] / "fixtures" / "megatron_lm_flags.txt").read_text().splitlines()
+BOTH = "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 4"
 OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
 
 SCRIPT = """\
@@ -104,8 +105,6 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
     names = set(KNOWN) | {"--use-precision-aware-optimizer", "--optimizer-cpu-offload"}
     assert {name for name in FLAGS if name not in names} <= OLDER
     assert not set(FLAGS) & set(REFUSED)
-    assert all(any(known.startswith(one) for known in KNOWN) or one in ("--eval_", "--train_") for one in IRRELEVANT
-               if one not in ("--local-rank", "--use-mcore-models", "--distributed-", "--use-dist-ckpt"))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -122,8 +121,7 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--seq-length 8192", "--seq-length"), "--seq-length: line 21: needs a value"),
         (("--bf16", "--bf16 --recompute-granularity full"), "--recompute-method: is needed"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*32|tL'"), "holds 33 layers"),
-        (("--bf16", "--bf16 --num-virtual-stages-per-pipeline-rank 2 "
-                    "--num-layers-per-virtual-pipeline-stage 4"), "takes one of them"),
+        (("--bf16", f"--bf16 {BOTH}"), "takes one of them"),
         (('"${MODEL_ARGS[@]}"', '"${MODEL_ARGS[@]}'), "a quote stays open"),
     ],
 )  # fmt: skip
@@ -141,7 +139,7 @@ def test_a_flag_given_twice_is_noted_and_the_last_counts() -> None:
 
 def test_a_named_model_that_the_flags_contradict_is_refused() -> None:
     with pytest.raises(
-        InvalidProblemError, match="--hidden-size: line 11: 4096, but Llama 3.1 70B has 8192"
+        InvalidProblemError, match=r"--hidden-size: line 11: 4096, but Llama 3\.1 70B has 8192"
     ):
         read_launch_file(SCRIPT, model=LLAMA_70B)
 
@@ -179,5 +177,5 @@ def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
     put = data.draw(st.text(alphabet=st.characters(codec="utf-8"), max_size=5))
     try:
         read_launch_file(SCRIPT[:start] + put + SCRIPT[start + length :])
-    except InvalidProblemError as fault:
-        assert fault.errors
+    except InvalidProblemError:
+        return
