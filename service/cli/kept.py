@@ -87,14 +87,35 @@ def plan_of_file(path: Path, rank: int) -> KeptPlan:
     Raises:
         InvalidProblemError: the file holds no such plan, or no problem.
     """
+    document = _answer_of(path)
+    plans = document["plans"]
+    for plan in plans:
+        if plan.get("rank") == rank:
+            return _kept(document, plan)
+    raise InvalidProblemError.of("--rank", f"the file holds {len(plans)} plans, none of rank {rank}")
+
+
+def plan_of_file_by_id(path: Path, plan_id: str) -> KeptPlan:
+    """The plan of such a file whose id starts with ``plan_id``; errors as ``plan_of_file``."""
+    document = _answer_of(path)
+    found = [plan for plan in document["plans"] if str(plan.get("plan_id", "")).startswith(plan_id)]
+    if len(found) != 1:
+        message = f'{len(found) or "no"} plans of the file have an id that starts with "{shown(plan_id)}"'
+        raise InvalidProblemError.of("plan_id", message)
+    return _kept(document, found[0])
+
+
+def _answer_of(path: Path) -> Mapping[str, Any]:
+    """The document of an answer, its plans being objects.
+
+    Raises:
+        InvalidProblemError: the file is none.
+    """
     document = read_problem_file(path)
     plans, problem = document.get("plans"), document.get("problem")
     if not isinstance(plans, list) or not isinstance(problem, dict):
         raise InvalidProblemError.of("--from", "the file is no answer of meshwright plan --json")
-    for plan in plans:
-        if isinstance(plan, dict) and plan.get("rank") == rank:
-            return _kept(document, plan)
-    raise InvalidProblemError.of("--rank", f"the file holds {len(plans)} plans, none of rank {rank}")
+    return {**document, "plans": [plan for plan in plans if isinstance(plan, dict)]}
 
 
 def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:

@@ -12,8 +12,10 @@ from profiles.errors import InternalError, PlannerError
 from service.cli import (
     calibrate,
     catalogs,
+    compare,
     database,
     demo,
+    explain,
     export,
     import_file,
     jobs,
@@ -59,6 +61,8 @@ def options(
 
 app.command("plan")(plan.plan)
 app.command("predict")(predict.predict)
+app.command("explain")(explain.explain)
+app.command("compare")(compare.compare)
 app.command("export")(export.export)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)

@@ -9,20 +9,27 @@ import typer
 
 from service.cli.problem_options import PROFILE_HELP, Request, with_request
 
-_SET_HELP = "Part of the configuration; tp, pp, … or full names."
+SET_HELP = "Part of the configuration; tp, pp, … or full names."
+FROM_ARGS_HELP = "A Megatron-LM launch script, or a file of its flags."
+VAR_HELP = "Value of a shell variable that the script expects."
 
 
 @with_request
 def predict(
     request: Request,
+    *,
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
-    assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=_SET_HELP)] = None,
+    assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
+    from_args: Annotated[Path | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
+    variable: Annotated[
+        list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
-    from service.cli.predicting import run_predict  # noqa: PLC0415 - the solver is loaded when it is needed
+    from service.cli.own import Asked  # noqa: PLC0415 - the solver is loaded when it is needed
+    from service.cli.predicting import run_predict  # noqa: PLC0415
 
-    raise typer.Exit(
-        run_predict(request, config=config, assign=assign or [], as_json=json_output, calibration=profile)
-    )
+    asked = Asked(config=config, assign=assign or [], from_args=from_args, variables=variable or [])
+    raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))

@@ -8,42 +8,44 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from service.cli.assignments import settings_of
 from service.cli.calibrating import named_profile, profile_for
 from service.cli.exits import FOUND
+from service.cli.own import Asked, own_of
 from service.cli.problem_options import Request
 from service.cli.screen import screen
-from service.configurations import broken_rules, completed
-from service.problem_file import read_problem_file
+from service.configurations import broken_rules
+from service.report.comparison import reading_lines
 from service.report.terminal import render_prediction
-from service.request import parse_problem
 from solver.predict import predict
+from solver.why.explained import reasons_of
 
 
 def run_predict(
     request: Request,
+    asked: Asked,
     *,
-    config: Path | None,
-    assign: Sequence[str],
     as_json: bool,
     calibration: Sequence[Path] | None = None,
 ) -> int:
-    """Price the configuration of a file with ``NAME=VALUE`` over it; the exit code.
+    """Price the user's own configuration; the exit code.
 
     Raises:
         InvalidProblemError: the problem or the configuration is wrong.
     """
-    problem = parse_problem(request)
-    raw = {**(read_problem_file(config) if config else {}), **settings_of("--set", assign)}
-    configuration = completed(raw, problem)
+    own = own_of(request, asked)
+    problem, configuration = own.problem, own.configuration
     profile = profile_for(problem, calibration or named_profile(problem))
     prediction = predict(problem, profile, configuration)
     broken = broken_rules(problem, configuration)
+    why = reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0]
     if as_json:
         document = {
             "config": asdict(configuration),
             "prediction": asdict(prediction),
             "breaks": broken,
+            "why": asdict(why),
+            "notes": list(own.notes),
+            "unread": list(own.unread),
             "profile": profile.version,
         }
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
@@ -57,6 +59,8 @@ def run_predict(
                 width=console.width,
                 profile=profile.title,
                 broken=broken,
+                why=why,
             )
         )
+        console.print(reading_lines(own.notes, own.unread, width=console.width))
     return FOUND

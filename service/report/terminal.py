@@ -19,6 +19,7 @@ from service.report.reasons import reason_lines
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
 from solver.problem import Problem
+from solver.reasons import Why
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster"
@@ -49,14 +50,15 @@ def render_prediction(
     width: int,
     profile: str,
     broken: Sequence[str] = (),
+    why: Why | None = None,
 ) -> RenderableType:
     """The price of one configuration that nobody searched for, laid out for ``width`` columns.
 
-    ``broken`` names the rules of the search space that it breaks.
+    ``broken`` names the rules of the search space that it breaks; ``why`` says where its time goes.
     """
-    plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0)
+    plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0, why=why)
     parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
-    parts += [Text(), *_causes(configuration, prediction, width), Text()]
+    parts += [Text(), *_causes(configuration, prediction, width), *reason_lines(plan, width), Text()]
     parts.append(wrapped(f"Profile: {_clean(profile)}.", width, indent=2))
     parts += _outside(prediction, width)
     risk, limit = prediction.out_of_memory_probability, problem.options.max_out_of_memory_probability

@@ -8,12 +8,14 @@ another order the parts would be others; the sum would not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from profiles.frameworks import FrameworkFacts
 from profiles.profile import Profile
 from solver.columns import Columns
+from solver.comparison import Comparison, Step
 from solver.cost.memory import memory_budget_bytes
 from solver.plan import Configuration, Prediction
 from solver.predict import predict_all
@@ -36,28 +38,6 @@ class Side:
     configuration: Configuration
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One difference, carried over."""
-
-    change: str
-    step_change_s: float  # of the step time; below 0: faster
-    terms_s: Mapping[str, float]  # the same by term of the waterfall; sums to it
-    fits: bool  # the stop after it fits in memory
-    breaks: tuple[str, ...]  # rules that this stop breaks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """From one configuration to another."""
-
-    first: Prediction
-    second: Prediction
-    first_waterfall_s: Mapping[str, float]
-    second_waterfall_s: Mapping[str, float]
-    steps: tuple[Step, ...]  # their changes sum to the difference of the step times
-
-
 @dataclass(frozen=True, slots=True)
 class _Stop:
     """A point of the path."""
@@ -74,7 +54,7 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
         InvalidProblemError: a framework option of a side is unknown or wrong.
     """
     stops = [_Stop("", first.problem, first.configuration)]
-    for name, problem in _option_changes(first.problem, second.problem):
+    for name, problem in _option_changes(first.problem, second.problem, profile.framework):
         stops.append(_Stop(name, problem, first.configuration))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
     priced = [predict_all(stop.problem, profile, [stop.configuration])[0] for stop in stops]
@@ -101,7 +81,7 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
     )
 
 
-def _option_changes(first: Problem, second: Problem) -> list[tuple[str, Problem]]:
+def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> list[tuple[str, Problem]]:
     """Framework options that the sides have otherwise, carried over one by one."""
     now, then = first.workload.framework_options, second.workload.framework_options
     problem, found = first, []
@@ -113,8 +93,9 @@ def _option_changes(first: Problem, second: Problem) -> list[tuple[str, Problem]
         if name in then:
             options[name] = then[name]
         problem = replace(problem, workload=replace(problem.workload, framework_options=options))
-        value = str(then[name]).lower() if name in then else "as the framework has it"
-        found.append((f"{name.replace('_', ' ')}: {value}", problem))
+        value = then.get(name, getattr(facts, name, "as the framework has it"))
+        word = ("off", "on")[value] if isinstance(value, bool) else str(value)
+        found.append((f"{name.replace('_', ' ')} {word}", problem))
     return found
 
 

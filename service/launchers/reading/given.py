@@ -98,7 +98,7 @@ def given_flags(words: Sequence[Word]) -> Given:
 
 def _take(given: Given, name: str, value: Value) -> None:
     """Keep one flag, or say what is wrong with it."""
-    shown = name[:_MAX_SHOWN].replace(UNKNOWN, "$")
+    shown = _shown(name.replace(UNKNOWN, "$"))
     if name in REFUSED:
         message = f"line {value.line}: cannot be read: {REFUSED[name]}"
         given.faults.append(FieldError(pointer=shown, message=message))
@@ -110,7 +110,7 @@ def _take(given: Given, name: str, value: Value) -> None:
     else:
         old = given.values.get(name)
         if old is not None and old.texts != value.texts:
-            first, last = " ".join(old.texts)[:_MAX_SHOWN], " ".join(value.texts)[:_MAX_SHOWN]
+            first, last = _shown(" ".join(old.texts)), _shown(" ".join(value.texts))
             given.notes.append(
                 f"{name} is given twice, {first} on line {old.line} and {last} on line {value.line}: "
                 "the last counts"
@@ -123,7 +123,9 @@ def _wrong(name: str, value: Value) -> str | None:
     kind, texts = FLAGS[name], value.texts
     unknown = next((text.split(UNKNOWN)[1] for text in texts if UNKNOWN in text), None)
     if unknown is not None and kind != "switch":
-        return f"the value hangs on ${unknown}, which the script does not set; give it a value there"
+        return (
+            f"the value hangs on ${_shown(unknown)}, which the script does not set; give it a value there"
+        )
     if kind == "switch":
         return None
     if not texts:
@@ -132,11 +134,16 @@ def _wrong(name: str, value: Value) -> str | None:
         return f"takes one value, not {len(texts)}"
     text = texts[0]
     if kind == "integer" and not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        return f'"{text[:_MAX_SHOWN]}" is no whole number'
-    return None if kind != "number" or _is_number(text) else f'"{text[:_MAX_SHOWN]}" is no number'
+        return f'"{_shown(text)}" is no whole number'
+    return None if kind != "number" or _is_number(text) else f'"{_shown(text)}" is no number'
 
 
 def _is_number(text: str) -> bool:
     """Whether a text is a finite decimal number."""
     digits = text.removeprefix("-").replace(".", "", 1)
     return digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS
+
+
+def _shown(text: str) -> str:
+    """Text of the script as a message may repeat it: printable and short."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_MAX_SHOWN])

@@ -1,0 +1,70 @@
+"""Compares two plans that were found before."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from profiles.errors import InvalidProblemError
+from service.cli.calibrating import named_profile, profile_for
+from service.cli.exits import FOUND
+from service.cli.kept import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
+from service.cli.screen import screen
+from service.report.comparison import render_comparison
+from service.report.terminal import header
+from solver.comparison import Comparison
+from solver.why.compare import Side, compared
+
+_LONGEST_RANK = 3  # digits; what is longer is an id
+
+
+def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool) -> int:
+    """Print what turns the first plan into the second; the exit code.
+
+    Raises:
+        InvalidProblemError: there is no such plan, or the two answer different questions.
+    """
+    first, second = (_plan(name, source) for name in (plan_a, plan_b))
+    _require_same_question(first, second)
+    profile = profile_for(second.problem, named_profile(second.problem))
+    sides = [Side(problem=one.problem, configuration=one.plan.config) for one in (first, second)]
+    found = compared(profile, *sides)
+    if as_json:
+        document = {"plans": [first.plan.plan_id, second.plan.plan_id], **comparison_json(found)}
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console = screen()
+    console.print(header(second.problem, console.width))
+    names = tuple(f"#{one.plan.rank} {one.plan.plan_id[:4]}" for one in (first, second))
+    configurations = (first.plan.config, second.plan.config)
+    console.print(render_comparison(found, (names[0], names[1]), configurations, width=console.width))
+    return FOUND
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain values."""
+    return asdict(comparison)
+
+
+def _plan(name: str, source: Path | None) -> KeptPlan:
+    """A plan by id, or by rank in a file."""
+    if source is None:
+        return find_plan(name)
+    if name.isdecimal() and len(name) <= _LONGEST_RANK:
+        return plan_of_file(source, int(name))
+    return plan_of_file_by_id(source, name)
+
+
+def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:
+    """Plans of different models, clusters or batches have no differences of configuration alone."""
+    one, other = first.problem, second.problem
+    for name in ("model", "cluster", "launcher", "profile"):
+        if getattr(one, name) != getattr(other, name):
+            raise InvalidProblemError.of("plan_b", f"the plans answer different questions: another {name}")
+    if (one.workload.global_batch_size, one.workload.seq_length) != (
+        other.workload.global_batch_size, other.workload.seq_length,
+    ):  # fmt: skip
+        raise InvalidProblemError.of("plan_b", "the plans answer different questions: another batch")

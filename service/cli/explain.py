@@ -1,0 +1,35 @@
+"""``meshwright explain``: the user's own configuration beside the best plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.predict import FROM_ARGS_HELP, SET_HELP, VAR_HELP
+from service.cli.problem_options import PROFILE_HELP, Request, with_request
+
+
+@with_request
+def explain(
+    request: Request,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "--configuration", help="Configuration as a JSON or YAML file."),
+    ] = None,
+    assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
+    from_args: Annotated[Path | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
+    variable: Annotated[
+        list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
+    ] = None,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
+) -> None:
+    """Price your own configuration beside the best plan, and say what each difference buys."""
+    from service.cli.explaining import run_explain  # noqa: PLC0415 - the solver is loaded when it is needed
+    from service.cli.own import Asked  # noqa: PLC0415
+
+    asked = Asked(config=config, assign=assign or [], from_args=from_args, variables=variable or [])
+    raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))

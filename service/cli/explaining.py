@@ -1,0 +1,78 @@
+"""The user's own configuration, the best plan, and the way from one to the other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from service.cli.calibrating import named_profile, profile_for
+from service.cli.comparing import comparison_json
+from service.cli.exits import FOUND, code_of
+from service.cli.kept import answer_document, keep
+from service.cli.own import Asked, own_of, recommended
+from service.cli.problem_options import Request
+from service.cli.progress import ProgressLine, cancellable
+from service.cli.screen import screen
+from service.configurations import broken_rules
+from service.report.comparison import reading_lines, render_comparison
+from service.report.terminal import header, render_answer
+from solver.ask import ask
+from solver.why.compare import Side, compared
+
+
+def run_explain(
+    request: Request, asked: Asked, *, as_json: bool, calibration: Sequence[Path] | None = None
+) -> int:
+    """Search, compare, print; the exit code, which is the search's where it finds no plan.
+
+    Raises:
+        InvalidProblemError: the problem, the configuration or the launch command is wrong.
+    """
+    own = own_of(request, asked)
+    problem = recommended(own.problem)
+    problem = replace(problem, options=replace(problem.options, baseline=None))
+    profile = profile_for(problem, calibration or named_profile(problem))
+    line = ProgressLine()
+    with cancellable() as cancellation:
+        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    line.clear()
+    console = screen()
+    if not answer.plans:
+        console.print(render_answer(answer, problem, width=console.width))
+        return code_of(answer, cancelled=cancellation.wanted)
+    keep(answer_document(answer, problem), problem)
+    best = answer.plans[0]
+    found = compared(
+        profile,
+        Side(problem=own.problem, configuration=own.configuration),
+        Side(problem=problem, configuration=best.config),
+    )
+    broken = broken_rules(own.problem, own.configuration)
+    if as_json:
+        document = {
+            "yours": asdict(own.configuration),
+            "breaks": broken,
+            "best": best.to_json(),
+            "status": answer.status,
+            "comparison": comparison_json(found),
+            "notes": list(own.notes),
+            "unread": list(own.unread),
+            "profile": profile.version,
+        }
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console.print(header(problem, console.width))
+    pair = (own.configuration, best.config)
+    console.print(
+        render_comparison(found, ("yours", f"best {best.plan_id[:4]}"), pair, width=console.width)
+    )
+    console.print(reading_lines([*own.notes, *_rules(broken)], own.unread, width=console.width))
+    return FOUND
+
+
+def _rules(broken: Sequence[str]) -> list[str]:
+    """Rules of the space that the user's configuration breaks."""
+    return [f"yours breaks the rule that {rule}" for rule in broken]

@@ -1,0 +1,91 @@
+"""Two configurations side by side, and what each difference between them buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from service.report import figures
+from service.report.reasons import signed, term_words
+from service.report.wrapping import pieces, tied, wrapped
+from solver.comparison import Comparison, Step
+from solver.plan import Configuration, Prediction
+
+_SHOWN_TERMS = 2
+_NOTICEABLE = 0.002  # of the step: smaller parts of a difference are not named
+
+
+def render_comparison(
+    comparison: Comparison,
+    names: tuple[str, str],
+    configurations: tuple[Configuration, Configuration],
+    *,
+    width: int,
+) -> RenderableType:
+    """Both sides, the differences in the order in which they were carried over, and both waterfalls."""
+    first, second = comparison.first, comparison.second
+    label = max(map(len, names)) + 3
+    share = (second.step_time_s / first.step_time_s - 1.0) * 100
+    lines = [
+        _side(names[0], configurations[0], first, label=label, width=width),
+        _side(
+            names[1],
+            configurations[1],
+            second,
+            label=label,
+            width=width,
+            more=f"{share:+.0f} %".replace("-", "−"),
+        ),
+        Text(),
+    ]
+    lines += [wrapped(_step(step, first.step_time_s), width, indent=2, hang=4) for step in comparison.steps]
+    if not comparison.steps:
+        lines.append(wrapped("the same configuration", width, indent=2))
+    falls = (comparison.first_waterfall_s, comparison.second_waterfall_s)
+    lines.append(Text())
+    for name, fall, side in zip(names, falls, (first, second), strict=True):
+        text = pieces(figures.times(fall, side.step_time_s), "│")
+        lines.append(wrapped(tied(f"{name:<{label}}") + text, width, hang=label))
+    return Group(*lines)
+
+
+def _side(
+    name: str,
+    configuration: Configuration,
+    prediction: Prediction,
+    *,
+    label: int,
+    width: int,
+    more: str = "",
+) -> Text:
+    """``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB (0)``."""
+    parts = [
+        figures.configuration_words(configuration),
+        figures.step_time(prediction),
+        figures.peak_memory(prediction),
+        more,
+    ]
+    text = "   ".join(tied(part) for part in parts if part)
+    return wrapped(tied(f"{name:<{label}}") + text, width, hang=label, style="bold")
+
+
+def _step(step: Step, whole_s: float) -> str:
+    """``−8.1 s recompute off (recompute −9.0, bubble +0.9 s)``; what does not fit on the way is said."""
+    line = tied(f"{signed(step.step_change_s, whole_s):>8}  {step.change}")
+    terms = sorted(step.terms_s.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
+    shown = [f"{term_words(name)} {signed(value, whole_s)}" for name, value in terms
+             if abs(value) >= _NOTICEABLE * whole_s]  # fmt: skip
+    told = f"  ({', '.join(shown)})" if shown else ""
+    remarks = [] if step.fits else ["does not fit by itself"]
+    remarks += [f"on the way it breaks the rule that {rule}" for rule in step.breaks]
+    return line + told + "".join(f"; {remark}" for remark in remarks)
+
+
+def reading_lines(notes: Sequence[str], unread: Sequence[str], *, width: int) -> RenderableType:
+    """What a launch command leaves to defaults, and what of it was not understood."""
+    lines = [wrapped(f"what really runs: {note}", width, indent=2) for note in notes]
+    if unread:
+        lines.append(wrapped(f"not understood, and not priced: {', '.join(unread)}", width, indent=2))
+    return Group(*lines)

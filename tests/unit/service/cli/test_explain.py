@@ -1,0 +1,99 @@
+"""``compare``, ``explain`` and ``predict --from-args`` through the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.cli.main import main
+from tests.unit.service.launchers.test_megatron_lm_reading import SCRIPT
+
+PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes",
+        "1", "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none", "--top-k", "3"]  # fmt: skip
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["meshwright", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    return int(ended.value.code or 0), told.out, told.err
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_two_plans_are_compared_by_rank_and_by_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    _, text, _ = run(monkeypatch, capsys, *PLAN, "--json", "--measure-next", "2")
+    answer = json.loads(text)
+    assert len(answer["measure_next"]) == 2
+    ids = [plan["plan_id"] for plan in answer["plans"]]
+    code, text, _ = run(monkeypatch, capsys, "compare", ids[0], ids[2], "--json")
+    found = json.loads(text)
+    assert code == 0
+    steps = [plan["prediction"]["step_time_s"] for plan in answer["plans"]]
+    total = sum(step["step_change_s"] for step in found["steps"])
+    assert total == pytest.approx(steps[2] - steps[0])
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(answer))
+    code, text, _ = run(monkeypatch, capsys, "compare", "1", "3", "--from", str(file))
+    assert code == 0
+    assert f"#1 {ids[0][:4]}" in text
+    code, _, error = run(monkeypatch, capsys, "compare", ids[0], "ffffffffffff")
+    assert code == 2
+    assert "no plan" in error
+
+
+def test_a_launch_script_is_priced_and_explained(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    cluster = ("--from-args", str(script), "--cluster", "dgx-h100", "--json")
+    code, text, _ = run(monkeypatch, capsys, "predict", *cluster)
+    priced = json.loads(text)
+    assert code == 0
+    assert priced["config"]["data_parallel_size"] == 4
+    assert priced["unread"] == ["--strange-flag"]
+    code, text, _ = run(monkeypatch, capsys, "explain", *cluster, "--certify", "none")
+    found = json.loads(text)
+    assert code == 0
+    assert found["comparison"]["first"]["step_time_s"] == priced["prediction"]["step_time_s"]
+    best = found["best"]["prediction"]["step_time_s"]
+    assert found["comparison"]["second"]["step_time_s"] == pytest.approx(best)
+    assert best < priced["prediction"]["step_time_s"]
+
+
+def test_what_is_missing_or_too_much_is_said(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = ("predict", "--from-args", str(script))
+    for words, says in (
+        ((), "no flag names the GPUs"),
+        (("--cluster", "dgx-h100", "--seq-length", "1"), "are the script's"),
+        (("--cluster", "dgx-h100", "--set", "tp=1"), "the script is the configuration"),
+        (("--cluster", "dgx-h100", "--var", "TP"), "is not NAME=VALUE"),
+        (("--cluster", "dgx-h100", "--num-nodes", "2"), "there are 16 GPUs"),
+    ):
+        code, _, error = run(monkeypatch, capsys, *file, *words)
+        assert code == 2
+        assert says in error
+
+
+def test_the_users_own_configuration_is_explained_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    words = [word for word in PLAN[1:] if word not in ("--top-k", "3")]
+    code, text, _ = run(monkeypatch, capsys, "explain", *words, "--set", "tp=8", "--set", "zero=1")
+    assert code == 0
+    assert text.splitlines()[1].startswith("yours")
+    assert "tp 8 → " in text

@@ -1,0 +1,98 @@
+"""What each difference buys adds up, along a path that arrives."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.profile import default_profile
+from solver.plan import Configuration
+from solver.predict import predict
+from solver.problem import Problem
+from solver.why.compare import Side, compared
+from solver.why.moves import moves_of, settle
+from tests.builders import a_moe_model, a_problem
+
+YOURS = Configuration(
+    tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=8, data_parallel_size=2,
+    zero_stage=1, zero_shard_size=2, micro_batch_size=2, num_microbatches=128, pipeline_schedule="1f1b",
+    recompute_granularity="full", recompute_layers=10, stage_layers=(10,) * 8,
+)  # fmt: skip
+BEST = Configuration(
+    tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=4, virtual_pipeline_size=5,
+    data_parallel_size=4, zero_stage=1, zero_shard_size=4, micro_batch_size=1, num_microbatches=128,
+    pipeline_schedule="interleaved_1f1b", stage_layers=(4,) * 20,
+)  # fmt: skip
+
+
+def check(
+    problem: Problem, first: Configuration, second: Configuration, start: Problem | None = None
+) -> None:
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = compared(
+        profile,
+        Side(problem=start or problem, configuration=first),
+        Side(problem=problem, configuration=second),
+    )
+    assert found.second.step_time_s == predict(problem, profile, second).step_time_s
+    total = found.second.step_time_s - found.first.step_time_s
+    assert sum(step.step_change_s for step in found.steps) == pytest.approx(total, abs=1e-9)
+    for step in found.steps:
+        assert sum(step.terms_s.values()) == pytest.approx(step.step_change_s, abs=1e-9)
+
+
+def test_differences_between_two_plans_are_carried_over_one_by_one_and_legally() -> None:
+    problem = a_problem()
+    profile = default_profile(problem.cluster, problem.launcher)
+    check(problem, YOURS, BEST)
+    sides = [Side(problem=problem, configuration=one) for one in (YOURS, BEST)]
+    steps = compared(profile, *sides).steps
+    assert {step.change for step in steps} == {"pp 8 → 4", "vpp 1 → 5", "mbs 2 → 1", "recompute off"}
+    assert all(step.fits for step in steps)
+    assert not any(step.breaks for step in steps)
+    off = next(step for step in steps if step.change == "recompute off")
+    assert off.step_change_s < 0.0
+    assert off.terms_s["recompute"] < 0.0
+
+
+def test_a_configuration_differs_from_itself_by_nothing() -> None:
+    problem = a_problem()
+    profile = default_profile(problem.cluster, problem.launcher)
+    side = Side(problem=problem, configuration=BEST)
+    assert compared(profile, side, side).steps == ()
+
+
+def test_options_of_the_framework_are_differences_too() -> None:
+    problem = a_problem()
+    slow = replace(problem, workload=replace(problem.workload, framework_options={"overlap_tensor": False}))
+    check(problem, YOURS, BEST, start=slow)
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = compared(
+        profile, Side(problem=slow, configuration=YOURS), Side(problem=problem, configuration=BEST)
+    )
+    assert found.steps[0].change == "overlap tensor on"
+    assert found.steps[0].terms_s["tensor_parallel"] < 0.0
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Problem, Configuration, Configuration]:
+    """Two configurations of one problem, up to five moves apart."""
+    problem = a_problem(model=draw(st.sampled_from((None, a_moe_model()))), certify="none")
+    start = settle(problem, replace(BEST, virtual_pipeline_size=4, stage_layers=()))
+    assert start is not None
+    ends: list[Configuration] = []
+    for _ in range(2):
+        now = start
+        for _ in range(draw(st.integers(0, 3))):
+            now = draw(st.sampled_from(moves_of(problem, now))).configuration
+        ends.append(now)
+    return problem, ends[0], ends[1]
+
+
+@given(pairs())
+@settings(max_examples=30, deadline=None)
+def test_the_parts_add_up_between_any_two_configurations(
+    found: tuple[Problem, Configuration, Configuration],
+) -> None:
+    check(*found)
