@@ -8,8 +8,9 @@ import pytest
 from service.cli.main import main
 from tests.unit.service.launchers.test_megatron_lm_reading import SCRIPT
 
-PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes",
-        "1", "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none", "--top-k", "3"]  # fmt: skip
+PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
+        "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none",
+        "--top-k", "3"]  # fmt: skip
 
 
 def run(
