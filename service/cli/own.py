@@ -60,7 +60,8 @@ def own_of(request: Request, asked: Asked) -> Own:
         )
     found = _launch_file(request, asked.from_args, asked.variables)
     problem = parse_problem(_request_of(request, found))
-    raw = {**asdict(found.configuration), "stage_layers": list(found.configuration.stage_layers)}
+    read = asdict(found.configuration).items()
+    raw = {name: list(value) if isinstance(value, tuple) else value for name, value in read if value != ()}
     return Own(
         problem=problem,
         configuration=completed(raw, problem),

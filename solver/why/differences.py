@@ -13,7 +13,7 @@ _GROUPS = {
     "num_gpus": ("num_gpus",),
     "tensor_parallel_size": ("tensor_parallel_size", "sequence_parallel"),
     "pipeline_parallel_size": ("pipeline_parallel_size",),
-    "context_parallel_size": ("context_parallel_size",),
+    "context_parallel_size": ("context_parallel_size", "context_parallel_mode"),
     "expert_parallel_size": ("expert_parallel_size", "expert_tensor_parallel_size"),
     "zero_stage": ("zero_stage",),
     "recompute": ("recompute_granularity", "recompute_layers"),
@@ -64,6 +64,8 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
     if name == "recompute":
         return f"recompute {_recompute(second)}"
     old, new = getattr(first, name), getattr(second, name)
+    if name == "context_parallel_size" and old == new:
+        return f"cp by {second.context_parallel_mode.replace('_', ' ')}"
     if name == "tensor_parallel_size" and old == new:
         return f"sequence parallel {'on' if second.sequence_parallel else 'off'}"
     if name == "expert_parallel_size" and old == new:

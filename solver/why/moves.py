@@ -56,6 +56,7 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
     return replace(
         c,
         sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
+        context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
         zero_stage=zero,
         zero_shard_size=ranks if zero else 1,
         num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),

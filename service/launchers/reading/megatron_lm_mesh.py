@@ -74,6 +74,7 @@ def configuration_of(
         pipeline_parallel_size=pp,
         virtual_pipeline_size=vpp,
         context_parallel_size=cp,
+        context_parallel_mode=_context_mode(given, cp),
         expert_parallel_size=given.integer("expert-model-parallel-size", 1),
         expert_tensor_parallel_size=_expert_tensor(given, model, tp),
         data_parallel_size=dp,
@@ -87,6 +88,17 @@ def configuration_of(
         offload="optimizer" if given.has("optimizer-cpu-offload") else "none",
         stage_layers=split,
     )
+
+
+def _context_mode(given: Given, cp: int) -> str:
+    """The ring, or the exchange of heads for tokens; what mixes them is priced as the ring."""
+    words = set(given.words("cp-comm-type"))
+    if cp == 1 or not words or words == {"p2p"}:
+        return "ring"
+    if words == {"a2a"}:
+        return "all_to_all"
+    given.notes.append("--cp-comm-type is priced as p2p, the ring")
+    return "ring"
 
 
 def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
