@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
 
-from profiles.errors import InvalidProblemError
+from profiles.errors import FieldError, InvalidProblemError
 from service.json_input import pointer
 from service.request_part import Part
 from solver.problem import Problem
@@ -24,6 +26,37 @@ class BatchRange(Part):
 
 
 Batches = Count | Annotated[list[Count], Field(min_length=1, max_length=MAX_SIZES)] | BatchRange
+
+
+class RampRequest(Part):
+    """One earlier stage of a batch ramp."""
+
+    batch: Count
+    until_tokens: int = Field(ge=1, le=10**18)
+
+
+def ramp_limits(problem: Problem) -> Iterator[FieldError]:
+    """A ramp grows in batches and tokens up to the workload's own, and is ranked by its time alone."""
+    options, batch = problem.options, problem.workload.global_batch_size
+    if not options.batch_ramp:
+        return
+    at = pointer("workload", "batch_ramp")
+    stages = [*options.batch_ramp, (batch, options.total_tokens or 0)]
+    if options.total_tokens is None:
+        here = pointer("workload", "total_tokens")
+        yield FieldError(pointer=here, message="is required beside a ramp: where its last stage ends")
+    elif any(one[0] >= other[0] or one[1] >= other[1] for one, other in pairwise(stages)):
+        yield FieldError(pointer=at, message="batches and tokens must grow from stage to stage")
+    others = {
+        "objective": options.objective != "step_time", "gpus": options.gpus == "fewest",
+        "deadline_days": options.deadline_days is not None, "pareto": options.pareto,
+        "baseline": options.baseline is not None, "allow": bool(set(options.allow) - {"offload"}),
+    }  # fmt: skip
+    for name in (name for name, given in others.items() if given):
+        yield FieldError(pointer=pointer("search", name), message="does not go with a batch ramp")
+    if options.batch_sizes:
+        here = pointer("workload", "global_batch_size")
+        yield FieldError(pointer=here, message="is one number beside a batch ramp")
 
 
 def batches_of(given: int | list[int] | BatchRange) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from profiles.frameworks import framework_facts, with_options
 from profiles.optimizers import OPTIMIZERS, optimizer_named
 from profiles.profile import framework_of
 from service.json_input import MAX_ERRORS, pointer, shown
+from service.request_batches import ramp_limits
 from service.request_constraints import constraints
 from service.request_run import run_limits
 from service.request_sizes import batch_size, gpu_count, model_sizes
@@ -64,6 +65,7 @@ def check_limits(problem: Problem) -> None:
         _framework_options,
         _ranks,
         run_limits,
+        ramp_limits,
         model_sizes,
         gpu_count,
         batch_size,

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.errors import FieldError
 from service.json_input import MAX_ERRORS, pointer, shown
-from service.request_batches import MAX_BATCH, Batches
+from service.request_batches import MAX_BATCH, MAX_SIZES, Batches, RampRequest
 from service.request_part import Part
 from service.request_run import MAX_TOKENS, BaselineRequest, NodeCounts, ReliabilityRequest
 from solver.expressions import MAX_LENGTH
@@ -43,6 +43,11 @@ class WorkloadRequest(Part):
 
     global_batch_size: Batches = Field(
         description="sequences per optimizer step: one number, a list, or a range by doubling"
+    )
+    batch_ramp: list[RampRequest] = Field(
+        default_factory=list,
+        max_length=MAX_SIZES,
+        description="smaller batches for the first tokens, before global_batch_size",
     )
     total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")

@@ -14,6 +14,7 @@ from solver.pareto import front_of
 from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
+from solver.ramp import ramp_search
 from solver.search.search import places_stages, search
 from solver.search.watch import Watch
 from solver.variants import variants_of
@@ -60,6 +61,8 @@ def _answer(
 ) -> Answer:
     """The answer to a request that leaves open neither launcher nor workload."""
     run = fewest if problem.options.gpus == "fewest" else search
+    if problem.options.batch_ramp:
+        run = ramp_search
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)

@@ -56,6 +56,7 @@ class SearchOptions:
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     reserve_nodes: int = 0  # kept spare
     batch_sizes: tuple[int, ...] = ()  # global batches in question beside the workload's, the largest
+    batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
     total_tokens: int | None = None  # of the whole run
     deadline_days: float | None = None  # for all of them, interruptions counted
     gpu_hour_price: float | None = None  # in the client's currency

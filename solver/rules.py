@@ -8,6 +8,7 @@ bit of a row's mask, so that an answer without plans can name the rules that sta
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import gcd
 
 import numpy as np
@@ -17,6 +18,7 @@ from solver.batches import batch_sizes
 from solver.columns import ALL_LAYERS, RING, SCHEDULES, BoolArray, Columns, IntArray
 from solver.launcher_rules import launcher_rules
 from solver.problem import Problem
+from solver.ramp_stages import RampStage, ramp_stages
 from solver.request_rules import request_rules
 from solver.rule import Rule
 
@@ -215,8 +217,26 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _batch_rules(problem),
         launcher_rules(problem, able),
         request_rules(problem),
+        _ramp_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)
+
+
+def _ramp_rules(problem: Problem) -> Iterator[Rule]:
+    """Every earlier stage of a batch ramp is legal with the same layout."""
+    for stage in ramp_stages(problem)[:-1]:
+        rules = rules_of(stage.problem)
+        yield Rule(
+            name=f"the ramp's batch of {stage.batch} is legal",
+            reason="one layout runs every stage of the ramp",
+            violated=partial(_breaks_any, stage, rules),
+            of_request=True,
+        )
+
+
+def _breaks_any(stage: RampStage, rules: tuple[Rule, ...], columns: Columns) -> BoolArray:
+    """Rows that break a rule in one stage of a ramp."""
+    return np.asarray(violation_masks(rules, stage.columns(columns)) != 0)
 
 
 def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:

@@ -40,11 +40,11 @@ _PRIMED = 1024  # rows looked at together for a first ranking, so many times at 
 _MOST_LOOKS = 8
 _PRIMES = 16  # rows solved for it
 _NS = 1e9
-_INNER = (
+INNER = (
     "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
     "sequence_parallel", "offload", "context_parallel_mode",
 )  # fmt: skip
-_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in _INNER)
+_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
 Layout = tuple[int, ...]
 Rank = tuple[int, int, int, int, int, int]
 Interrupt = Callable[["Frontier"], bool]
@@ -259,7 +259,7 @@ class Frontier:
             self.ranked = sorted([*others, entry])[: self.top_k]
 
     def _layout_of(self, row: int) -> Layout:
-        """What tells plans apart: everything of a row but ``_INNER``."""
+        """What tells plans apart: everything of a row but ``INNER``."""
         columns = self.rows.columns
         return tuple(int(getattr(columns, name)[row]) for name in _LAYOUT)
 

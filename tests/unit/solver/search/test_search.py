@@ -171,7 +171,7 @@ def test_stopping_after_the_first_plan_keeps_it_with_a_bound() -> None:
     seen: list[Progress] = []
 
     def stop() -> bool:
-        return any(report.incumbent_step_time_s is not None for report in seen)
+        return any(report.bound_step_time_s is not None for report in seen)
 
     polls = iter([False] * 8)
     problem = small_problem(top_k=50)
