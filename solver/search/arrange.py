@@ -18,8 +18,10 @@ from solver.search.chunks import splits_that_fit
 from solver.search.rows import Rows
 from solver.search.simulate import MAX_PASSES, rank_finish_s
 from solver.search.wavefront import finish_of_many_s
-from solver.search.windows import Split, balanced, windows
+from solver.search.windows import Split, balanced, tapers, windows
 
+_DEEP = 4  # micro-batches a rank from which on the slowest rank alone decides
+_ENDS = 9  # lengths tried of either end of a deep pipeline
 _STARTS = 12  # windows tried, evenly spaced
 _MOST_CUT = 4  # layers that the last chunk may lack
 _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
@@ -27,11 +29,29 @@ _GLANCED_PASSES = MAX_PASSES // 16
 
 
 def candidates(row: Rows, split: Split) -> list[Split]:
-    """``split``, and others of one interleaved row that fit in memory, without repetition."""
-    if row.v[0] == 1 or not row.uneven_stages or row.splits_backward[0] or row.only_split:
+    """``split``, and others of one interleaved or deep row that fit in memory, without repetition."""
+    given = not row.uneven_stages or row.splits_backward[0] or bool(row.only_split)
+    if given or (row.v[0] == 1 and not (row.is_uniform and _is_deep(row))):
         return [split]
     if not row.is_uniform:
         return splits_that_fit(row)
+    unique = list(dict.fromkeys([split, *(_tapered(row) if row.v[0] == 1 else _windowed(row, split))]))
+    fits = _stages(row, unique).peak_memory_bytes.max(axis=1) <= row.budget_bytes
+    return [one for one, fit in zip(unique, fits, strict=True) if fit or one is split]
+
+
+def _is_deep(row: Rows) -> bool:
+    """Whether a step has few micro-batches for its ranks, so that the ends of the pipeline wait."""
+    return bool(row.m[0] < _DEEP * row.p[0])
+
+
+def _tapered(row: Rows) -> list[Split]:
+    """Splits of a row without interleaving whose ends hold fewer layers."""
+    return tapers(row.layout.num_layers, int(row.p[0]), smallest=int(row.smallest_chunk[0]), places=_ENDS)
+
+
+def _windowed(row: Rows, split: Split) -> list[Split]:
+    """Splits of an interleaved row whose larger chunks follow one another."""
     heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
     lacking = [(first, last) for first in (0, 1) for last in range(min(heavy, _MOST_CUT) + 1)]
     smallest, layers = int(row.smallest_chunk[0]), row.layout.num_layers
@@ -39,9 +59,7 @@ def candidates(row: Rows, split: Split) -> list[Split]:
         one for first, last in lacking
         for one in windows(layers, len(split), first=first, last=last, smallest=smallest, starts=_STARTS)
     ]  # fmt: skip
-    unique = list(dict.fromkeys([split, *balanced(split, int(row.p[0])), *tried]))
-    fits = _stages(row, unique).peak_memory_bytes.max(axis=1) <= row.budget_bytes
-    return [one for one, fit in zip(unique, fits, strict=True) if fit]
+    return [*balanced(split, int(row.p[0])), *tried]
 
 
 def _stages(row: Rows, splits: list[Split]) -> Stages:

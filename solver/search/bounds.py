@@ -16,13 +16,15 @@ passes one at a time in a fixed order, and
 (D) as (B) without the way back: end_s >= (B) - sum_{u<s} B_u.
 
 The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A) and (B) bound it with tail_0, (C) and
-(D) with tail_s. Schedules that split the backward pass have (E) to (G) instead (``split_backward``).
+(D) with tail_s; one split is also bounded with the tail of every rank on the way back (``split_s``).
+Schedules that split the backward pass have (E) to (G) instead (``split_backward``).
 
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
   whole layers   some rank holds at least ceil(L / p) of them (``whole_layers_s``)
   reach          whole layers on every rank, under its memory (``reach.can_beat``): for layers of one
-                 kind without interleaving the least (A)-(D) over all splits that fit
+                 kind without interleaving the least (A)-(D) over all splits that fit, without the tails of
+                 ranks between the first and the last of a way back
   split          (A)-(D) of one split (``split_s``); at most its simulation.
 """
 
@@ -171,7 +173,11 @@ def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
 
 
 def split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Last tier: (A)-(D), or (E)-(G), over the ranks of one split for each row, shape (n,)."""
+    """Last tier: (A)-(D), or (E)-(G), over the ranks of one split for each row, shape (n,).
+
+    The last micro-batch passes ranks s-1 … u backward before rank u ends, so the way back counts up to
+    whichever rank u <= s has the longest sum of what is left of it and its own tail.
+    """
     forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
     passed, returned = np.cumsum(forward, axis=1), np.cumsum(backward, axis=1)
     rank = np.broadcast_to(np.arange(stages.rank_valid.shape[1])[None, :], stages.rank_valid.shape)
@@ -181,7 +187,7 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     behind = returned[:, -1:] - _prefix(returned, last + 1)
     late = passed[:, -1:] + behind + _own_work_s(rows, stages)
     end = np.maximum(chain, late)
-    step = np.maximum(end + way_back + stages.rank_tail_s[:, :1], end + stages.rank_tail_s)
+    step = end + way_back + np.maximum.accumulate(stages.rank_tail_s - way_back, axis=1)
     if rows.splits_backward.any():
         apart = least_end_s(rows, stages) + stages.rank_tail_s
         step = np.where(rows.splits_backward[:, None], apart, step)

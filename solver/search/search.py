@@ -28,9 +28,9 @@ What is claimed, and what is not
   ``objective_gap`` is 0: the least J over *all* rows and splits was found and proved; CP-SAT judges it
   independently. ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S
   instead of J costs in J; 0 when the first plan minimises both.
-  ``bound_step_time_s``: no row under *any* split simulates faster (``reach.least_bound_s``), so ``gap``
-  is what another split of some row could still gain at most; it may exceed 0 although the ranking is
-  proved, because candidates are few and not all splits.
+  ``bound_step_time_s``: no row under *any* split simulates faster (``closing.least_step_bound_s``), so
+  ``gap`` is what another split of some row could still gain at most; it may exceed 0 although the
+  ranking is proved, because candidates are few and not all splits.
   All of it holds under the cost model and within the space; ``prediction`` carries the error band.
 """
 
@@ -52,10 +52,10 @@ from solver.search.answering import Found, Proof, answer_of, objectives_s, plans
 from solver.search.bounds import objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.certify import Judge
+from solver.search.closing import least_step_bound_s
 from solver.search.frontier import Frontier, Solved
 from solver.search.opening import Opening, first_plan
 from solver.search.priced import CHUNK, priced_space
-from solver.search.reach import least_bound_s
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
@@ -169,7 +169,7 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     offered = [row for row in contenders.tolist() if row in frontier.solved and not frontier.is_open(row)]
     bound = min([best, *(frontier.solved[row].bound_s for row in offered)])
     others = frontier.rows.take(np.setdiff1d(contenders, offered))
-    bound = min(bound, least_bound_s(others, min(low, best), best, watch.tick))
+    bound = min(bound, least_step_bound_s(others, min(low, best), best, watch.tick))
     objective = objectives_s(frontier)[0]
     own = frontier.solved[first].objective_s
     rivals = _rivals(frontier, own, watch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 Split = tuple[int, ...]
@@ -41,3 +43,38 @@ def balanced(split: Split, pp: int) -> list[Split]:
         tuple(each + int(order[chunk] < more) for chunk in range(vpp) for each, more in ranks)
         for order in orders
     ]
+
+
+def tapers(num_layers: int, pp: int, *, smallest: int, places: int) -> list[Split]:
+    """Splits of a pipeline without chunks whose first and last ranks hold fewer layers than those between.
+
+    A pipeline that is not much shorter than its step has few micro-batches in flight at its ends: they
+    wait for what is between, whatever they hold. So the ends hold one layer less than an even share, or as
+    many as its whole layers, and what that leaves over is spread between them, larger ranks first, last, or
+    evenly strewn.
+
+    Args:
+        num_layers: of the model.
+        pp: ranks.
+        smallest: least number of layers of a rank.
+        places: how many lengths of either end are tried, evenly spaced up to half the ranks.
+    """
+    share = num_layers // pp
+    ends = np.unique(np.linspace(0, pp // 2, places).astype(np.int64)).tolist()
+    found: dict[Split, None] = {}
+    for few, first, last in product((share - 1, share), ends, ends):
+        between = pp - first - last
+        rest = num_layers - few * (first + last)
+        if few < smallest or between < 1 or rest < between * max(few, smallest):
+            continue
+        for middle in _laid_out(rest, between):
+            found[(few,) * first + middle + (few,) * last] = None
+    return list(found)
+
+
+def _laid_out(layers: int, ranks: int) -> list[Split]:
+    """Layers on neighbouring ranks as evenly as can be: larger ranks first, last, and evenly strewn."""
+    each, more = divmod(layers, ranks)
+    strewn = ((rank + 1) * more // ranks - rank * more // ranks for rank in range(ranks))
+    orders = ([1] * more + [0] * (ranks - more), [0] * (ranks - more) + [1] * more, strewn)
+    return [tuple(each + extra for extra in order) for order in orders]

@@ -4,11 +4,15 @@
 """
 
 import os
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
+from solver.search.closing import least_step_bound_s
+from solver.search.patterns import Effort, dominates, is_branchable, least_simulation_s, patterns
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
 from tests.property.exhaustive import exhaust
@@ -49,6 +53,8 @@ def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> 
 @given(priced_rows(mixed=False))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_reach_is_exact_for_layers_of_one_kind_without_interleaving(rows: Rows) -> None:
+    # tails of the layers aside: a split is also bounded by those of the ranks on a way back
+    rows = replace(rows, prices=replace(rows.prices, tail_s=rows.prices.tail_s * np.array([0.0, 1.0, 1.0])))
     every = exhaust(rows, 0)
     if rows.v[0] == 1 and len(every.splits):
         assert not can_beat(rows, np.array([every.bound_s.min() * (1 - 1e-6)]))[0]
@@ -59,3 +65,53 @@ def test_reach_is_exact_for_layers_of_one_kind_without_interleaving(rows: Rows) 
 def test_a_row_without_a_split_that_fits_cannot_beat_any_time(rows: Rows) -> None:
     fits = bool(exhaust(rows, 0).splits)
     assert bool(can_beat(rows, np.array([1e9]))[0]) == fits
+
+
+@given(priced_rows(mixed=False), st.floats(0.8, 1.3))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_ranks_fixed_one_after_the_other_bound_every_split(rows: Rows, share: float) -> None:
+    every = exhaust(rows, 0)
+    if not len(every.splits):
+        return
+    fastest = float(every.simulated_s.min())
+    target = share * fastest
+    if is_branchable(rows, target):
+        found = least_simulation_s(rows, target, Effort(2**24))
+        assert found <= min(target, fastest) * ROUNDING
+        if target <= fastest and not np.isfinite(rows.budget_bytes):
+            assert found <= target
+    low = float(whole_layers_s(rows)[0])
+    assert low <= least_step_bound_s(rows, low, fastest) <= fastest
+
+
+@given(priced_rows(mixed=False))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_without_a_memory_limit_all_ranks_fixed_are_the_fastest_split(rows: Rows) -> None:
+    rows = replace(rows, budget_bytes=np.inf)
+    every = exhaust(rows, 0)
+    if len(every.splits) and rows.uneven_stages:
+        target = float(every.simulated_s.min()) * (1 - 1e-6)
+        if is_branchable(rows, target):
+            assert least_simulation_s(rows, target, Effort(2**24)) == target
+            assert least_simulation_s(rows, target * (1 + 2e-6), Effort(2**24)) < target * (1 + 2e-6)
+
+
+@given(priced_rows(mixed=False))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_every_split_on_offer_is_made_of_patterns(rows: Rows) -> None:
+    p, v = int(rows.p[0]), int(rows.v[0])
+    for split in exhaust(rows, 0).splits if rows.uneven_stages else []:
+        for rank in range(p):
+            own = split[rank::p]
+            assert own in {
+                tuple(way) for way in patterns(rows, rank, range(sum(own), sum(own) + 1)).tolist()
+            }
+            assert len(own) == v
+
+
+@given(priced_rows(mixed=False, max_rows=3, one_layout=True))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_a_row_that_dominates_another_simulates_no_slower_under_any_split(rows: Rows) -> None:
+    rows = replace(rows, budget_bytes=np.inf)
+    if dominates(rows, 0, 1):
+        assert (exhaust(rows, 0).simulated_s <= exhaust(rows, 1).simulated_s * ROUNDING).all()
