@@ -17,7 +17,7 @@ Constraints
       last chunk may hold fewer; with layers of several kinds there are some regular splits
                                                                   ``caps.layer_caps``, ``chunks.offered``
 Answer
-  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). An interleaved row has
+  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). An interleaved or deep row has
   further candidates with the larger chunks in a row (``arrange``), and its score is the least S of its
   candidates. Rows are ranked by score, best first under valid bounds (``bounds``, ``frontier``). Rows
   that differ in recomputation, chunks a rank and schedule alone are one layout; its best row stands for
