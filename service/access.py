@@ -64,6 +64,8 @@ class Access:
         Raises:
             UnauthorizedError: keys are demanded, and this is none, or one that is revoked or expired.
         """
+        if token is not None and not self._has_keys:
+            self._look_again_at = 0.0  # it may be the first one, made a moment ago
         if not self.demands_keys():
             return LOCAL_USER
         if token is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +13,7 @@ from service.db.records import is_identifier
 from service.errors import BadPageTokenError
 
 Item = TypeVar("Item")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_TOKEN_CHARS = 256
 MAX_POSITION = 2**53  # times in seconds and ranks are far below
 
@@ -45,6 +47,21 @@ def decode_token(token: str, *types: type) -> tuple[Any, ...]:
     if not all(_is_storable(value) for value in position):
         raise BadPageTokenError("the page token is not one of ours")
     return tuple(position)
+
+
+def decode_name(token: str) -> str:
+    """The name after which the next page of a list by name starts.
+
+    Raises:
+        BadPageTokenError: the token is not one of ours.
+    """
+    try:
+        (name,) = json.loads(base64.urlsafe_b64decode((token + "=" * (-len(token) % 4)).encode("ascii")))
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        raise BadPageTokenError("the page token is not one of ours") from None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise BadPageTokenError("the page token is not one of ours")
+    return name
 
 
 def _is_storable(value: object) -> bool:

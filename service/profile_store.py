@@ -16,6 +16,7 @@ from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
 from service.db import profile_records as records
 from service.db.database import Database, compact_json
+from service.db.key_records import note
 from service.db.profile_records import ProfileRecord
 from service.errors import NotFoundError
 from service.given_profiles import GivenProfile, profile_with, read_given
@@ -71,6 +72,17 @@ class ProfileStore:
         more = len(found) > page_size
         token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
         return Page(items=tuple(shown), next_page_token=token)
+
+    def delete(self, tenant: str, profile_id: str, *, actor: str) -> None:
+        """Delete a profile; a job that names it and has not run yet will fail and say so.
+
+        Raises:
+            NotFoundError: this tenant has no such profile.
+        """
+        with self._database.write() as connection:
+            if not records.delete_profile(connection, tenant, profile_id):
+                raise NotFoundError("there is no such profile")
+            note(connection, tenant, actor=actor, action="profile.delete", subject=profile_id)
 
     def require(self, tenant: str, problem: Problem) -> None:
         """Refuse a problem whose profile this tenant does not have, or that does not hold for it.

@@ -14,8 +14,6 @@ from service.keys import SCOPES, Keys, NewKey
 from service.settings import Settings
 
 OPEN = {"/livez", "/readyz"}  # they say nothing about anybody
-# Parts of a path that name a record of one tenant; a catalog's names are everybody's.
-PUBLIC_NAMES: set[str] = set()
 
 
 def operations() -> list[tuple[str, str, dict[str, Any]]]:

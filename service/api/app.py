@@ -15,6 +15,7 @@ from service.api.problems import declared
 from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles
 from service.api.watch import Watch
 from service.db.database import Database
+from service.definitions import Definitions
 from service.engine.job_engine import JobEngine
 from service.jobs import Jobs, Limits
 from service.measurements import Measurements
@@ -70,6 +71,7 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         queue=queue,
         jobs=use_cases,
         profiles=ProfileStore(database),
+        definitions=Definitions(database),
         measurements=Measurements(database, use_cases),
         watch=Watch(database, is_stopping=is_stopping),
     )

@@ -17,6 +17,7 @@ from service.api.errors import UnsupportedMediaTypeError
 from service.api.watch import Watch
 from service.db.database import Database
 from service.db.records import Origin
+from service.definitions import Definitions
 from service.jobs import Jobs
 from service.json_input import read_json
 from service.measurements import Measurements
@@ -39,6 +40,7 @@ class Service:
     queue: WakeUpQueue
     jobs: Jobs
     profiles: ProfileStore
+    definitions: Definitions
     measurements: Measurements
     watch: Watch  # of jobs, for long polls and event streams
 

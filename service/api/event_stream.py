@@ -65,7 +65,7 @@ class EventStream:
 
 
 def frame(job_id: str, event: EventRecord) -> bytes:
-    """One event as it goes over the wire, named after the state; while it runs, each tells how far it is."""
+    """One event as it goes over the wire, named after the job's state."""
     progress = None if event.progress is None else ProgressView(**event.progress)
     view = EventView.model_validate(
         {

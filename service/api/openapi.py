@@ -63,6 +63,13 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     },
     204: {"description": "The job has ended, and its last event was seen"},
 }
+_FORM = {"type": "object", "minProperties": 1}
+MODEL_BODY = json_body_of(
+    {**_FORM, "description": "a shape as in a problem's `model`, or a Hugging Face config.json"}
+)
+CLUSTER_BODY = json_body_of(
+    {**_FORM, "description": "node groups as in a problem's `cluster`", "required": ["groups"]}
+)
 MEASUREMENT_BODY = json_body_of(
     {
         "type": "object",

@@ -179,9 +179,21 @@ class MeasurementView(BaseModel):
 
 
 class CatalogView(BaseModel):
-    """The entries of one catalog, by name."""
+    """Entries of one catalog, by name; ``origin`` tells the tenant's own, which have versions."""
 
     items: list[dict[str, Any]]
+    next_page_token: str | None = None
+
+
+class DefinitionView(BaseModel):
+    """One model or cluster with every figure spelled out."""
+
+    kind: Literal["model", "cluster"]
+    name: str
+    origin: Literal["catalog", "stored"]
+    version: int | None = None
+    created_at: datetime | None = None
+    document: dict[str, Any]
 
 
 class ReadyView(BaseModel):

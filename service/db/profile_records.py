@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, tuple_
+from sqlalchemy import Connection, delete, insert, select, tuple_
 
 from service.db.clock import now_s
 from service.db.records import is_identifier
@@ -83,6 +83,14 @@ def insert_profile(
             tenant=tenant, id=profile_id, document=document, created_at_s=now_s(), **facts
         )
     )
+
+
+def delete_profile(connection: Connection, tenant: str, profile_id: str) -> bool:
+    """Delete a profile; False: there is none."""
+    if not is_identifier(profile_id):
+        return False
+    gone = delete(profiles).where(profiles.c.tenant == tenant, profiles.c.id == profile_id)
+    return connection.execute(gone).rowcount == 1
 
 
 def find_measurement(connection: Connection, tenant: str, key: str) -> MeasurementRecord | None:

@@ -175,3 +175,15 @@ audit = Table(
     Column("details", JSON, nullable=False),
     Index(None, "tenant", "id"),
 )
+
+definitions = Table(
+    "definitions",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),  # model, cluster
+    Column("name", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),  # 1, 2, …; never used twice
+    Column("document", JSON, nullable=False),  # complete, as in a canonical problem
+    Column("created_at_s", Double, nullable=False),
+    Column("deleted_at_s", Double),
+)

@@ -1,29 +1,174 @@
-"""What this service knows by name: models, clusters, GPU types."""
+"""What problems may name: models and clusters, of the catalog and of the caller's own; GPU types."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header, Query, Response
 
+from profiles.inline import cluster_to_mapping, model_to_mapping
 from profiles.library import cluster_names, find_cluster, find_gpu, find_model, gpu_names, model_names
-from service.api.deps import READS
+from service.api.deps import (
+    ADMINISTERS,
+    MAX_PAGE_SIZE,
+    READS,
+    SUBMITS,
+    BodyDep,
+    CallerDep,
+    PageToken,
+    ServiceDep,
+    TenantDep,
+)
+from service.api.openapi import CLUSTER_BODY, MODEL_BODY
 from service.api.problems import declared
-from service.api.schemas import CatalogView
+from service.api.schemas import CatalogView, DefinitionView, moment
+from service.api.tags import tagged
+from service.db.definition_records import DefinitionRecord, Kind
+from service.errors import NotFoundError
+from service.pages import decode_name, encode_token
 
 router = APIRouter(prefix="/v1", tags=["catalogs"], responses=declared(401, 403, 422, 503))
 
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]
+Version = Annotated[int | None, Query(ge=1, le=10**9, description="default: the newest")]
+IfNoneMatch = Annotated[str | None, Header()]
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Unchanged since If-None-Match"}}
+SAME: dict[int | str, dict[str, Any]] = {
+    200: {"model": DefinitionView, "description": "The newest version says just that"}
+}
 
-@router.get("/models", dependencies=[READS], summary="Models by name")
-def list_models() -> CatalogView:
-    """Every model of the catalog with its shape."""
-    return CatalogView(items=[{**asdict(find_model(name)), "name": name} for name in model_names()])
+_NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {"model": model_names, "cluster": cluster_names}
 
 
-@router.get("/clusters", dependencies=[READS], summary="Clusters by name")
-def list_clusters() -> CatalogView:
-    """Every cluster of the catalog with its node groups and links."""
-    return CatalogView(items=[{**asdict(find_cluster(name)), "name": name} for name in cluster_names()])
+def _entry(kind: Kind, name: str) -> dict[str, Any]:
+    """One entry of the catalog with all its figures."""
+    found = find_model(name) if kind == "model" else find_cluster(name)
+    return {**asdict(found), "name": name, "origin": "catalog"}
+
+
+def _page(service: ServiceDep, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
+    """The catalog's and the tenant's entries together, by name."""
+    after = decode_name(token) if token else ""
+    stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
+    found = {name: _entry(kind, name) for name in _NAMES[kind]() if name > after}
+    for one in stored:
+        found[one.name] = {**one.document, "origin": "stored", "version": one.version}
+    names = sorted(found)
+    more = len(names) > size
+    return CatalogView(
+        items=[found[name] for name in names[:size]],
+        next_page_token=encode_token(names[size - 1]) if more else None,
+    )
+
+
+def _view(kind: Kind, record: DefinitionRecord) -> DefinitionView:
+    """One stored definition."""
+    return DefinitionView(
+        kind=kind,
+        name=record.name,
+        origin="stored",
+        version=record.version,
+        created_at=moment(record.created_at_s),
+        document=dict(record.document),
+    )
+
+
+def _found(service: ServiceDep, tenant: str, kind: Kind, name: str, version: int | None) -> DefinitionView:
+    """One definition of the catalog or of the tenant's own.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if name not in _NAMES[kind]():
+        return _view(kind, service.definitions.read(tenant, kind, name, version))
+    if version is not None:
+        raise NotFoundError("the catalog's entries have no versions")
+    document = (
+        model_to_mapping(find_model(name)) if kind == "model" else cluster_to_mapping(find_cluster(name))
+    )
+    return DefinitionView(kind=kind, name=name, origin="catalog", document=dict(document))
+
+
+def _add_reading(kind: Kind) -> None:
+    """List and fetch definitions of one kind."""
+
+    def list_them(
+        service: ServiceDep,
+        tenant: TenantDep,
+        page_size: PageSize = MAX_PAGE_SIZE,
+        page_token: PageToken = None,
+    ) -> CatalogView:
+        return _page(service, tenant, kind, page_size, page_token)
+
+    def fetch(
+        name: str,
+        service: ServiceDep,
+        tenant: TenantDep,
+        version: Version = None,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
+        view = _found(service, tenant, kind, name, version)
+        return tagged(view.model_dump_json(exclude_none=True), if_none_match)
+
+    router.get(
+        f"/{kind}s",
+        dependencies=[READS],
+        operation_id=f"list_{kind}s",
+        summary=f"{kind.capitalize()}s by name",
+        description=f"Every {kind} that a problem may name: of the catalog, and of this tenant's own.",
+    )(list_them)
+    router.get(
+        f"/{kind}s/{{name}}",
+        dependencies=[READS],
+        response_model=DefinitionView,
+        responses={**UNCHANGED, **declared(404)},
+        operation_id=f"read_{kind}",
+        summary=f"Fetch a {kind}",
+        description="With every figure spelled out, as a problem may state it inline.",
+    )(fetch)
+
+
+def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
+    """Keep and delete definitions of one kind."""
+
+    def put(
+        name: str, body: BodyDep, service: ServiceDep, tenant: TenantDep, response: Response
+    ) -> DefinitionView:
+        record, is_new = service.definitions.put(tenant, kind, name, body)
+        response.status_code = 201 if is_new else 200
+        return _view(kind, record)
+
+    def delete(name: str, service: ServiceDep, caller: CallerDep) -> None:
+        actor = caller.key_id or "local user"
+        service.definitions.delete(caller.tenant, kind, name, actor=actor)
+
+    router.put(
+        f"/{kind}s/{{name}}",
+        dependencies=[SUBMITS],
+        status_code=201,
+        responses={**SAME, **declared(413, 415)},
+        openapi_extra=body,
+        operation_id=f"put_{kind}",
+        summary=f"Keep a {kind}",
+        description="Checked as in a problem; kept as a new version. Problems name it, or `name@version`.",
+    )(put)
+    router.delete(
+        f"/{kind}s/{{name}}",
+        dependencies=[ADMINISTERS],
+        status_code=204,
+        responses=declared(404),
+        operation_id=f"delete_{kind}",
+        summary=f"Delete a {kind}",
+        description="Every version of it. Jobs keep the figures that they were submitted with.",
+    )(delete)
+
+
+_BODIES: Mapping[Kind, dict[str, Any]] = {"model": MODEL_BODY, "cluster": CLUSTER_BODY}
+for _kind, _body in _BODIES.items():
+    _add_reading(_kind)
+    _add_writing(_kind, _body)
 
 
 @router.get("/gpus", dependencies=[READS], summary="GPU types by slug")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Annotated
 
@@ -18,7 +17,6 @@ from service.api.deps import (
     KeyDep,
     PageSize,
     PageToken,
-    ProfilesDep,
     ServiceDep,
     TenantDep,
     origin_of,
@@ -27,6 +25,7 @@ from service.api.event_stream import EventStream, event_id_of
 from service.api.openapi import EVENTS, PROBLEM_BODY
 from service.api.problems import declared
 from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_detail, job_fields
+from service.api.tags import names, tagged
 from service.db.database import compact_json
 from service.db.records import JobRecord
 from service.engine.states import TERMINAL_STATES
@@ -51,16 +50,15 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403
 def submit(
     request: Request,
     body: BodyDep,
-    jobs: JobsDep,
+    service: ServiceDep,
     tenant: TenantDep,
-    stored: ProfilesDep,
     *,
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
 ) -> Response:
     """Submit a problem; an identical one that is answered already gives the earlier job."""
-    problem = parse_problem(body)
-    stored.require(tenant, problem)
+    problem = parse_problem(service.definitions.filled_in(tenant, body))
+    service.profiles.require(tenant, problem)
     submission = Submission(
         problem=problem,
         body=body,
@@ -68,7 +66,7 @@ def submit(
         fresh=fresh,
         origin=origin_of(request),
     )
-    job = jobs.submit(tenant, submission)
+    job = service.jobs.submit(tenant, submission)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
     return _detail(job, status=202, headers=headers)
 
@@ -106,7 +104,7 @@ async def read_job(
     while True:
         job, seen = await run_in_threadpool(service.jobs.look, tenant, job_id)
         response = _detail(job)
-        unchanged = if_none_match is not None and response.headers["ETag"] in _tags(if_none_match)
+        unchanged = if_none_match is not None and names(if_none_match, response.headers["ETag"])
         news = not unchanged if if_none_match is not None else job.state in TERMINAL_STATES
         left_s = until - time.monotonic()
         over = left_s <= 0 or service.watch.is_stopping() or await request.is_disconnected()
@@ -183,16 +181,9 @@ def read_plans(
 
 
 def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """One job with its strong ETag: a hash of the very bytes."""
-    body = job_detail(job).model_dump_json(exclude_none=True)
-    tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:32]}"'
-    return _json(body, status=status, headers={**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"})
+    """One job with its strong ETag."""
+    return tagged(job_detail(job).model_dump_json(exclude_none=True), status=status, headers=headers)
 
 
-def _tags(if_none_match: str) -> set[str]:
-    """The entity tags of an If-None-Match header (RFC 9110: compared weakly)."""
-    return {tag.strip().removeprefix("W/") for tag in if_none_match[:2048].split(",")}
-
-
-def _json(body: str, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
+def _json(body: str) -> Response:
+    return Response(body, media_type="application/json")

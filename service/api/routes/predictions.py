@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter
 
 from profiles.errors import InvalidProblemError, UnknownNameError
-from service.api.deps import SUBMITS, BodyDep, ProfilesDep, TenantDep
+from service.api.deps import SUBMITS, BodyDep, ServiceDep, TenantDep
 from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
@@ -26,12 +26,12 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=dec
     openapi_extra=PREDICTION_BODY,
     summary="Price a configuration",
 )
-def create_prediction(body: BodyDep, tenant: TenantDep, stored: ProfilesDep) -> PredictionView:
+def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> PredictionView:
     """What the cost model expects of ``configuration`` for ``problem``; answers at once, stores nothing."""
-    problem = parse_problem(_part(body, "problem"))
+    problem = parse_problem(service.definitions.filled_in(tenant, _part(body, "problem")))
     configuration = completed(_part(body, "configuration"), problem)
-    stored.require(tenant, problem)
-    profile = stored.profile_of(problem)
+    service.profiles.require(tenant, problem)
+    profile = service.profiles.profile_of(problem)
     return PredictionView(
         config=configuration,
         prediction=predict(problem, profile, configuration),

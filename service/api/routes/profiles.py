@@ -5,7 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from service.api.deps import READS, SUBMITS, BodyDep, PageSize, PageToken, ProfilesDep, TenantDep
+from service.api.deps import (
+    ADMINISTERS,
+    READS,
+    SUBMITS,
+    BodyDep,
+    CallerDep,
+    PageSize,
+    PageToken,
+    ProfilesDep,
+    TenantDep,
+)
 from service.api.openapi import PROFILE_BODY
 from service.api.problems import declared
 from service.api.schemas import ProfileDetail, ProfilePage, ProfileView, profile_fields
@@ -45,3 +55,15 @@ def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> Pro
     """One profile with its document, as `meshwright plan --profile` takes it."""
     record, document = stored.read(tenant, profile_id)
     return ProfileDetail(**profile_fields(record), document=dict(document))
+
+
+@router.delete(
+    "/{profile_id}",
+    dependencies=[ADMINISTERS],
+    status_code=204,
+    responses=declared(404),
+    summary="Delete a profile",
+)
+def delete_profile(profile_id: str, stored: ProfilesDep, caller: CallerDep) -> None:
+    """Delete a profile; a job that names it and has not run yet will fail and say so."""
+    stored.delete(caller.tenant, profile_id, actor=caller.key_id or "local user")
