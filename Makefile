@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives test-torch clean
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives test-torch clean chaos chaos-short
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -60,6 +60,12 @@ bench-peers: $(STAMP) ## other planners on the same questions, minutes each (ARG
 bench-search: $(STAMP) ## search times and proofs on known problems; writes docs/how-the-search-works.md
 	@$(BIN)/python -m benchmarks.search --write
 	@$(BIN)/python -m benchmarks.inner --write
+
+chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases (about 15 minutes)
+	@$(BIN)/python -m tests.chaos --json out/chaos.json
+
+chaos-short: $(STAMP) ## the same within a minute
+	@$(BIN)/python -m tests.chaos --short
 
 operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfigurator_core-0.12.0-….whl
 	@$(BIN)/python -m profiles.importers.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators

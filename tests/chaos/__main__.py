@@ -1,0 +1,146 @@
+"""``python -m tests.chaos``: break everything for real, and count what was lost or done twice.
+
+Its last line is ``jobs=N kills=N lost=0 double=0``; it exits with 1 when anything was lost, done twice,
+left stuck, answered differently, or refused with anything but 503.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from redis import Redis
+
+from service.db import migrations
+from service.db.database import Database
+from tests.chaos.storm import LEASE_S, Storm, Weather, rage
+from tests.chaos.witness import Verdict
+from tests.postgres_server import PostgresServer
+from tests.servers import RedisServer, Settings, free_port
+
+SHORT = Storm(jobs=16, faults={"kill_worker": 4, "kill_api": 1, "freeze": 1, "database": 1, "redis": 1})
+FULL = Storm(jobs=510, faults={"kill_worker": 122, "kill_api": 8, "freeze": 11, "database": 6, "redis": 11})
+
+
+def main() -> int:
+    """Storm over SQLite, then over PostgreSQL with Redis."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a minute instead of many")
+    parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    arguments = parser.parse_args()
+    storm = SHORT if arguments.short else FULL
+    storms = {"sqlite": over_sqlite, "postgresql": over_postgresql}
+    total: Counter[str] = Counter()
+    clean, figures = True, {}
+    for name, run in storms.items():
+        if arguments.database in {name, "both"}:
+            started = time.monotonic()
+            verdict, weather, refused = run(storm)
+            figures[name] = _figures(storm, verdict, weather, time.monotonic() - started)
+            print(name, json.dumps(figures[name]), *refused[:3], flush=True)  # noqa: T201 - a command's report
+            total.update(jobs=storm.jobs, kills=weather.done["kills"])
+            total.update(lost=verdict.lost + verdict.stuck, double=verdict.double)
+            clean = clean and verdict.is_clean and not refused
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print(" ".join(f"{name}={total[name]}" for name in ("jobs", "kills", "lost", "double")))  # noqa: T201
+    return 0 if clean else 1
+
+
+def over_sqlite(storm: Storm) -> tuple[Verdict, Weather, list[str]]:
+    """Polling workers on one file; the database crashes with everybody who has it open."""
+    faults = {name: times for name, times in storm.faults.items() if name != "redis"}
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{Path(folder) / 'jobs.db'}"
+        database = _migrated(url)
+
+        def extra(weather: Weather) -> None:
+            weather.takes["database"] = weather.kill_everything
+
+        here = Storm(jobs=storm.jobs, faults=faults, seed=storm.seed)
+        try:
+            return rage(here, _settings(url), database, extra)
+        finally:
+            database.close()
+
+
+def over_postgresql(storm: Storm) -> tuple[Verdict, Weather, list[str]]:
+    """Celery workers and a polling one; PostgreSQL crashes and Redis loses everything."""
+    with PostgresServer() as server, tempfile.TemporaryDirectory() as folder:
+        url = server.new_database("chaos")
+        database = _migrated(url)
+        redis = RedisServer(port=free_port(), folder=Path(folder))
+        redis.start()
+
+        def extra(weather: Weather) -> None:
+            weather.takes["database"] = lambda: _crash(server, weather.done)
+            weather.takes["redis"] = lambda: _lose(redis)
+
+        try:
+            return rage(storm, {**_settings(url), "redis_url": redis.url}, database, extra)
+        finally:
+            redis.stop()
+            database.close()
+
+
+def _crash(server: PostgresServer, done: Counter[str]) -> bool:
+    """By turns: one server process is killed, or all of them quit and are started again."""
+    if done["database"] % 2:
+        server.crash()
+        server.start()
+    else:
+        server.kill_backend()
+    return True
+
+
+def _lose(redis: RedisServer) -> bool:
+    """Flush what is queued, then restart: clients lose their messages and their connections."""
+    client = Redis.from_url(redis.url)
+    client.flushall()
+    client.close()
+    redis.stop()
+    redis.start()
+    return True
+
+
+def _migrated(url: str) -> Database:
+    database = Database(url)
+    migrations.upgrade(database)
+    return database
+
+
+def _settings(url: str) -> Settings:
+    return {
+        "database_url": url,
+        "port": str(free_port()),
+        "workers": "0",
+        "lease_s": str(LEASE_S),
+        "sweep_s": "0.3",
+        "slow_poll_s": "1",
+    }
+
+
+def _figures(storm: Storm, verdict: Verdict, weather: Weather, seconds: float) -> dict[str, float]:
+    """What happened, for the log and the document."""
+    return {
+        "jobs": storm.jobs,
+        "kills": weather.done["kills"],
+        "freezes": weather.done["freeze"],
+        "database_crashes": weather.done["database"],
+        "redis_losses": weather.done["redis"],
+        "lost": verdict.lost,
+        "double": verdict.double,
+        "stuck": verdict.stuck,
+        "answers": verdict.answers,
+        "most_attempts": verdict.most_attempts,
+        "seconds": round(seconds, 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""One storm: jobs are submitted and worked on while processes, database and queue are taken down."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from service.db.database import Database
+from tests.chaos.fleet import API, LOOK_S, WORKER, Fleet, Submitter, patiently
+from tests.chaos.witness import Verdict, Witness
+from tests.servers import Settings
+
+PROBLEM: dict[str, object] = {
+    "model": {"name": "opt-350m"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 1},
+    "workload": {"global_batch_size": 16, "seq_length": 512},
+    "launcher": "megatron-lm",
+    "search": {"top_k": 1, "certify": "none"},
+}  # about 0.15 s of one core
+LEASE_S = 2.0
+FREEZE_S = LEASE_S + 1.2
+OPEN_JOBS = 16  # submitted and not ended
+AHEAD_JOBS = 5  # submitted beyond the number that brings about the next fault
+LAST_FAULT = 0.85  # of the jobs have ended by then
+NUM_WORKERS = 3
+AFTERMATH_S = 90.0  # for the last jobs to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storm:
+    """What happens during a storm; ``takes`` says how each kind of fault is brought about."""
+
+    jobs: int
+    faults: Mapping[str, int]  # how often each happens
+    seed: int = 0
+
+
+class Weather:
+    """The faults of one storm over one database."""
+
+    def __init__(self, storm: Storm, settings: Settings, witness: Witness) -> None:
+        self.done: Counter[str] = Counter()
+        self._draw = random.Random(storm.seed)
+        self._witness = witness
+        celery = [*WORKER, "--celery"] if "redis_url" in settings else WORKER
+        self.workers = Fleet(settings, [WORKER, *[celery] * (NUM_WORKERS - 1)])
+        self.api = Fleet(settings, [API])
+        self.takes: dict[str, Callable[[], bool]] = {
+            "kill_worker": self._kill_worker,
+            "kill_api": self._kill_api,
+            "freeze": self._freeze,
+        }
+        names = [name for name, times in storm.faults.items() for _ in range(times)]
+        self._draw.shuffle(names)
+        every = LAST_FAULT * storm.jobs / len(names)
+        self._due = [(round(every * n), name) for n, name in enumerate(names, start=1)]
+
+    def blow(self, ended: int) -> None:
+        """Bring about the next fault once enough jobs have ended; one that hits nobody waits."""
+        if self._due and ended >= self._due[0][0] and self.takes[self._due[0][1]]():
+            self.done[self._due.pop(0)[1]] += 1
+
+    @property
+    def is_over(self) -> bool:
+        return not self._due
+
+    def open_jobs(self, ended: int) -> int:
+        """How many jobs may be submitted so far: enough to be busy, some left for the faults to come."""
+        busy = ended + OPEN_JOBS
+        return busy if self.is_over else min(busy, max(ended, self._due[0][0]) + AHEAD_JOBS)
+
+    def kill_everything(self) -> bool:
+        """What a power cut does to a service on one machine."""
+        if any(attempts > 1 for attempts in self._witness.busy_workers().values()):
+            return False  # twice unlucky is enough: a third time would be poison, by design
+        self.done["kills"] += self.workers.kill_all() + self.api.kill_all()
+        return True
+
+    def _victim(self) -> int | None:
+        """The worker of a running job that never lost one before."""
+        busy = patiently(self._witness.busy_workers)
+        unhurt = sorted(pid for pid, attempts in busy.items() if attempts == 1)
+        return self._draw.choice(unhurt) if unhurt else None
+
+    def _kill_worker(self) -> bool:
+        victim = self._victim()
+        if victim is None or not self.workers.kill(victim):
+            return False
+        self.done["kills"] += 1
+        return True
+
+    def _kill_api(self) -> bool:
+        if not self.api.kill(self.api.any_pid(self._draw)):
+            return False
+        self.done["kills"] += 1
+        return True
+
+    def _freeze(self) -> bool:
+        victim = self._victim()
+        return victim is not None and self.workers.freeze(victim, FREEZE_S)
+
+
+def rage(
+    storm: Storm, settings: Settings, database: Database, extra: Callable[[Weather], None]
+) -> tuple[Verdict, Weather, list[str]]:
+    """Run a storm to its end; ``extra`` adds the faults of this database and queue."""
+    witness = Witness(database)
+    weather = Weather(storm, settings, witness)
+    extra(weather)
+    url = f"http://127.0.0.1:{settings['port']}"
+    submitter = Submitter(url, storm.jobs, PROBLEM)
+    try:
+        _last(storm, witness, weather, submitter)
+        verdict = patiently(lambda: witness.verdict(submitter.acknowledged))
+    finally:
+        submitter.close()
+        weather.workers.kill_all()
+        weather.api.kill_all()
+    return verdict, weather, submitter.refused
+
+
+def _last(storm: Storm, witness: Witness, weather: Weather, submitter: Submitter) -> None:
+    """Until every job has ended, or none did for a long time."""
+    ended, changed_at = 0, time.monotonic()
+    while ended < storm.jobs or not weather.is_over:
+        now_ended = patiently(witness.ended)
+        if now_ended != ended:
+            ended, changed_at = now_ended, time.monotonic()
+        if time.monotonic() - changed_at > AFTERMATH_S:
+            return
+        submitter.max_open = weather.open_jobs(ended)
+        weather.blow(ended)
+        weather.workers.keep_running()
+        weather.api.keep_running()
+        time.sleep(LOOK_S)

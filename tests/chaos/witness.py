@@ -1,0 +1,82 @@
+"""An independent record of how jobs end, kept by triggers of the database itself, and the verdict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import text
+
+from service.db.database import Database
+
+TERMINAL = "('succeeded', 'infeasible', 'failed', 'cancelled', 'expired')"
+
+_SQLITE = (
+    "CREATE TABLE endings (job_id TEXT, state TEXT)",
+    f"""CREATE TRIGGER ending AFTER UPDATE OF state ON jobs WHEN NEW.state IN {TERMINAL}
+        BEGIN INSERT INTO endings VALUES (NEW.id, NEW.state); END""",  # noqa: S608 - constants
+)
+_POSTGRESQL = (
+    "CREATE TABLE endings (job_id TEXT, state TEXT)",
+    """CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+       'BEGIN INSERT INTO endings VALUES (NEW.id, NEW.state); RETURN NEW; END'""",
+    f"""CREATE TRIGGER ending AFTER UPDATE OF state ON jobs FOR EACH ROW
+        WHEN (NEW.state IN {TERMINAL}) EXECUTE FUNCTION note()""",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of the jobs that were acknowledged."""
+
+    lost: int  # acknowledged, but not succeeded with its plan
+    double: int  # ended twice, stored twice, or made twice of one idempotency key
+    stuck: int  # neither queued for a reason nor ended
+    answers: int  # different answers to the one question; 1
+    most_attempts: int
+
+    @property
+    def is_clean(self) -> bool:
+        return (self.lost, self.double, self.stuck, self.answers) == (0, 0, 0, 1)
+
+
+class Witness:
+    """Watches one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.write() as connection:
+            for statement in _SQLITE if database.dialect == "sqlite" else _POSTGRESQL:
+                connection.exec_driver_sql(statement)
+
+    def ended(self) -> int:
+        """How many jobs have ended."""
+        return self._count("SELECT 'all', count(DISTINCT job_id) FROM endings")["all"]
+
+    def busy_workers(self) -> dict[int, int]:
+        """Attempts of the running jobs by the process id of their worker."""
+        found = self._count("SELECT worker, attempts FROM jobs WHERE state = 'running'")
+        return {int(worker.rpartition(":")[2]): attempts for worker, attempts in found.items()}
+
+    def verdict(self, acknowledged: Mapping[str, str]) -> Verdict:
+        """Judge the jobs by the idempotency keys they were acknowledged under."""
+        states = self._words("SELECT id, state FROM jobs")
+        plans = self._count("SELECT job_id, count(*) FROM plans GROUP BY job_id")
+        endings = self._count("SELECT job_id, count(*) FROM endings GROUP BY job_id")
+        ours = set(acknowledged.values())
+        lost = sum(states.get(job) != "succeeded" or not plans.get(job) for job in ours)
+        twice = sum(endings.get(job, 0) > 1 or plans.get(job, 0) > 1 for job in states)
+        surplus = len(states.keys() - ours) + len(acknowledged) - len(ours)
+        return Verdict(
+            lost=lost,
+            double=twice + surplus,
+            stuck=sum(state in {"queued", "running"} for state in states.values()),
+            answers=len(self._words("SELECT plan_id, 'answer' FROM plans")),
+            most_attempts=max(self._count("SELECT id, attempts FROM jobs").values()),
+        )
+
+    def _words(self, query: str) -> dict[str, str]:
+        with self._database.read() as connection:
+            return {str(name): str(word) for name, word in connection.execute(text(query))}
+
+    def _count(self, query: str) -> dict[str, int]:
+        with self._database.read() as connection:
+            return {str(name): int(number) for name, number in connection.execute(text(query))}
