@@ -1,12 +1,13 @@
 """Calculon (calculon-ai/calculon) from a checkout: its exhaustive search, and its price of our plans.
 
-Turing-530B on 512 A100, 512 sequences of 2 048 tokens, its own description of the A100. Both search their
-whole space; its overlaps and offloads are not ours, our uneven splits and partial recomputation not its.
+The search: Turing-530B on 512 A100, 512 sequences of 2 048 tokens, its own description of the A100. It
+splits layers evenly only, so 105 layers leave it no pipeline on 512 GPUs; it offloads to the host instead.
+The price: our ten plans for GPT-3 175B on 1 024 A100, which it can express where they split evenly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +24,34 @@ REQUEST: Mapping[str, object] = {
     "batch": 512,
 }
 BATCH, LAYERS, TARGET, REPEATS = 512, 105, 100.0, 3
+GPT_BATCH = 1536
+TURING: Mapping[str, object] = {
+    "model": {"name": "mt-nlg-530b"},
+    "cluster": {"name": "dgx-a100", "num_nodes": 64},
+    "workload": {"global_batch_size": BATCH, "seq_length": 2048, "precision": "bf16"},
+}
+GPT: Mapping[str, object] = {
+    "model": {"name": "gpt-3-175b"},
+    "cluster": {"name": "dgx-a100", "num_nodes": 128},
+    "workload": {"global_batch_size": GPT_BATCH, "seq_length": 2048, "precision": "bf16"},
+}
+OFFLOADS = {"optimizer": "optimizer_offload", "activations": "activations_offload"}
 RECOMPUTE = {"none": "none", "attn_only": "selective", "full": "full"}
 
 
 def compare(budget: Budget, checkout: Path | None) -> Comparison:
-    """Search with both, price our ten plans and its one by both.
+    """Search with both, price what can be expressed by both.
 
     Raises:
         UnavailableError: no checkout is given, or it cannot be run.
     """
     home = usable(checkout)
-    python = environment("calculon", NEEDED)
-    script = [str(python), str(SCRIPTS / "calculon_search.py"), str(home)]
-    ours = [ask_ours({"problem": problem()}, budget) for _ in range(REPEATS)]
-    configs = [plan["config"] for plan in ours[0].answer["plans"]]
-    request = {**REQUEST, "judge": [row_of(config, BATCH) for config in configs]}
-    by_peer = ask(NAME, script, request, budget).answer["steps_s"]
+    script = [str(environment("calculon", NEEDED)), str(SCRIPTS / "calculon_search.py"), str(home)]
+    ours = [ask_ours({"problem": problem(TURING)}, budget) for _ in range(REPEATS)]
+    remarks = [second_opinion(script, budget)]
     theirs = ask(NAME, script, REQUEST, budget)
-    found = configuration_of(layout_of(theirs.answer["execution"]), LAYERS)
-    by_us = ask_ours({"problem": problem(), "judge": [configs[0], found]}, budget).answer["judged"]
-    priced = [step for step in by_peer if step is not None]
     cpu_s = median_of([run.cpu_s for run in ours])
+    first = ours[0].answer["plans"][0]
     return Comparison(
         question=f"Turing-530B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, beside Calculon",
         rows=(
@@ -52,22 +60,61 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
                 counted(theirs.answer["executions"], "executions"),
                 [theirs],
                 by_peer=seconds(theirs.answer["step_s"]),
-                by_us=judged(by_us[1]["step_time_s"], fits=by_us[1]["fits"]),
+                by_us=priced_by_us(theirs.answer["execution"], budget),
             ),
             Row.of(
-                "Meshwright, its space",
+                "Meshwright",
                 counted(ours[0].answer["configurations"], "configurations"),
                 ours,
-                by_peer=judged(by_peer[0], fits=True),
-                by_us=judged(by_us[0]["step_time_s"], fits=by_us[0]["fits"]),
+                by_peer=shown(steps_s(script, REQUEST, [first["config"]], budget)[0]),
+                by_us=seconds(first["step_time_s"]),
             ),
         ),
-        remarks=(
-            ratio_remark(NAME, theirs.cpu_s, cpu_s, TARGET),
-            f"{len(priced)} of our {len(by_peer)} plans are expressible and fit there"
-            + (f", the best at {seconds(min(priced))}" if priced else ""),
-        ),
+        remarks=(ratio_remark(NAME, theirs.cpu_s, cpu_s, TARGET), *remarks),
     )
+
+
+def second_opinion(script: Sequence[str], budget: Budget) -> str:
+    """What Calculon says of our ten plans for GPT-3 175B."""
+    plans = ask_ours({"problem": problem(GPT)}, budget).answer["plans"]
+    request = {**REQUEST, "model": "gpt3-175B.json"}
+    steps = steps_s(script, request, [plan["config"] for plan in plans], budget, batch=GPT_BATCH)
+    pairs = [
+        f"{rank}: {seconds(step)} ({seconds(plan['step_time_s'])} by ours)"
+        for rank, (plan, step) in enumerate(zip(plans, steps, strict=True), start=1)
+        if step is not None
+    ]
+    return f"GPT-3 175B on 1 024 A100, our plans by its price: {'; '.join(pairs) or 'it can express none'}"
+
+
+def steps_s(
+    script: Sequence[str],
+    request: Mapping[str, object],
+    configs: Sequence[Mapping[str, Any]],
+    budget: Budget,
+    *,
+    batch: int = BATCH,
+) -> list[float | None]:
+    """Its price of configurations of ours."""
+    rows = [row_of(config, batch) for config in configs]
+    found: list[float | None] = ask(NAME, script, {**request, "judge": rows}, budget).answer["steps_s"]
+    return found
+
+
+def priced_by_us(execution: Mapping[str, Any], budget: Budget) -> str:
+    """Our price of its answer; weights that live on the host are beyond ours."""
+    if execution["weight_offload"]:
+        return "not expressible (weights offloaded)"
+    config = configuration_of(layout_of(execution), LAYERS)
+    offloaded = [name for name in ("optimizer", "activations") if execution[OFFLOADS[name]]]
+    asked = {"problem": problem(TURING), "judge": [{**config, "offload": "+".join(offloaded) or "none"}]}
+    (verdict,) = ask_ours(asked, budget).answer["judged"]
+    return judged(verdict["step_time_s"], fits=verdict["fits"])
+
+
+def shown(step_s: float | None) -> str:
+    """A price of its own, where it has one."""
+    return judged(step_s, fits=True)
 
 
 def usable(checkout: Path | None) -> Path:
@@ -87,7 +134,7 @@ def usable(checkout: Path | None) -> Path:
 
 
 def layout_of(execution: Mapping[str, Any]) -> dict[str, Any]:
-    """Its execution as a plain layout; overlaps and offloads are left out."""
+    """Its execution as a plain layout; networks and overlaps are left out."""
     return {
         "tensor": execution["tensor_par"],
         "pipeline": execution["pipeline_par"],
@@ -100,13 +147,7 @@ def layout_of(execution: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def problem() -> dict[str, object]:
-    """The request in its space: interleaving stays free."""
+def problem(asked: Mapping[str, object]) -> dict[str, object]:
+    """A request in its space: interleaving stays free."""
     space = {**PLAIN_SPACE, "pin": {"context_parallel_size": 1}}
-    return {
-        "model": {"name": "mt-nlg-530b"},
-        "cluster": {"name": "dgx-a100", "num_nodes": 64},
-        "workload": {"global_batch_size": BATCH, "seq_length": 2048, "precision": "bf16"},
-        "launcher": "megatron-lm",
-        "search": {"top_k": 10, "time_limit_s": 60, **space},
-    }
+    return {**asked, "launcher": "megatron-lm", "search": {"top_k": 10, "time_limit_s": 60, **space}}

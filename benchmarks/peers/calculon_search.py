@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,18 @@ def search(checkout: Path, request: dict[str, Any]) -> dict[str, Any]:
     return {"step_s": step_s, "executions": int(counted[1]), "execution": best["execution"]}
 
 
-def execution(row: dict[str, Any], overlap: tuple[str, bool]) -> dict[str, Any]:
+def execution(row: dict[str, Any], switches: tuple[Any, ...]) -> dict[str, Any]:
     """A layout in Calculon's words: the fields of ``Llm.Execution``."""
     tensor, data = int(row["tensor"]), int(row["data"])
+    (tensor_net, pipeline_net, data_net), (tensor_overlap, data_overlap) = switches
     return {
         "num_procs": tensor * int(row["pipeline"]) * data,
         "tensor_par": tensor,
         "pipeline_par": row["pipeline"],
         "data_par": data,
-        "tensor_par_net": 0,
-        "pipeline_par_net": 1,
-        "data_par_net": 1,
+        "tensor_par_net": tensor_net,
+        "pipeline_par_net": pipeline_net,
+        "data_par_net": data_net,
         "batch_size": row["batch"],
         "microbatch_size": row["micro_batch"],
         "datatype": "float16",
@@ -67,9 +69,9 @@ def execution(row: dict[str, Any], overlap: tuple[str, bool]) -> dict[str, Any]:
         "pipeline_interleaving": row.get("interleaving", 1),
         "optimizer_sharding": bool(row["zero"]) and data > 1,
         "tensor_par_comm_type": "rs_ag" if tensor > 1 else "ar",
-        "tensor_par_overlap": overlap[0] if tensor > 1 else "none",
+        "tensor_par_overlap": tensor_overlap if tensor > 1 else "none",
         "seq_par_ag_redo": tensor > 1 and row["recompute"] != "full",
-        "data_par_overlap": overlap[1] and data > 1,
+        "data_par_overlap": data_overlap and data > 1,
         "weight_offload": False,
         "activations_offload": False,
         "optimizer_offload": False,
@@ -78,7 +80,7 @@ def execution(row: dict[str, Any], overlap: tuple[str, bool]) -> dict[str, Any]:
 
 
 def steps_s(checkout: Path, request: dict[str, Any]) -> list[float | None]:
-    """Seconds of each layout, with the overlaps that suit it best: they are no decision of ours."""
+    """Seconds of each layout with the networks and overlaps that suit it best: no decisions of ours."""
     sys.path.insert(0, str(checkout))
     from calculon.llm import Llm  # type: ignore[import-not-found]  # noqa: PLC0415 (the path comes first)
     from calculon.system import System  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -86,13 +88,14 @@ def steps_s(checkout: Path, request: dict[str, Any]) -> list[float | None]:
     log = logging.getLogger("calculon")
     system = System(json.loads((checkout / "systems" / request["system"]).read_text()))
     application = Llm.Application(json.loads((checkout / "models" / request["model"]).read_text()))
+    read = getattr(Llm.Execution, "from_json", Llm.Execution)  # older versions read in the constructor
     found: list[float | None] = []
     for row in request["judge"]:
         rates = []
-        for overlap in OVERLAPS:
+        for switches in product(product(range(system.num_networks), repeat=3), OVERLAPS):
             try:
                 model = Llm(application, log)
-                model.compile(system, Llm.Execution.from_json(execution(row, overlap)))
+                model.compile(system, read(execution(row, switches)))
                 model.run(system)
             except (AssertionError, Llm.Error):
                 continue

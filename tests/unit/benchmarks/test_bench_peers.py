@@ -10,7 +10,7 @@ import pytest
 from benchmarks.against import calculon, galvatron
 from benchmarks.against.layouts import configuration_of, row_of
 from benchmarks.against.ours import judged, profile_of, searched
-from benchmarks.against.process import Budget, Run, UnavailableError, ask
+from benchmarks.against.process import SCRIPTS, Budget, Run, UnavailableError, ask
 from benchmarks.against.row import Comparison, Row, counted, ratio_remark, seconds
 from benchmarks.bench_peers import BEGIN, DOCUMENT, END, PEERS, compared, written
 from profiles.units import GB
@@ -135,6 +135,63 @@ def test_a_plain_layout_and_our_configuration_are_one_there_and_back() -> None:
         "batch_size": 16, "activation_recompute": "attn_only", "optimizer_sharding": True,
     }  # fmt: skip
     assert calculon.layout_of(execution) == row
+
+
+STAND_IN = """
+class Llm:
+    class Error(Exception): pass
+    class Application:
+        def __init__(self, cfg): self.layers = cfg["num_blocks"]
+    class Execution:
+        def __init__(self, cfg): self.cfg = cfg
+        from_json = classmethod(lambda cls, cfg: cls(cfg))
+    def __init__(self, app, log): self.app = app
+    def compile(self, system, execution):
+        self.cfg = execution.cfg
+        assert self.app.layers % self.cfg["pipeline_par"] == 0
+        if self.cfg["tensor_par_net"] != 0: raise Llm.Error
+    def run(self, system): pass
+    def get_stats_json(self, layers):
+        return {"sample_rate": 4.0 if self.cfg["data_par_overlap"] else 2.0}
+"""
+STAND_IN_COMMAND = """
+import json, sys
+assert sys.argv[1] == "llm-optimal-execution" and sys.argv[3:6] == ["512", "512", "float16"], sys.argv
+print("INFO Total executions: 68")
+best = {"execution": {"batch_size": 512}, "stats": {"sample_rate": 16.0}}
+open(sys.argv[7], "w").write(json.dumps({"0": best}))
+"""
+
+
+def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(tmp_path: Path) -> None:
+    # a stand-in with the interface of its llm.py and optimal_execution.py: the real one is in no index
+    for name, text in {
+        "bin/calculon": STAND_IN_COMMAND,
+        "calculon/__init__.py": "",
+        "calculon/llm/__init__.py": STAND_IN,
+        "calculon/system.py": "class System:\n    num_networks = 2\n    def __init__(self, cfg): pass\n",
+        "systems/a100_80g.json": "{}",
+        "models/turing-530B.json": '{"num_blocks": 105}',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = [sys.executable, str(SCRIPTS / "calculon_search.py"), str(tmp_path)]
+    found = ask("it", script, calculon.REQUEST, Budget(limit_s=30.0)).answer
+    # 512 sequences at 16 a second
+    assert (found["step_s"], found["executions"]) == (32.0, 68)
+    layout = {
+        "tensor": 8,
+        "pipeline": 7,
+        "data": 2,
+        "micro_batch": 1,
+        "batch": 16,
+        "recompute": "full",
+        "zero": 1,
+    }
+    even = configuration_of(layout, 105)
+    uneven = configuration_of({**layout, "pipeline": 8}, 105)
+    steps = calculon.steps_s(script, calculon.REQUEST, [even, uneven], Budget(limit_s=30.0))
+    assert steps == [512 / 4.0, None]
 
 
 def test_ours_searches_and_judges_on_galvatrons_profile(monkeypatch: pytest.MonkeyPatch) -> None:
