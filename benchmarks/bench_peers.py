@@ -58,6 +58,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for all together")
     parser.add_argument("--write", action="store_true", help=f"write the tables into docs/{DOCUMENT.name}")
     chosen = parser.parse_args()
+    if chosen.write and chosen.only:
+        parser.error("--write needs all comparisons, --only makes one")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # children inherit it
     budget, lines = Budget(limit_s=chosen.limit), list[str]()
