@@ -24,6 +24,7 @@ from solver.reasons import Why
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster"
 _UNCALIBRATED = ", uncalibrated"  # how the title of a catalog profile ends
+_LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
@@ -77,11 +78,18 @@ def header(problem: Problem, width: int) -> Text:
     asked = [
         f"{_clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
         _clean(problem.cluster.title),
-        f"batch {workload.global_batch_size} × {workload.seq_length} tokens",
+        f"batch {_batches(problem)} × {workload.seq_length} tokens",
         workload.precision,
-        "no launcher's limits" if problem.launcher == "none" else f"for {problem.launcher}",
+        _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
     ]
     return wrapped(" · ".join(map(tied, asked)), width, style="bold")
+
+
+def _batches(problem: Problem) -> str:
+    """The global batch, or several: ``256 or 512``, ``128 → 256 → 512`` of a ramp."""
+    options, batch = problem.options, problem.workload.global_batch_size
+    ramp = [str(one) for one, _ in options.batch_ramp]
+    return " → ".join([*ramp, " or ".join(map(str, (*options.batch_sizes, batch)))])
 
 
 def _parameters(number: int) -> str:

@@ -1,0 +1,50 @@
+"""Answers to requests that ask for everything survive JSON, the API and the report."""
+
+import json
+from dataclasses import replace
+
+from profiles.profile import default_profile
+from service.cli.answers import answer_from_json
+from service.report.terminal import header, render_answer
+from solver.ask import ask
+from solver.plan import Answer
+from solver.problem import Problem
+from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
+
+SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+
+
+def everything() -> tuple[Problem, Answer]:
+    """Batches, nodes, precision, launcher and front left open, with a baseline."""
+    own = a_configuration(
+        tensor_parallel_size=2, pipeline_parallel_size=1, virtual_pipeline_size=1, data_parallel_size=8,
+        zero_shard_size=8, num_microbatches=4, pipeline_schedule="none", stage_layers=(6,),
+    )  # fmt: skip
+    problem = a_problem(
+        model=a_model(**SHAPE), cluster=a_cluster(num_nodes=2, gpu=a_gpu(power_watts=700.0)), batch=32,
+        certify="none", top_k=3, objective="energy_per_token", num_nodes=(1, 2), batch_sizes=(16,),
+        allow=("fp8",), pareto=True, baseline=own, total_tokens=10**9, gpu_hour_price=2.0,
+        pin={"context_parallel_size": 1},
+    )  # fmt: skip
+    problem = replace(problem, launcher="any")
+    return problem, ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def test_everything_survives_json_and_is_printed() -> None:
+    problem, answer = everything()
+    assert answer.status == "optimal"
+    assert answer.pareto is not None
+    assert answer.baseline is not None
+    assert answer.plans[0].outlook is not None
+    sent = {**json.loads(json.dumps(answer.to_json())), "job_id": "1", "next_page_token": None}
+    assert answer_from_json(sent) == answer
+    assert render_answer(answer, problem, width=160)
+
+
+def test_what_is_left_open_stands_in_the_header() -> None:
+    problem, _ = everything()
+    words = header(problem, 300).plain.replace("\xa0", " ")
+    assert "batch 16 or 32 × 8192 tokens" in words
+    assert words.endswith("for any launcher")
+    ramp = replace(problem, options=replace(problem.options, batch_sizes=(), batch_ramp=((8, 10**6),)))
+    assert "batch 8 → 32 × 8192 tokens" in header(ramp, 300).plain.replace("\xa0", " ")
