@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from profiles.errors import ProfileError, UnknownNameError
+from profiles.model import ModelSpec
 
 _FILE = Path(__file__).parent / "catalog" / "frameworks" / "capabilities.yaml"
 
@@ -34,6 +35,13 @@ class Capabilities:
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)
     precisions: tuple[str, ...] = ("bf16", "fp16")
+    optimizers: tuple[str, ...] = ()  # empty: not limited by the launcher
+    adapters: bool = False  # low-rank ones beside a frozen model
+    sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
+    heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
+    balances_stages: bool = False  # it splits the layers by its own weights (``solver.own_balance``)
+    model_lacks: tuple[str, ...] = ()  # of ``model_features``: what its models cannot have
+    constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions`` that every plan satisfies
 
 
 @cache
@@ -53,18 +61,26 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
     return tuple(name for name in launcher_names() if name != "none") if launcher == "any" else (launcher,)
 
 
+# What takes something away from a launcher: "any" lacks only what all of them lack.
+_LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "balances_stages")
+_LIMITING_WORDS = ("model_lacks", "constraints")
+
+
 def _union(parts: list[Capabilities]) -> Capabilities:
     """What some launcher or other can run."""
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(Capabilities)):
         found = [getattr(part, name) for part in parts]
-        if isinstance(found[0], tuple):
+        if name in _LIMITING_WORDS:
+            values[name] = tuple(word for word in found[0] if all(word in words for words in found))
+        elif isinstance(found[0], tuple):
             values[name] = tuple(dict.fromkeys(value for part in found for value in part))
-        elif name != "experts_need_sequence_parallel" and not isinstance(found[0], str):
+        elif isinstance(found[0], bool):
+            values[name] = all(found) if name in _LIMITING else any(found)
+        elif isinstance(found[0], int):
             values[name] = max(found)
-        else:
-            values[name] = found[0]
-    values["experts_need_sequence_parallel"] = all(part.experts_need_sequence_parallel for part in parts)
+    if not all(part.optimizers for part in parts):
+        values["optimizers"] = ()  # some launcher limits none
     return Capabilities(**{**values, "launcher": "any", "source": "; ".join(part.source for part in parts)})
 
 
@@ -87,3 +103,23 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         return Capabilities(launcher=launcher, **entry)
     except TypeError as error:
         raise ProfileError(f"catalog/frameworks/capabilities.yaml, {launcher}: {error}") from error
+
+
+def model_features(model: ModelSpec) -> frozenset[str]:
+    """What a model has beside a plain Llama (rotary positions, RMSNorm, gated MLP, own output head)."""
+    moe = model.moe
+    found = {
+        "experts": moe is not None,
+        "shared experts": moe is not None and moe.shared_ffn_hidden_size > 0,
+        "layers without experts": moe is not None and "dense" in model.layer_kinds(),
+        "latent attention": model.mla is not None,
+        "multi-token prediction": model.num_mtp_layers > 0,
+        "sliding windows": model.sliding_window is not None,
+        "learned positions": model.learned_position_embeddings,
+        "layernorm": model.normalization == "layernorm",
+        "linear bias": model.linear_bias,
+        "ungated MLP": not model.gated_mlp,
+        "tied embeddings": model.tied_embeddings,
+        "free head size": model.head_dim * model.num_attention_heads != model.hidden_size,
+    }
+    return frozenset(name for name, there in found.items() if there)

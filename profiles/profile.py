@@ -34,6 +34,7 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "deepspeed-zero": "deepspeed",
     "torchtitan": "fsdp",
     "accelerate": "fsdp",
+    "nanotron": "nanotron",
     "fsdp-composer": "fsdp1",
 }
 

@@ -22,6 +22,7 @@ from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.digest import problem_digest
 from solver.gpu_counts import usable_gpus
+from solver.launcher_own import own_faults
 from solver.mixed.check import placed_violations
 from solver.plan import Configuration, Plan, Prediction, plan_id_of
 from solver.predict import predict
@@ -167,6 +168,7 @@ def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if config.expert_parallel_size > 1 and not able.expert_parallel:
         yield f"{able.launcher} has no expert parallelism"
     yield from _launcher_state_faults(problem, config)
+    yield from own_faults(problem, able, config)
 
 
 def _launcher_state_faults(problem: Problem, config: Configuration) -> Iterator[str]:

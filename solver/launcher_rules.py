@@ -9,6 +9,7 @@ import numpy as np
 
 from profiles.capabilities import Capabilities
 from solver.columns import ALL_LAYERS, CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
+from solver.launcher_own import own_rules
 from solver.problem import Problem
 from solver.rule import Rule
 
@@ -17,7 +18,9 @@ _FULL = RECOMPUTE.index("full")
 
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Every limit of a launcher."""
-    return chain(_step_rules(able), _mesh_rules(problem, able), _state_rules(problem, able))
+    return chain(
+        _step_rules(able), _mesh_rules(problem, able), _state_rules(problem, able), own_rules(problem, able)
+    )
 
 
 def _step_rules(able: Capabilities) -> Iterator[Rule]:

@@ -152,9 +152,10 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
     """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero) rows: one chunk a rank, none recomputed."""
     tp, cp, pp, dp, ep, micro_batch, zero = rows.T.copy()
     ones = np.ones_like(tp)
+    sequence = launcher_capabilities(problem.launcher).sequence_parallel
     return Columns(
         tensor_parallel_size=tp,
-        sequence_parallel=(tp > 1).astype(np.int64),
+        sequence_parallel=((tp > 1) & sequence).astype(np.int64),
         pipeline_parallel_size=pp,
         virtual_pipeline_size=ones,
         context_parallel_size=cp,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.launchers.base import ExportBundle
+from service.launchers.header import header
 from service.launchers.megatron_lm_arguments import padded_vocabulary, sections
 from service.launchers.megatron_lm_facts import (
     ATTENTION_BACKENDS,
@@ -23,14 +24,12 @@ from service.launchers.megatron_lm_model_rules import MODEL_RULES
 from service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
 from service.launchers.megatron_lm_scripts import (
     ARGUMENTS_FILE,
-    SLURM_FILE,
-    TORCHRUN_FILE,
+    PRODUCT,
     arguments_file,
-    header,
-    slurm_script,
     torchrun_script,
 )
 from service.launchers.rules import refuse
+from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
 
 
@@ -48,7 +47,7 @@ class MegatronLm:
         refuse((sizes_are_positive,), target)  # the other rules divide by sizes
         refuse((*PARALLEL_RULES, *MODEL_RULES), target)
         warnings = list(found_warnings(target))
-        head = header(target, warnings)
+        head = header(target, warnings, PRODUCT)
         return ExportBundle(
             files={
                 ARGUMENTS_FILE: arguments_file(head, sections(target)),
@@ -70,9 +69,7 @@ def found_warnings(target: Target) -> Iterator[str]:
 def _placement_warnings(target: Target) -> Iterator[str]:
     config, near = target.config, target.near_gpus
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    if near % tp and config.num_gpus > near:
-        yield f"tensor parallel groups of {tp} cross the network: {near} GPUs are near each other"
-    elif cp > 1 and near % (tp * cp) and config.num_gpus > near:
+    if cp > 1 and near % (tp * cp) and config.num_gpus > near:
         yield f"tp * cp = {tp * cp} ranks cross the network: {near} GPUs are near each other"
     if not target.problem.cluster.is_homogeneous:
         yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"

@@ -63,6 +63,18 @@ def nodes_are_whole(target: Target) -> Iterator[FieldError]:
         )
 
 
+def tensor_ranks_stay_near(target: Target) -> Iterator[FieldError]:
+    """Tensor-parallel groups do not cross the network (no parser notices; every GEMM would wait)."""
+    tp, near = target.config.tensor_parallel_size, target.near_gpus
+    if near % tp and target.config.num_gpus > near:
+        yield fault(
+            "tensor_parallel_size",
+            f"groups of {tp} cross the network: {near} GPUs are near each other",
+            allowed=f"divisors of {near}",
+            nearest=near_divisors(tp, near),
+        )
+
+
 def batch_is_conserved(target: Target) -> Iterator[FieldError]:
     """Gbs = mbs * dp * M (``ConstantNumMicroBatchesCalculator``); M has no flag of its own."""
     config, wanted = target.config, target.workload.global_batch_size
@@ -228,6 +240,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
     sizes_are_positive,
     gpus_fit_the_cluster,
     nodes_are_whole,
+    tensor_ranks_stay_near,
     batch_is_conserved,
     split_has_every_stage,
     split_has_every_layer,

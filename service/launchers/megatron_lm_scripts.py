@@ -8,15 +8,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from profiles.units import GIB
 from service.launchers.megatron_lm_arguments import Section
 from service.launchers.megatron_lm_facts import is_fsdp
 from service.launchers.target import Target
 
 VERSIONS = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
-TORCHRUN_FILE = "launch.sh"
-SLURM_FILE = "launch.sbatch"
+PRODUCT = f"Megatron-LM {VERSIONS}"
 FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
 
 _TORCHRUN = """\
@@ -67,60 +65,6 @@ exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
     "${MEGATRON_LM_DIR}/pretrain_gpt.py" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
 """
 
-_SLURM = """\
-#SBATCH --job-name=meshwright-@PLAN@
-#SBATCH --nodes=@NODES@
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=@GPUS@
-#SBATCH --distribution=block
-#SBATCH --exclusive
-# Account, partition and time limit are your site's: sbatch --account=… --time=… @SLURM@
-set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
-if [[ "${SLURM_NNODES:?start this file with sbatch}" != @NODES@ ]]; then
-    echo "error: the plan needs @NODES@ nodes, Slurm gave ${SLURM_NNODES}" >&2
-    exit 2
-fi
-hosts="$(scontrol show hostnames "${SLURM_JOB_NODELIST}")"
-export MASTER_ADDR="${hosts%%$'\\n'*}"
-# One torchrun a node; with block distribution the task number is the node's place in the list.
-srun --ntasks-per-node=1 --distribution=block \\
-    bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@"
-"""
-
-
-def header(target: Target, warnings: Iterable[str]) -> str:
-    """The comment on top of every file: what it starts, and what to expect.
-
-    Names come from the request: whatever is not printable is replaced, so that no line can end early.
-    """
-    config, prediction = target.config, target.plan.prediction
-    sizes = (
-        f"tp {config.tensor_parallel_size} * cp {config.context_parallel_size} * "
-        f"pp {config.pipeline_parallel_size} * dp {config.data_parallel_size}"
-    )
-    times = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
-    step, low, high = (f"{time_s:.3f}" for time_s in times)
-    memory, limit = (
-        f"{size / GIB:.1f} GiB" for size in (prediction.peak_memory_bytes, prediction.memory_limit_bytes)
-    )
-    lines = [
-        f"Megatron-LM {VERSIONS}, plan {target.plan.plan_id} (rank {target.plan.rank}), by Meshwright",
-        f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
-        f"World size {config.num_gpus}: {sizes}",
-        f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
-        f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
-        f"Layers of each chunk: {' '.join(map(str, config.stage_layers))}",
-        f"Predicted step: {step} s ({low} to {high})",
-        f"Predicted memory: {memory} of {limit} on stage {prediction.heaviest_stage}",
-        *(f"Warning: {warning}" for warning in warnings),
-    ]
-    return "".join(f"# {_printable(line)}\n" for line in lines)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
 
 def arguments_file(head: str, sections: Iterable[Section]) -> str:
     """A Bash array ``MEGATRON_ARGS`` with one flag a line."""
@@ -154,18 +98,10 @@ def torchrun_script(head: str, target: Target) -> str:
     return "#!/usr/bin/env bash\n" + head + _filled(_TORCHRUN, target)
 
 
-def slurm_script(head: str, target: Target) -> str:
-    """Starts ``launch.sh`` on every node of a Slurm allocation."""
-    return "#!/usr/bin/env bash\n" + head + _filled(_SLURM, target)
-
-
 def _filled(text: str, target: Target) -> str:
     values = {
         "ARGUMENTS": ARGUMENTS_FILE,
-        "TORCHRUN": TORCHRUN_FILE,
-        "SLURM": SLURM_FILE,
         "VERSIONS": VERSIONS,
-        "PLAN": _printable(target.plan.plan_id),
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from profiles.errors import UnknownNameError
+from service.launchers.accelerate import Accelerate
 from service.launchers.base import ExportBundle, Launcher
+from service.launchers.deepspeed import DeepSpeed
+from service.launchers.llama_factory import LlamaFactory
+from service.launchers.megatron_bridge import MegatronBridge
 from service.launchers.megatron_lm import MegatronLm
+from service.launchers.ms_swift import MsSwift
+from service.launchers.nanotron import Nanotron
 from service.launchers.target import target_of
 from solver.plan import Plan
 from solver.problem import Problem
 
-_LAUNCHERS: dict[str, Launcher] = {launcher.name: launcher for launcher in (MegatronLm(),)}
+_LAUNCHERS: dict[str, Launcher] = {
+    launcher.name: launcher
+    for launcher in (
+        MegatronLm(), MegatronBridge(), DeepSpeed(), Accelerate(), Nanotron(), MsSwift(), LlamaFactory(),
+    )
+}  # fmt: skip
 
 
 def launcher_names() -> tuple[str, ...]:

@@ -1,0 +1,119 @@
+"""A plan held against the data of its launcher: what the search never proposes is refused here too.
+
+The data stand in profiles/catalog/frameworks/capabilities.yaml, each entry with its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profiles.capabilities import Capabilities, launcher_capabilities
+from profiles.errors import FieldError
+from service.launchers.rules import Rule, fault
+from service.launchers.target import Target
+from solver.columns import Columns
+from solver.constraints import broken_by, constraint_of
+from solver.expressions import names_in
+from solver.launcher_own import problem_faults
+from solver.own_balance import own_balance
+
+
+def within_capabilities(launcher: str) -> Rule:
+    """The rule that a plan is one that ``launcher`` can express."""
+    able = launcher_capabilities(launcher)
+
+    def expressible(target: Target) -> Iterator[FieldError]:
+        """Every value is among those that the launcher has."""
+        yield from problem_faults(target.problem, able)
+        yield from _word_faults(able, target)
+        yield from _axis_faults(able, target)
+        yield from _stage_faults(able, target)
+        yield from _constraint_faults(able, target)
+
+    return expressible
+
+
+def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Schedule, recomputation, offloading and ZeRO stage."""
+    config = target.config
+    stages = [
+        stage
+        for stage in able.zero_stages
+        if config.pipeline_parallel_size == 1 or stage <= able.max_zero_stage_with_pipeline
+    ]
+    offers = {
+        "pipeline_schedule": able.schedules,
+        "recompute_granularity": able.recompute,
+        "offload": able.offload,
+        "zero_stage": tuple(stages),
+    }
+    for name, offered in offers.items():
+        value = getattr(config, name)
+        if value not in offered:
+            words = ", ".join(map(str, offered))
+            yield fault(name, f"{able.launcher} has no {value!s:.40} here", allowed=words)
+    partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
+    if partial and not able.recompute_layer_counts:
+        yield fault(
+            "recompute_layers",
+            f"{able.launcher} recomputes every layer or none",
+            nearest=max(config.stage_layers),
+        )
+
+
+def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Parallel axes that the launcher lacks, and what it does not split."""
+    config, model = target.config, target.model
+    lacking = {
+        "context_parallel_size": not able.context_parallel,
+        "expert_parallel_size": not able.expert_parallel,
+        "expert_tensor_parallel_size": not able.expert_tensor_parallel,
+    }
+    for name, lacks in lacking.items():
+        value = getattr(config, name)
+        if lacks and value > 1:
+            yield fault(name, f"{able.launcher} is not planned with {value}", allowed="1", nearest=1)
+    if config.sequence_parallel and not able.sequence_parallel:
+        yield fault("sequence_parallel", f"{able.launcher} has none", allowed="false", nearest=False)
+    tp = config.tensor_parallel_size
+    if able.heads_whole_on_ranks and model.num_kv_heads % tp:
+        yield fault(
+            "tensor_parallel_size",
+            f"{tp} does not divide {model.num_kv_heads} key/value heads; {able.launcher} copies none",
+            allowed=f"divisors of {model.num_kv_heads}",
+        )
+    if config.zero_stage and config.zero_shard_size != target.shard_ranks and not able.hybrid_sharding:
+        yield fault(
+            "zero_shard_size",
+            f"{able.launcher} shards over all dp * cp = {target.shard_ranks} ranks",
+            nearest=target.shard_ranks,
+        )
+
+
+def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Splits that the launcher does not take."""
+    split = target.config.stage_layers
+    if len(set(split)) > 1 and not able.uneven_stages:
+        yield fault("stage_layers", f"{able.launcher} has no stages of different size")
+    elif able.balances_stages and len(split) == target.config.pipeline_parallel_size:
+        own = own_balance(target.model, len(split))
+        if own != split:
+            yield fault(
+                "stage_layers",
+                f"{able.launcher} balances the stages itself",
+                allowed=" ".join(map(str, own)),
+                nearest="pipeline_parallel_size 1",
+            )
+
+
+def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Combinations that the launcher does not run."""
+    if not target.config.stage_layers or target.config.pipeline_schedule not in able.schedules:
+        return
+    one = Columns.of([target.config])
+    for text in able.constraints:
+        node = constraint_of(text)
+        if broken_by(node, one, target.model.num_layers).any():
+            name = min(names_in(node), key=text.index)
+            value = getattr(target.config, name)
+            yield fault(name, f"{able.launcher} does not run {value} beside the others", allowed=text)

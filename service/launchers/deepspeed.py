@@ -1,0 +1,67 @@
+"""DeepSpeed: a plan becomes its JSON, and a Python module with what lives in code, beside the scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.launchers.accelerate_file import CONFIG_FILE, deepspeed_plugin_file
+from service.launchers.base import ExportBundle
+from service.launchers.common_rules import refuse_first
+from service.launchers.common_warnings import common_warnings, model_is_in_the_script
+from service.launchers.deepspeed_code import CODE_FILE, code_file
+from service.launchers.deepspeed_json import JSON_FILE, json_file
+from service.launchers.header import header
+from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
+from service.launchers.target import Target
+from service.launchers.torchrun import Start, launch_script
+
+PRODUCT = "DeepSpeed 0.19.8"
+START = Start(
+    program=f'"${{TRAIN_SCRIPT}}" --deepspeed --deepspeed_config "${{here}}/{JSON_FILE}"',
+    needs=(("TRAIN_SCRIPT", f"a training script that takes DeepSpeed's arguments and reads {CODE_FILE}"),),
+)
+
+
+class DeepSpeed:
+    """Exports to ``deepspeed.initialize``."""
+
+    name = "deepspeed"
+
+    def export(self, target: Target) -> ExportBundle:
+        """DeepSpeed's JSON, the values that live in code, and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: DeepSpeed cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings, PRODUCT)
+        files = {
+            JSON_FILE: json_file(head, target),
+            CODE_FILE: code_file(head, target),
+            TORCHRUN_FILE: launch_script(head, target, START),
+            SLURM_FILE: slurm_script(head, target),
+        }
+        if is_plain_data_parallel(target):
+            files[CONFIG_FILE] = deepspeed_plugin_file(head, target, JSON_FILE)
+        return ExportBundle(files=files, warnings=warnings)
+
+
+def is_plain_data_parallel(target: Target) -> bool:
+    """Whether nothing but data parallelism is planned, so that accelerate's plugin can start it too."""
+    config = target.config
+    return config.num_gpus == config.data_parallel_size and config.expert_parallel_size == 1
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """What DeepSpeed does differently from the plan, or what lives in code."""
+    config = target.config
+    yield from common_warnings(target)
+    yield model_is_in_the_script(target)
+    yield f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"
+    if config.pipeline_parallel_size > 1:
+        yield "the embedding and the head must not be of the class that the stages are balanced by"
+    if config.tensor_parallel_size > 1:
+        yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
+    if config.expert_parallel_size > 1:
+        yield "the experts must be deepspeed.moe.layer.MoE"

@@ -1,0 +1,98 @@
+"""LLaMA-Factory over Megatron-Core (``USE_MCA=1``): a plan becomes its YAML. Not verified.
+
+Names: alibaba/ROLL mcore_adapter, training_args.py (DistributingParallelArguments, MegatronArguments), and
+transformers' TrainingArguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+from profiles.frameworks import framework_facts, with_options
+from service.launchers.base import ExportBundle
+from service.launchers.common_rules import refuse_first
+from service.launchers.common_warnings import common_warnings, model_is_in_the_script
+from service.launchers.header import header
+from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
+from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
+from service.launchers.megatron_names import (
+    Values,
+    distributed_optimizer,
+    environment,
+    parallel_values,
+    recompute_values,
+    split_values,
+)
+from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
+from service.launchers.target import Target
+from service.launchers.torchrun import Start, Variable, launch_script
+
+PRODUCT = "LLaMA-Factory with mcore_adapter (not verified)"
+CONFIG_FILE = "llama_factory.yaml"
+OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
+USE_MCA = Variable(
+    name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
+)
+NEEDS = (("LLAMA_FACTORY_DIR", "a checkout of LLaMA-Factory; model_name_or_path=… and more may follow"),)
+
+
+class LlamaFactory:
+    """Exports to LLaMA-Factory's ``src/train.py``."""
+
+    name = "llama-factory"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The YAML and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: the adapter cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name, OWN_RULES)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings, PRODUCT)
+        start = Start(
+            program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
+            needs=NEEDS,
+            environment=(USE_MCA, *environment(target)),
+        )
+        return ExportBundle(
+            files={
+                CONFIG_FILE: head + yaml.safe_dump(values_of(target), sort_keys=True),
+                TORCHRUN_FILE: launch_script(head, target, start),
+                SLURM_FILE: slurm_script(head, target),
+            },
+            warnings=warnings,
+        )
+
+
+def values_of(target: Target) -> Values:
+    """Every value that the plan decided; what is not set is not written."""
+    config, precision = target.config, target.workload.precision
+    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    values = parallel_values(target) | split_values(target) | recompute_values(target)
+    values |= distributed_optimizer(target)
+    values |= {
+        "per_device_train_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "cutoff_len": target.workload.seq_length,
+        "packing": True,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
+        "optimizer": "adam",
+        "overlap_p2p_comm": known.overlap_transfer and config.virtual_pipeline_size > 1,
+    }
+    if target.model.moe:
+        values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
+        # No argument of its own; without it Megatron-Core splits experts as it splits attention.
+        values["additional_configs"] = {"expert_tensor_parallel_size": config.expert_tensor_parallel_size}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """What is not verified, and what the checkpoint decides."""
+    yield from common_warnings(target)
+    yield "not verified: no parser of LLaMA-Factory has seen this file"
+    yield model_is_in_the_script(target)

@@ -1,0 +1,77 @@
+"""Megatron-Bridge and NeMo: a plan becomes Hydra overrides of a recipe, and the scripts that use them.
+
+Keys: Megatron-Bridge 0.3.1, training/config.py (ConfigContainer), models/gpt_provider.py,
+training/mixed_precision.py. NeMo's newer releases train through Megatron-Bridge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.launchers.base import ExportBundle
+from service.launchers.common_rules import refuse_first
+from service.launchers.common_warnings import common_warnings
+from service.launchers.header import header
+from service.launchers.megatron_bridge_overrides import FP8_RECIPES, gradient_dtype, override_parts, recipe
+from service.launchers.megatron_lm_model_rules import (
+    experts_with_tensor_ranks_need_sequence_parallel,
+    prediction_layers_need_rotary,
+)
+from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
+from service.launchers.megatron_names import environment
+from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
+from service.launchers.target import Target
+from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file, launch_script
+
+PRODUCT = "Megatron-Bridge 0.3.1 (NeMo)"
+OWN_RULES = (
+    interleaving_needs_a_pipeline,
+    experts_with_tensor_ranks_need_sequence_parallel,
+    prediction_layers_need_rotary,
+)
+
+
+class MegatronBridge:
+    """Exports to a training script of Megatron-Bridge that takes Hydra overrides."""
+
+    name = "megatron-bridge"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The overrides and the two scripts that start them.
+
+        Raises:
+            RefusedExportError: Megatron-Bridge cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name, OWN_RULES)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings, PRODUCT)
+        start = Start(
+            program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}"',
+            needs=(("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),),
+            environment=tuple(environment(target)),
+            has_arguments=True,
+        )
+        return ExportBundle(
+            files={
+                ARGUMENTS_FILE: arguments_file(head, override_parts(target)),
+                TORCHRUN_FILE: launch_script(head, target, start),
+                SLURM_FILE: slurm_script(head, target),
+            },
+            warnings=warnings,
+        )
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """What the recipe decides, or does differently from the plan."""
+    yield from common_warnings(target)
+    yield "not verified by Megatron-Bridge's own parser: it lets most illegal values through"
+    yield "attention backend, tokenizer, data and learning rate are the recipe's"
+    if gradient_dtype(target) != "fp32":
+        yield (
+            f"{recipe(target)} reduces gradients in fp32, the prediction assumed {gradient_dtype(target)}: "
+            "set grad_reduce_in_fp32 = False in the recipe's mixed precision"
+        )
+    if target.model.mla:
+        yield "latent attention is of the recipe's model provider; only its sizes are overridden"
+    if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:
+        yield "fp8 runs with delayed scaling, the plain recipe"

@@ -1,0 +1,197 @@
+"""The overrides themselves, in groups; every value that the plan decided is there."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import groupby
+
+from profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from profiles.model import ModelSpec
+from service.launchers.megatron_names import (
+    Values,
+    distributed_optimizer,
+    parallel_values,
+    recompute_values,
+    split_values,
+)
+from service.launchers.target import Target
+
+FP8_RECIPES = {
+    "none": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-current": "bf16_with_fp8_current_scaling_mixed",
+    "fp8-blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_FIRST_FSDP_STAGE = 2
+
+
+def override_parts(target: Target) -> list[tuple[str, list[str]]]:
+    """Titles, each with its ``key=value`` overrides quoted for Bash."""
+    parts = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", _model_keys(_split(target))),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", _data_parallel(target)),
+        ("Activation recomputation", _model_keys(_recompute(target))),
+        ("Precision and kernels", _precision(target)),
+        ("Model", _model_keys(_model(target.model))),
+    )
+    return [(title, [_written(key, value) for key, value in values.items()]) for title, values in parts]
+
+
+def bridge_facts(target: Target) -> FrameworkFacts:
+    """The facts that the plan was priced under."""
+    return with_options(framework_facts("nemo"), target.workload.framework_options)
+
+
+def gradient_dtype(target: Target) -> str:
+    """What gradients are reduced in, as the prediction has it."""
+    return bridge_facts(target).gradient_dtype
+
+
+def recipe(target: Target) -> str:
+    """The mixed-precision recipe of the plan."""
+    precision = target.workload.precision
+    wanted = bridge_facts(target).precision_recipe
+    if precision == "fp8" or wanted != "none":
+        return FP8_RECIPES.get(wanted, FP8_RECIPES["none"])
+    return f"{precision}_mixed"
+
+
+def _written(key: str, value: object) -> str:
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = str(value)
+    return shlex.quote(f"{key}={text}")
+
+
+def _model_keys(values: Values) -> Values:
+    return {f"model.{name}": value for name, value in values.items()}
+
+
+def _parallel(target: Target) -> Values:
+    values = _model_keys(parallel_values(target))
+    if target.model.moe:
+        values["model.expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
+    if target.config.context_parallel_size > 1:
+        values["model.cp_comm_type"] = "p2p"  # the ring that was priced
+    values["comm_overlap"] = None  # or it would rewrite what overlaps
+    near = target.near_gpus % target.config.tensor_parallel_size == 0
+    overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"] and near
+    return {**values, "model.tp_comm_overlap": bool(overlaps)}
+
+
+def _split(target: Target) -> Values:
+    values = split_values(target)
+    if target.config.virtual_pipeline_size > 1:
+        values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
+        values["overlap_p2p_comm"] = bridge_facts(target).overlap_transfer
+    return values
+
+
+def _batch(target: Target) -> Values:
+    return {
+        "train.micro_batch_size": target.config.micro_batch_size,
+        "train.global_batch_size": target.workload.global_batch_size,
+        "model.seq_length": target.workload.seq_length,
+        "dataset.sequence_length": target.workload.seq_length,
+    }
+
+
+def _data_parallel(target: Target) -> Values:
+    config = target.config
+    values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target).items()}
+    values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
+    values["optimizer.optimizer"] = "adam"
+    if config.zero_stage:
+        values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
+    if config.zero_stage >= _FIRST_FSDP_STAGE:
+        values |= {
+            "ddp.use_megatron_fsdp": True,
+            "dist.use_megatron_fsdp": True,
+            "ddp.data_parallel_sharding_strategy": _SHARDING[config.zero_stage],
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+        }
+    return values
+
+
+def _recompute(target: Target) -> Values:
+    values = recompute_values(target)
+    if "recompute_modules" in values:
+        values["recompute_modules"] = "[core_attn]"
+    return values
+
+
+def _precision(target: Target) -> Values:
+    known = bridge_facts(target)
+    dropout = 0.1 if known.dropout else 0.0
+    return {
+        "mixed_precision": recipe(target),
+        "model.cross_entropy_loss_fusion": known.loss_fused,
+        "model.attention_dropout": dropout,
+        "model.hidden_dropout": dropout,
+    }
+
+
+def _model(model: ModelSpec) -> Values:
+    values: Values = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_kv_heads,
+        "kv_channels": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "should_pad_vocab": True,
+        "make_vocab_size_divisible_by": 128,
+        "gated_linear_unit": model.gated_mlp,
+        "add_bias_linear": model.linear_bias,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
+        "position_embedding_type": "learned_absolute" if model.learned_position_embeddings else "rope",
+    }
+    if model.rotary_base is not None:
+        values["rotary_base"] = model.rotary_base
+    if model.num_mtp_layers:
+        values["mtp_num_layers"] = model.num_mtp_layers
+    if model.sliding_window is not None:
+        values["window_size"] = f"[{model.sliding_window - 1},0]"
+        if model.sliding_window_every > 1:
+            values["window_attn_skip_freq"] = model.sliding_window_every
+    return values | _experts(model) | _latent(model)
+
+
+def _experts(model: ModelSpec) -> Values:
+    moe = model.moe
+    if moe is None:
+        return {"num_moe_experts": None}
+    pattern = [f"[{int(kind == 'moe')}]*{len(list(run))}" for kind, run in groupby(model.layer_kinds())]
+    values: Values = {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.top_k,
+        "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_layer_freq": f"'({'+'.join(pattern)})'",  # quoted for Hydra too
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+    }
+    if moe.shared_ffn_hidden_size:
+        values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
+    return values
+
+
+def _latent(model: ModelSpec) -> Values:
+    mla = model.mla
+    if mla is None:
+        return {}
+    return {
+        "q_lora_rank": mla.q_lora_rank or None,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+    }

@@ -1,0 +1,127 @@
+"""ms-swift (``megatron pt`` and ``sft``): a plan becomes its arguments. Not verified by its own parser.
+
+Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from profiles.frameworks import framework_facts, with_options
+from service.launchers.base import ExportBundle
+from service.launchers.common_rules import refuse_first
+from service.launchers.common_warnings import common_warnings, model_is_in_the_script
+from service.launchers.header import header
+from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
+from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
+from service.launchers.megatron_names import (
+    Values,
+    distributed_optimizer,
+    environment,
+    parallel_values,
+    recompute_values,
+    split_values,
+)
+from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
+from service.launchers.target import Target
+from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file, launch_script
+
+PRODUCT = "ms-swift 4.6.0 (not verified)"
+OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
+PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}"'
+NEEDS = (
+    ("SWIFT_DIR", "the folder of the installed package swift"),
+    ("SWIFT_COMMAND", "pt or sft; model, dataset and learning rate follow on the command line"),
+)
+
+
+class MsSwift:
+    """Exports to Megatron-SWIFT."""
+
+    name = "ms-swift"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The arguments and the two scripts that start them.
+
+        Raises:
+            RefusedExportError: ms-swift cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name, OWN_RULES)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings, PRODUCT)
+        start = Start(
+            program=PROGRAM, needs=NEEDS, environment=tuple(environment(target)), has_arguments=True
+        )
+        return ExportBundle(
+            files={
+                ARGUMENTS_FILE: arguments_file(head, argument_parts(target)),
+                TORCHRUN_FILE: launch_script(head, target, start),
+                SLURM_FILE: slurm_script(head, target),
+            },
+            warnings=warnings,
+        )
+
+
+def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
+    """Titles, each with its ``--name value`` arguments; what is not set is not written."""
+    recompute = recompute_values(target)
+    recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not its default
+    parts: tuple[tuple[str, Values], ...] = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", split_values(target)),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", distributed_optimizer(target)),
+        ("Activation recomputation", recompute),
+        ("Precision", _precision(target)),
+    )
+    return [
+        (title, [_written(name, value) for name, value in values.items() if value is not None])
+        for title, values in parts
+    ]
+
+
+def _written(name: str, value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return shlex.join((f"--{name}", text))
+
+
+def _parallel(target: Target) -> Values:
+    values = parallel_values(target)
+    if target.model.moe:
+        values["expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
+        values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
+    if target.config.virtual_pipeline_size > 1:
+        values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
+    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    overlaps = known.overlap_tensor and values["sequence_parallel"]
+    return {**values, "tp_comm_overlap": bool(overlaps)}
+
+
+def _batch(target: Target) -> Values:
+    return {
+        "micro_batch_size": target.config.micro_batch_size,
+        "global_batch_size": target.workload.global_batch_size,
+        "max_length": target.workload.seq_length,
+        "packing": True,  # every sequence is full, as the prediction assumes
+    }
+
+
+def _precision(target: Target) -> Values:
+    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    precision = target.workload.precision
+    return {
+        "torch_dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision],
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
+        "cross_entropy_loss_fusion": known.loss_fused,
+        "optimizer": "adam",
+    }
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """What is not verified, and what the checkpoint decides."""
+    yield from common_warnings(target)
+    yield "not verified: no parser of ms-swift has seen these arguments"
+    yield model_is_in_the_script(target)

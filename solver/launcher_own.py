@@ -1,0 +1,108 @@
+"""What one launcher asks beyond schedules, ZeRO stages and axes: its data as rules of the search.
+
+The same rules judge one finished configuration (``solver.check`` and the exporters), so that what the
+search finds for a launcher can be exported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from profiles.capabilities import Capabilities, model_features
+from profiles.errors import FieldError
+from solver.columns import BoolArray, Columns
+from solver.constraints import broken_by, constraint_of
+from solver.own_balance import own_balance
+from solver.plan import Configuration
+from solver.problem import Problem
+from solver.rule import Rule
+
+
+def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """What the launcher cannot train, whatever the configuration."""
+    name, workload = able.launcher, problem.workload
+    if workload.precision not in able.precisions:
+        yield FieldError(
+            pointer="/workload/precision",
+            message=f"{name} is not planned with {workload.precision[:40]}",
+            allowed=", ".join(able.precisions),
+            nearest=able.precisions[0],
+        )
+    if able.optimizers and workload.optimizer not in able.optimizers:
+        yield FieldError(
+            pointer="/workload/optimizer",
+            message=f"{name} is not planned with {workload.optimizer[:40]}",
+            allowed=", ".join(able.optimizers),
+            nearest=able.optimizers[0],
+        )
+    if workload.lora_rank and not able.adapters:
+        yield FieldError(
+            pointer="/workload/lora_rank",
+            message=f"{name} is not planned with adapters",
+            allowed="0",
+            nearest="0",
+        )
+    lacking = sorted(model_features(problem.model) & set(able.model_lacks))
+    if lacking:
+        yield FieldError(pointer="/model", message=f"{name} is not planned for {', '.join(lacking)}")
+
+
+def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """The launcher's own rules, as few as there are: each is one bit of a row's mask."""
+    name, faults = able.launcher, tuple(problem_faults(problem, able))
+    if faults:
+        yield Rule(
+            name=f"{name} trains this",
+            reason="; ".join(fault.message for fault in faults),
+            violated=lambda c: np.ones(len(c), dtype=np.bool_),
+        )
+    kv_heads = problem.model.num_kv_heads
+    if able.heads_whole_on_ranks:
+        yield Rule(
+            name=f"{name} splits the key/value heads",
+            reason=f"it copies none of the {kv_heads} key/value heads",
+            violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
+        )
+    if not able.sequence_parallel:
+        yield Rule(
+            name=f"{name} has no sequence parallelism",
+            reason="tensor-parallel ranks hold whole sequences between their products",
+            violated=lambda c: c.sequence_parallel != 0,
+        )
+    if able.balances_stages:
+        yield Rule(
+            name=f"{name} splits the layers evenly",
+            reason="it balances the stages itself, by the weights of layers and output head",
+            violated=lambda c: _unbalanced(problem, c),
+        )
+    if able.constraints:
+        yield Rule(
+            name=f"{name} has the combination",
+            reason="; ".join(able.constraints),
+            violated=lambda c: broken_constraints(problem, able, c),
+        )
+
+
+def _unbalanced(problem: Problem, columns: Columns) -> BoolArray:
+    """Rows whose pipeline the launcher would not split evenly."""
+    sizes, place = np.unique(columns.pipeline_parallel_size, return_inverse=True)
+    uneven = [len(set(own_balance(problem.model, int(size)))) > 1 for size in sizes]
+    return np.asarray(np.array(uneven, dtype=np.bool_)[place])
+
+
+def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -> BoolArray:
+    """Rows that break one of the launcher's constraints, shape (n,)."""
+    broken = np.zeros(len(columns), dtype=np.bool_)
+    for text in able.constraints:
+        broken |= broken_by(constraint_of(text), columns, num_layers=problem.model.num_layers)
+    return broken
+
+
+def own_faults(problem: Problem, able: Capabilities, config: Configuration) -> Iterator[str]:
+    """The same for one configuration, as sentences."""
+    one = Columns.of([config])
+    for rule in own_rules(problem, able):
+        if rule.violated(one).any():
+            yield f"{rule.name}: {rule.reason}"
