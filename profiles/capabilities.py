@@ -39,6 +39,7 @@ class Capabilities:
     adapters: bool = False  # low-rank ones beside a frozen model
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
+    halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     balances_stages: bool = False  # it splits the layers by its own weights (``solver.own_balance``)
     model_lacks: tuple[str, ...] = ()  # of ``model_features``: what its models cannot have
     constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions`` that every plan satisfies
@@ -62,7 +63,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
-_LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "balances_stages")
+_LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages")
 _LIMITING_WORDS = ("model_lacks", "constraints")
 
 

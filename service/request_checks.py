@@ -19,32 +19,25 @@ from service.request_constraints import constraints
 from service.request_run import run_limits
 from service.request_sizes import batch_size, gpu_count, model_sizes
 from solver.cost.context import linear_precision
+from solver.launcher_own import problem_faults
 from solver.options import INTEGER_VARIABLES, LOGICAL_VARIABLES, VARIABLES, WORDS, SearchOptions
 from solver.problem import PRECISIONS, Problem
 
 LAUNCHERS = ("any", *launcher_names())
-_KNOWN = (
-    "megatron-bridge", "deepspeed", "torchtitan", "accelerate", "nanotron", "ms-swift", "llama-factory",
-)  # fmt: skip
-PLANNED_LAUNCHERS = tuple(name for name in _KNOWN if name not in LAUNCHERS)
 ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
 MAX_ZERO_STAGE = 3
 MAX_VALUE = 2**31 - 1
-MAX_LIMITS = 40  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
+MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
 def check_launcher(name: str) -> None:
-    """Refuse a launcher that this version cannot plan for.
+    """Refuse an unknown launcher.
 
     Raises:
-        InvalidProblemError: the launcher is unknown, or known but not supported.
+        UnknownNameError: it is none of ``LAUNCHERS``.
     """
-    if name in LAUNCHERS:
-        return
-    if name in PLANNED_LAUNCHERS:
-        message = f"{name} is known but not supported by this version"
-        raise InvalidProblemError.of("/launcher", message, allowed=", ".join(LAUNCHERS))
-    raise UnknownNameError.among("/launcher", name, (*LAUNCHERS, *PLANNED_LAUNCHERS))
+    if name not in LAUNCHERS:
+        raise UnknownNameError.among("/launcher", name, LAUNCHERS)
 
 
 def check_limits(problem: Problem) -> None:
@@ -61,6 +54,7 @@ def check_limits(problem: Problem) -> None:
         _bounds,
         _contradictions,
         _abilities,
+        _trainable,
         _precision,
         _framework_options,
         _ranks,
@@ -214,6 +208,12 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
         except InvalidProblemError as fault:
             yield from fault.errors
             return
+
+
+def _trainable(problem: Problem) -> Iterator[FieldError]:
+    """The launcher can train this model in this precision; of ``any``, each is asked in its own search."""
+    if problem.launcher != "any":
+        yield from problem_faults(problem, launcher_capabilities(problem.launcher))
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:

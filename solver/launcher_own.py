@@ -65,6 +65,12 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason=f"it copies none of the {kv_heads} key/value heads",
             violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
         )
+    if able.halves_on_ranks:
+        yield Rule(
+            name=f"{name} splits the sequence",
+            reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
+            violated=lambda c: _unhalved(problem, c),
+        )
     if not able.sequence_parallel:
         yield Rule(
             name=f"{name} has no sequence parallelism",
@@ -83,6 +89,13 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="; ".join(able.constraints),
             violated=lambda c: broken_constraints(problem, able, c),
         )
+
+
+def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
+    """Rows whose two slices of a sequence cannot be split over the tensor-parallel ranks."""
+    cp = columns.context_parallel_size
+    ranks = columns.tensor_parallel_size * cp * np.where(cp > 1, 2, 1)
+    return np.asarray(problem.workload.seq_length % ranks != 0)
 
 
 def _unbalanced(problem: Problem, columns: Columns) -> BoolArray:

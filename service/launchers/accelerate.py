@@ -14,7 +14,7 @@ from service.launchers.target import Target
 from service.launchers.torchrun import Start, launch_script
 
 PRODUCT = "accelerate 1.15.0"
-NEEDS = (("TRAIN_SCRIPT", "a training script that takes the arguments of transformers' TrainingArguments"),)
+NEEDS = (("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),)
 
 
 class Accelerate:

@@ -82,6 +82,12 @@ def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
             f"{tp} does not divide {model.num_kv_heads} key/value heads; {able.launcher} copies none",
             allowed=f"divisors of {model.num_kv_heads}",
         )
+    slices = tp * config.context_parallel_size * (2 if config.context_parallel_size > 1 else 1)
+    if able.halves_on_ranks and target.workload.seq_length % slices:
+        yield fault(
+            "context_parallel_size",
+            f"tp * 2 cp = {slices} does not divide seq_length {target.workload.seq_length}",
+        )
     if config.zero_stage and config.zero_shard_size != target.shard_ranks and not able.hybrid_sharding:
         yield fault(
             "zero_shard_size",

@@ -18,7 +18,7 @@ from service.launchers.torchrun import Start, launch_script
 PRODUCT = "DeepSpeed 0.19.8"
 START = Start(
     program=f'"${{TRAIN_SCRIPT}}" --deepspeed --deepspeed_config "${{here}}/{JSON_FILE}"',
-    needs=(("TRAIN_SCRIPT", f"a training script that takes DeepSpeed's arguments and reads {CODE_FILE}"),),
+    needs=(("TRAIN_SCRIPT", f"a script that takes the arguments of DeepSpeed and reads {CODE_FILE}"),),
 )
 
 

@@ -81,8 +81,7 @@ def _parallel(target: Target) -> Values:
     if target.config.context_parallel_size > 1:
         values["model.cp_comm_type"] = "p2p"  # the ring that was priced
     values["comm_overlap"] = None  # or it would rewrite what overlaps
-    near = target.near_gpus % target.config.tensor_parallel_size == 0
-    overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"] and near
+    overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
     return {**values, "model.tp_comm_overlap": bool(overlaps)}
 
 

@@ -18,7 +18,6 @@ from service.launchers.megatron_lm_facts import (
     facts,
     is_fsdp,
     lacks_flash,
-    overlaps_tensor,
 )
 from service.launchers.megatron_lm_model_rules import MODEL_RULES
 from service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
@@ -104,7 +103,7 @@ def _model_warnings(target: Target) -> Iterator[str]:
 
 
 def _fact_warnings(target: Target) -> Iterator[str]:
-    known, config = facts(target), target.config
+    known = facts(target)
     for name, fixed in FIXED_FACTS.items():
         if getattr(known, name) != fixed:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
@@ -112,6 +111,3 @@ def _fact_warnings(target: Target) -> Iterator[str]:
         yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
     if lacks_flash(target):
         yield f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise"
-    wanted = known.overlap_tensor and config.sequence_parallel and config.tensor_parallel_size > 1
-    if wanted and not overlaps_tensor(target):
-        yield "tensor-parallel overlap does not work across the network and is not written"

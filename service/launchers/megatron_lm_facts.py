@@ -52,7 +52,5 @@ def attention_backend(target: Target) -> str:
 
 
 def overlaps_tensor(target: Target) -> bool:
-    """Whether tensor-parallel collectives run under GEMMs: userbuffers, without the network only."""
-    config = target.config
-    inside = target.near_gpus % config.tensor_parallel_size == 0
-    return bool(facts(target).overlap_tensor and config.sequence_parallel and inside)
+    """Whether tensor-parallel collectives run under GEMMs: userbuffers, with sequence parallelism."""
+    return bool(facts(target).overlap_tensor and target.config.sequence_parallel)

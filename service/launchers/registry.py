@@ -12,13 +12,15 @@ from service.launchers.megatron_lm import MegatronLm
 from service.launchers.ms_swift import MsSwift
 from service.launchers.nanotron import Nanotron
 from service.launchers.target import target_of
+from service.launchers.torchtitan import Torchtitan
 from solver.plan import Plan
 from solver.problem import Problem
 
 _LAUNCHERS: dict[str, Launcher] = {
     launcher.name: launcher
     for launcher in (
-        MegatronLm(), MegatronBridge(), DeepSpeed(), Accelerate(), Nanotron(), MsSwift(), LlamaFactory(),
+        MegatronLm(), MegatronBridge(), DeepSpeed(), Torchtitan(), Accelerate(), Nanotron(), MsSwift(),
+        LlamaFactory(),
     )
 }  # fmt: skip
 

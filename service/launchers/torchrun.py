@@ -25,15 +25,11 @@ if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     exit 2
 fi
 
-# What the plan does not decide.
-@NEEDS@
-@GUARD@
-@ENVIRONMENT@
+@NEEDS@@GUARD@@ENVIRONMENT@
 @COMMAND@
 """
 
 _GUARD = """\
-
 # Further arguments may follow on the command line, but none may silently replace one of the plan's.
 for given in "$@"; do
     for planned in "${PLAN_ARGS[@]}"; do
@@ -43,6 +39,7 @@ for given in "$@"; do
         fi
     done
 done
+
 """
 
 _TORCHRUN = """\
@@ -59,6 +56,7 @@ class Variable:
     name: str
     value: str | None  # None: it must not be set
     reason: str
+    is_expression: bool = False  # the value is Bash, quoted already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +68,7 @@ class Start:
     environment: Sequence[Variable] = ()
     has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
     command: bool = False  # ``program`` is no program of torchrun's
+    before: str = ""  # lines of Bash that the program needs
 
 
 def launch_script(head: str, target: Target, start: Start) -> str:
@@ -79,15 +78,27 @@ def launch_script(head: str, target: Target, start: Start) -> str:
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
-        "NEEDS": "\n".join(f': "${{{name}:?set it to {hint}}}"' for name, hint in start.needs) or ":",
+        "NEEDS": _needs(start),
         "GUARD": _GUARD if start.has_arguments else "",
         "ENVIRONMENT": environment_lines(start.environment),
-        "COMMAND": start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program),
+        "COMMAND": _command(start),
     }
     text = _LAUNCH
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return "#!/usr/bin/env bash\n" + head + text
+
+
+def _needs(start: Start) -> str:
+    if not start.needs:
+        return ""
+    lines = [f': "${{{name}:?set it to {hint}}}"' for name, hint in start.needs]
+    return "\n".join(["# What the plan does not decide.", *lines, "", ""])
+
+
+def _command(start: Start) -> str:
+    command = start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program)
+    return f"{start.before}\n{command}" if start.before else command
 
 
 def _source(start: Start) -> str:
@@ -106,7 +117,8 @@ def environment_lines(variables: Sequence[Variable]) -> str:
         if variable.value is None:
             lines.append(f"unset {variable.name}")
         else:
-            lines.append(f"export {variable.name}={shlex.quote(variable.value)}")
+            value = variable.value if variable.is_expression else shlex.quote(variable.value)
+            lines.append(f"export {variable.name}={value}")
     return "\n".join(lines)
 
 

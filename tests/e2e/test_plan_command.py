@@ -147,7 +147,7 @@ def test_an_interrupted_search_ends_in_time_with_what_it_has(home: dict[str, str
         (["--num-nodes", "0"], "error: cluster.num_nodes: 0 is out of range"),
         (["--seq-length", "-1"], "error: workload.seq_length: -1 is out of range. Allowed: from 1"),
         (["--precision", "bf15"], "Allowed: bf16, fp16, fp8. Nearest: bf16"),
-        (["--launcher", "torchtitan"], "error: launcher: torchtitan is known but not supported"),
+        (["--launcher", "torchtitn"], 'error: launcher: unknown "torchtitn". Did you mean torchtitan'),
         (
             ["--pin", "tp=3"],
             "3 does not divide num_attention_heads = 32. Allowed: divisors of 32. Nearest: 2, 4",

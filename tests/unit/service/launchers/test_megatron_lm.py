@@ -55,7 +55,7 @@ def warnings(found: Target) -> str:
 
 def test_the_registry_knows_megatron_lm_and_names_the_nearest_for_a_misspelling() -> None:
     found = CASES["llama-3.1-70b-interleaved"]
-    assert launcher_names() == ("megatron-lm",)
+    assert "megatron-lm" in launcher_names()
     assert export(found.plan, found.problem, "megatron-lm") == MegatronLm().export(found)
     with pytest.raises(UnknownNameError, match="Did you mean megatron-lm") as unknown:
         export(found.plan, found.problem, "megatron")
@@ -160,9 +160,6 @@ def test_attention_runs_on_the_kernel_that_was_priced(kernel: str, backend: str)
 def test_a_fact_that_no_flag_expresses_is_a_warning() -> None:
     assert "norm_fused is always true" in warnings(with_options(norm_fused=False))
     assert "attention kernel triton has no flag" in warnings(with_options(attention_kernel="triton"))
-    far = target(LLAMA_70B, TENSOR, gpus_per_node=1)
-    assert "overlap does not work across the network" in warnings(far)
-    assert "--tp-comm-overlap" not in flags(far)
 
 
 def test_fp8_rides_on_bf16_with_a_recipe() -> None:
@@ -197,9 +194,8 @@ def test_one_hardware_queue_before_blackwell_with_tensor_ranks_but_never_with_fs
     assert line in MegatronLm().export(found).files["launch.sh"].splitlines()
 
 
-def test_groups_that_leave_their_node_are_a_warning() -> None:
+def test_context_rings_that_leave_their_node_are_a_warning() -> None:
     wide = replace(SMALL, tensor_parallel_size=8, sequence_parallel=True)
-    assert "groups of 8 cross the network: 4 GPUs" in warnings(target(LLAMA_70B, wide, gpus_per_node=4))
     context = replace(SMALL, tensor_parallel_size=4, context_parallel_size=2)
     assert "tp * cp = 8 ranks cross the network: 4 GPUs" in warnings(
         target(LLAMA_70B, context, gpus_per_node=4)

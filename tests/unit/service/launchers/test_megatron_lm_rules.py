@@ -101,6 +101,10 @@ PAIRS = [
          case(config=replace(ONE, data_parallel_size=9)), "config.data_parallel_size", "8 or 16 GPUs"),
     pair(rules.nodes_are_whole, two_kinds_of_nodes(replace(ONE, data_parallel_size=2)),
          two_kinds_of_nodes(replace(ONE, data_parallel_size=6)), "config.data_parallel_size", None),
+    # Two GPUs of one node are near each other; those of two nodes of one GPU each are not.
+    pair(rules.tensor_ranks_stay_near, case(config=replace(ONE, tensor_parallel_size=2)),
+         case(config=replace(ONE, tensor_parallel_size=2), gpus_per_node=1),
+         "config.tensor_parallel_size", "1"),
     # 2 = mbs 1 * dp 2 * M 1
     pair(rules.batch_is_conserved, asking(replace(ONE, data_parallel_size=2), global_batch_size=2),
          asking(replace(ONE, data_parallel_size=2), global_batch_size=4), "config.num_microbatches", "2"),

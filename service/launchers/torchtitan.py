@@ -1,0 +1,75 @@
+"""torchtitan: a plan becomes a Python module for 0.3, a TOML with its model for 0.2, and scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.launchers.base import ExportBundle
+from service.launchers.common_rules import refuse_first
+from service.launchers.common_warnings import common_warnings
+from service.launchers.header import header
+from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
+from service.launchers.target import Target
+from service.launchers.torchrun import Start, Variable, launch_script
+from service.launchers.torchtitan_python import MODULE, PYTHON_FILE, python_file
+from service.launchers.torchtitan_toml import FLAVOR_FILE, TOML_FILE, flavor_file, toml_file
+
+PRODUCT = "torchtitan 0.3.0 and 0.2.2"
+_BESIDE = Variable(
+    name="PYTHONPATH",
+    value='"${here}${PYTHONPATH:+:${PYTHONPATH}}"',
+    reason="torchtitan imports the plan's module by its name.",
+    is_expression=True,
+)
+_SEGMENTS = Variable(
+    name="PYTORCH_ALLOC_CONF",
+    value="expandable_segments:True",
+    reason="torchtitan's own run_train.sh sets it: less memory is lost between blocks.",
+)
+PROGRAMS = f"""\
+program=(-m torchtitan.train --module {MODULE} --config plan)
+if [[ "${{TORCHTITAN_VERSION:-0.3}}" == 0.2* ]]; then
+    program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}")
+fi"""
+START = Start(program='"${program[@]}"', environment=(_BESIDE, _SEGMENTS), before=PROGRAMS)
+
+
+class Torchtitan:
+    """Exports to ``torchtitan.train``."""
+
+    name = "torchtitan"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The module, the TOML with its model, and the two scripts that start either.
+
+        Raises:
+            RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        warnings = list(found_warnings(target))
+        head = header(target, warnings, PRODUCT)
+        return ExportBundle(
+            files={
+                PYTHON_FILE: python_file(head, target),
+                TOML_FILE: toml_file(head, target),
+                FLAVOR_FILE: flavor_file(head, target),
+                TORCHRUN_FILE: launch_script(head, target, START),
+                SLURM_FILE: slurm_script(head, target),
+            },
+            warnings=warnings,
+        )
+
+
+def found_warnings(target: Target) -> Iterator[str]:
+    """What torchtitan does differently from the plan, or what the plan leaves open."""
+    config = target.config
+    yield from common_warnings(target)
+    yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
+    yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
+    yield "rotary scaling is not part of the plan: add it to the model's rotary embedding if it has one"
+    if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
+        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    if config.recompute_granularity == "selective":
+        yield "selective recomputation is torchtitan's own: it keeps attention and every second product"
+    if target.model.rotary_base is None:
+        yield "the model does not state its rotary base: 10000 is written"

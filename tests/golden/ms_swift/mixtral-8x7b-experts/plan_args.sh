@@ -1,0 +1,42 @@
+# ms-swift 4.6.0 (not verified), plan 0123456789ab (rank 1), by Meshwright
+# Model Mixtral 8x7B, 4096 tokens a sequence
+# World size 32: tp 2 * cp 1 * pp 2 * dp 8
+# Micro-batches: 16 of 2
+# Nodes: 4 of 8 × H100 SXM 80 GB
+# Layers of each chunk: 16 16
+# Predicted step: 32.800 s (31.500 to 34.100)
+# Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Warning: not verified: no parser of ms-swift has seen these arguments
+# Warning: the model stands in your script: 32 layers, hidden 4096, MLP 14336, 32 heads, 8 key/value heads, vocabulary 32000, 8 experts; another model makes the plan void
+
+PLAN_ARGS=(
+    # Parallel sizes; data parallel size and micro-batches follow from them
+    --tensor_model_parallel_size 2
+    --sequence_parallel true
+    --pipeline_model_parallel_size 2
+    --context_parallel_size 1
+    --expert_model_parallel_size 8
+    --expert_tensor_parallel_size 1
+    --moe_token_dispatcher_type alltoall
+    --moe_grouped_gemm true
+    --tp_comm_overlap true
+    # Pipeline split
+    # Batch and sequence
+    --micro_batch_size 2
+    --global_batch_size 256
+    --max_length 4096
+    --packing true
+    # Data parallelism
+    --use_distributed_optimizer true
+    --overlap_grad_reduce true
+    --overlap_param_gather true
+    # Activation recomputation
+    --recompute_granularity none
+    # Precision
+    --torch_dtype bfloat16
+    --bf16 true
+    --fp16 false
+    --accumulate_allreduce_grads_in_fp32 true
+    --cross_entropy_loss_fusion false
+    --optimizer adam
+)

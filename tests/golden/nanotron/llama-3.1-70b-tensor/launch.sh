@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# nanotron (repository, April 2026), plan 0123456789ab (rank 1), by Meshwright
+# Model Llama 3.1 70B, 8192 tokens a sequence
+# World size 64: tp 8 * cp 1 * pp 1 * dp 8
+# Micro-batches: 16 of 1
+# Nodes: 8 of 8 × H100 SXM 80 GB
+# Layers of each chunk: 80
+# Predicted step: 32.800 s (31.500 to 34.100)
+# Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Warning: not verified by nanotron's own parser
+# Warning: data, tokenizer, number of steps and learning rate are a dry start's: set your own
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
+readonly NUM_NODES=8 GPUS_PER_NODE=8
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-}"
+MASTER_PORT="${MASTER_PORT:-29500}"
+: "${MASTER_ADDR:?set it to the host of node rank 0}"
+if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
+    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
+    exit 2
+fi
+
+# What the plan does not decide.
+: "${NANOTRON_DIR:?set it to a checkout of huggingface/nanotron}"
+
+# nanotron's trainer asks for one hardware queue, so that communication keeps its order.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
+    --rdzv-backend static --node-rank "${NODE_RANK}" \
+    --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \
+    "${NANOTRON_DIR}/run_train.py" --config-file "${here}/nanotron.yaml" "$@"

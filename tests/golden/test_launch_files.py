@@ -1,0 +1,62 @@
+"""Launch files of every other launcher, byte for byte; UPDATE_GOLDEN=1 writes them anew."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.launchers.registry import export, launcher_names
+from tests.launcher_plans import CASES
+
+GOLDEN = Path(__file__).parent
+EVERY = pytest.mark.parametrize(
+    ("launcher", "name"), [(launcher, name) for launcher, cases in CASES.items() for name in cases]
+)
+
+
+def kept_as(file: str) -> str:
+    """Python files are kept under another name: they are no code of this repository."""
+    return f"{file}.txt" if file.endswith(".py") else file
+
+
+def folder_of(launcher: str, name: str) -> Path:
+    return GOLDEN / launcher.replace("-", "_") / name
+
+
+@EVERY
+def test_the_files_are_those_that_were_looked_at(launcher: str, name: str) -> None:
+    case, folder = CASES[launcher][name], folder_of(launcher, name)
+    files = export(case.plan, case.problem, launcher).files
+    if os.environ.get("UPDATE_GOLDEN"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (folder / kept_as(file)).write_text(text)
+    kept = {path.name: path.read_text() for path in folder.iterdir()}
+    assert kept == {kept_as(file): text for file, text in files.items()}
+
+
+@EVERY
+def test_every_file_is_read_by_a_parser_of_its_kind(launcher: str, name: str) -> None:
+    for path in folder_of(launcher, name).iterdir():
+        text = path.read_text()
+        if path.suffix in {".sh", ".sbatch"}:
+            subprocess.run(["bash", "-n", path], check=True)
+        elif path.suffix == ".json":
+            json.loads(text)
+        elif path.suffix == ".yaml":
+            assert isinstance(yaml.safe_load(text), dict)
+        elif path.suffix == ".toml":
+            tomllib.loads(text)
+        else:
+            ast.parse(text)
+
+
+def test_every_launcher_has_golden_files() -> None:
+    assert {"megatron-lm", *CASES} == set(launcher_names())

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# torchtitan 0.3.0 and 0.2.2, plan 0123456789ab (rank 1), by Meshwright
+# Model Llama 3.1 70B, 8192 tokens a sequence
+# World size 64: tp 1 * cp 1 * pp 1 * dp 64
+# Micro-batches: 2 of 1
+# Nodes: 8 of 8 × H100 SXM 80 GB
+# Layers of each chunk: 80
+# Predicted step: 32.800 s (31.500 to 34.100)
+# Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Warning: set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3
+# Warning: 0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel
+# Warning: rotary scaling is not part of the plan: add it to the model's rotary embedding if it has one
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+
+# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
+readonly NUM_NODES=8 GPUS_PER_NODE=8
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-}"
+MASTER_PORT="${MASTER_PORT:-29500}"
+: "${MASTER_ADDR:?set it to the host of node rank 0}"
+if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
+    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
+    exit 2
+fi
+
+# torchtitan imports the plan's module by its name.
+export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
+# torchtitan's own run_train.sh sets it: less memory is lost between blocks.
+export PYTORCH_ALLOC_CONF=expandable_segments:True
+program=(-m torchtitan.train --module torchtitan_plan --config plan)
+if [[ "${TORCHTITAN_VERSION:-0.3}" == 0.2* ]]; then
+    program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml")
+fi
+exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
+    --rdzv-backend static --node-rank "${NODE_RANK}" \
+    --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \
+    "${program[@]}" "$@"
