@@ -58,6 +58,24 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="; ".join(fault.message for fault in faults),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )
+    yield from _axis_rules(problem, able)
+    if able.balances_stages:
+        yield Rule(
+            name=f"{name} splits the layers evenly",
+            reason="it balances the stages itself, by the weights of layers and output head",
+            violated=lambda c: _unbalanced(problem, c),
+        )
+    if able.constraints:
+        yield Rule(
+            name=f"{name} has the combination",
+            reason="; ".join(able.constraints),
+            violated=lambda c: broken_constraints(problem, able, c),
+        )
+
+
+def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """What heads and sequences are split over."""
+    name = able.launcher
     kv_heads = problem.model.num_kv_heads
     if able.heads_whole_on_ranks:
         yield Rule(
@@ -76,18 +94,6 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             name=f"{name} has no sequence parallelism",
             reason="tensor-parallel ranks hold whole sequences between their products",
             violated=lambda c: c.sequence_parallel != 0,
-        )
-    if able.balances_stages:
-        yield Rule(
-            name=f"{name} splits the layers evenly",
-            reason="it balances the stages itself, by the weights of layers and output head",
-            violated=lambda c: _unbalanced(problem, c),
-        )
-    if able.constraints:
-        yield Rule(
-            name=f"{name} has the combination",
-            reason="; ".join(able.constraints),
-            violated=lambda c: broken_constraints(problem, able, c),
         )
 
 

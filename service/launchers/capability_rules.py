@@ -46,6 +46,7 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
         "recompute_granularity": able.recompute,
         "offload": able.offload,
         "zero_stage": tuple(stages),
+        "context_parallel_mode": able.context_parallel_modes,
     }
     for name, offered in offers.items():
         value = getattr(config, name)

@@ -8,6 +8,7 @@ from itertools import groupby
 from profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from profiles.model import ModelSpec
 from service.launchers.megatron_names import (
+    CONTEXT_MODES,
     Values,
     distributed_optimizer,
     parallel_values,
@@ -79,7 +80,7 @@ def _parallel(target: Target) -> Values:
     if target.model.moe:
         values["model.expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
     if target.config.context_parallel_size > 1:
-        values["model.cp_comm_type"] = "p2p"  # the ring that was priced
+        values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
     values["comm_overlap"] = None  # or it would rewrite what overlaps
     overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
     return {**values, "model.tp_comm_overlap": bool(overlaps)}

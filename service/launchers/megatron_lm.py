@@ -60,6 +60,8 @@ class MegatronLm:
 def found_warnings(target: Target) -> Iterator[str]:
     """What Megatron-LM will do differently from the plan, or what the plan leaves open."""
     yield from _placement_warnings(target)
+    if target.problem.options.batch_ramp:
+        yield "the batch ramp is not written: add --rampup-batch-size, or start each stage by itself"
     yield from _value_warnings(target)
     yield from _model_warnings(target)
     yield from _fact_warnings(target)

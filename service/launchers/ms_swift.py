@@ -16,6 +16,7 @@ from service.launchers.header import header
 from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import (
+    CONTEXT_MODES,
     Values,
     distributed_optimizer,
     environment,
@@ -91,6 +92,8 @@ def _parallel(target: Target) -> Values:
     if target.model.moe:
         values["expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
+    if target.config.context_parallel_size > 1:
+        values["cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
     if target.config.virtual_pipeline_size > 1:
         values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
     known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
