@@ -62,8 +62,7 @@ def environment(target: Target) -> Iterator[Variable]:
     if config.zero_stage > 1:
         reason = "Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one."
         yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=None, reason=reason)
-    elif split and target.gpu.architecture not in CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a"}  # of cp_comm_type
-FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
+    elif split and target.gpu.architecture not in FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
         reason = "Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs."
         yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason)
 
