@@ -48,6 +48,12 @@ def _values(target: Target) -> Iterator[tuple[str, str, object]]:
         },
     )
     yield from _recompute(target)
+    yield from _stages(target)
+    yield from _experts(target)
+
+
+def _stages(target: Target) -> Iterator[tuple[str, str, object]]:
+    config = target.config
     if config.pipeline_parallel_size > 1:
         yield "Layers of each stage that the next values lead to.", "STAGE_LAYERS", config.stage_layers
         yield (
@@ -60,6 +66,10 @@ def _values(target: Target) -> Iterator[tuple[str, str, object]]:
             },
         )
         yield "engine.train_batch() runs this many micro-batches.", "MICRO_BATCHES", config.num_microbatches
+
+
+def _experts(target: Target) -> Iterator[tuple[str, str, object]]:
+    config, model = target.config, target.model
     if model.moe:
         yield (
             "deepspeed.moe.layer.MoE(hidden_size, expert, **EXPERTS), and how wide an expert is.",
