@@ -12,7 +12,7 @@ import numpy as np
 
 from profiles.capabilities import Capabilities, model_features
 from profiles.errors import FieldError
-from solver.columns import BoolArray, Columns
+from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns
 from solver.constraints import broken_by, constraint_of
 from solver.own_balance import own_balance
 from solver.plan import Configuration
@@ -119,8 +119,21 @@ def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -
     return broken
 
 
+def is_a_row(config: Configuration) -> bool:
+    """Whether columns can hold the configuration: its words are known and it has a split."""
+    return bool(
+        config.stage_layers
+        and config.pipeline_schedule in SCHEDULES
+        and config.recompute_granularity in RECOMPUTE
+        and config.offload in OFFLOAD
+        and config.context_parallel_mode in CONTEXT_MODES
+    )
+
+
 def own_faults(problem: Problem, able: Capabilities, config: Configuration) -> Iterator[str]:
     """The same for one configuration, as sentences."""
+    if not is_a_row(config):
+        return  # its words are refused elsewhere
     one = Columns.of([config])
     for rule in own_rules(problem, able):
         if rule.violated(one).any():

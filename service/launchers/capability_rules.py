@@ -14,7 +14,7 @@ from service.launchers.target import Target
 from solver.columns import Columns
 from solver.constraints import broken_by, constraint_of
 from solver.expressions import names_in
-from solver.launcher_own import problem_faults
+from solver.launcher_own import is_a_row, problem_faults
 from solver.own_balance import own_balance
 
 
@@ -115,7 +115,7 @@ def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
 
 def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     """Combinations that the launcher does not run."""
-    if not target.config.stage_layers or target.config.pipeline_schedule not in able.schedules:
+    if not is_a_row(target.config):
         return
     one = Columns.of([target.config])
     for text in able.constraints:
