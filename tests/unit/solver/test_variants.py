@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities, launchers_of
+from profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from profiles.profile import Profile, default_profile
 from solver import variants
 from solver.ask import ask
@@ -31,14 +31,19 @@ def answered(problem: Problem) -> Answer:
 
 
 def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
-    assert launchers_of("any") == ("megatron-lm",)
+    assert {*launchers_of("any"), "none"} == set(launcher_names())
     assert launchers_of("none") == ("none",)
-    union, only = launcher_capabilities("any"), launcher_capabilities("megatron-lm")
-    assert union.schedules == only.schedules
+    union = launcher_capabilities("any")
+    for name in launchers_of("any"):
+        able = launcher_capabilities(name)
+        assert {*able.schedules, *able.precisions} <= {*union.schedules, *union.precisions}
+        assert union.uneven_stages >= able.uneven_stages
     assert union.launcher == "any"
+    assert (union.model_lacks, union.constraints, union.optimizers) == ((), (), ())
 
 
-def test_plans_of_any_launcher_are_its_plans_and_name_it() -> None:
+def test_plans_of_any_launcher_are_its_plans_and_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "launchers_of", lambda _name: ("megatron-lm",))
     own, every = answered(small()), answered(replace(small(), launcher="any"))
     assert [plan.config for plan in own.plans] == [plan.config for plan in every.plans]
     assert {plan.launchers for plan in every.plans} == {("megatron-lm",)}
