@@ -6,15 +6,11 @@ Stop (SIGTERM, Ctrl-C): finish requests → tell workers, which give their jobs 
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
 
 import uvicorn
 from alembic.util.exc import CommandError
@@ -24,7 +20,8 @@ from service.access import Access
 from service.api.app import create_app
 from service.db import migrations
 from service.db.database import Database, sqlite_path
-from service.errors import DatabaseBusyError, ServerStartError
+from service.errors import ServerStartError
+from service.file_lock import owned
 from service.settings import LOOPBACK_HOSTS, Settings
 from service.supervisor import Supervisor
 
@@ -38,7 +35,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
         DatabaseBusyError: another server owns this SQLite file; names its process id.
         ServerStartError: the address cannot be bound, or the database cannot be used as it is.
     """
-    with _owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
+    with owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
         _prepare_schema(settings)
         with _quiet_signals(), Supervisor(settings) as workers:
             workers.start()
@@ -70,34 +67,6 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_ready()
-
-
-@contextmanager
-def _owned(path: Path | None) -> Iterator[None]:
-    """Hold the lock file beside a SQLite file; the lock dies with this process, whatever kills it."""
-    if path is None:
-        yield
-        return
-    with _lock_file(path) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            owner = lock.read(32).strip() or "unknown"
-            raise DatabaseBusyError(f"{path.name} is already served by process {owner}") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-
-
-def _lock_file(path: Path) -> TextIO:
-    """The open file beside ``path``; its folder is made."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return Path(f"{path}.lock").open("a+", encoding="ascii")
-    except OSError as fault:
-        raise ServerStartError(f"no records can be kept at {path}: {fault.strerror}") from None
 
 
 @contextmanager

@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     max_submits_per_minute: int | None = Field(
         default=None, ge=1, le=1_000_000, description="of one tenant: else 429; None: any number"
     )
+    keep_jobs_days: float = Field(
+        default=90.0, gt=0, le=36_500, description="finished jobs and their results are kept this long"
+    )
     idempotency_ttl_s: Seconds = Field(default=86_400.0, description="then a key is free again")
     event_heartbeat_s: Seconds = Field(default=15.0, description="between two signs of life of a stream")
     max_wait_s: Seconds = Field(default=30.0, description="longest long-poll")

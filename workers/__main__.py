@@ -16,8 +16,9 @@ from service.db import migrations
 from service.db.database import DATABASE_AWAY, Database
 from service.engine.job_engine import JobEngine
 from service.queue import queue_for
+from service.retention import Retention
 from service.settings import Settings, fault_of
-from workers.poller import poll, sweep
+from workers.poller import poll, prune, sweep
 from workers.runner import Runner, SearchCall
 from workers.search import StoredSearch
 
@@ -55,6 +56,12 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
     runner = Runner(engine, search or StoredSearch(database), worker=name, leaving=leaving)
     _start(lambda: sweep(engine, queue, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving)
+    retention = Retention(
+        database, keep_jobs_days=settings.keep_jobs_days, idempotency_ttl_s=settings.idempotency_ttl_s
+    )
+    _start(
+        lambda: prune(engine, retention, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving
+    )
     if celery and settings.redis_url:
         from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from service.db.database import DATABASE_AWAY
 from service.engine.job_engine import JobEngine
 from service.queue import WakeUpQueue
+from service.retention import Retention
 from workers.runner import Runner
 
 MAX_BACKOFF_S = 5.0
@@ -41,6 +42,17 @@ def sweep_once(engine: JobEngine, queue: WakeUpQueue) -> bool:
     if swept.requeued or swept.poisoned:
         _log.warning("sweep: %d jobs queued again, %d given up", swept.requeued, swept.poisoned)
     return False
+
+
+def prune(
+    engine: JobEngine, retention: Retention, *, worker: str, every_s: float, leaving: threading.Event
+) -> None:
+    """Forget what is too old while this worker leads, a batch at a time."""
+    _repeat(
+        lambda: engine.leads(worker, LEAD_SWEEPS * every_s) and retention.prune().may_be_more,
+        every_s=every_s,
+        leaving=leaving,
+    )
 
 
 def _repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event) -> None:

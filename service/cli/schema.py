@@ -33,3 +33,25 @@ def upgrade_schema(database_url: str | None) -> str | None:
         ) from None
     finally:
         database.close()
+
+
+def check_schema(database_url: str | None) -> str:
+    """That the schema is the one that this version needs.
+
+    Raises:
+        InvalidProblemError: the URL is no database's.
+        DatabaseUnreachableError: the database cannot be reached, or has another schema.
+    """
+    database = Database(settings_with({"database_url": database_url}).database_url)
+    try:
+        found, wanted = migrations.current(database), migrations.head()
+    except SQLAlchemyError as fault:
+        raise DatabaseUnreachableError(f"the database cannot be read ({type(fault).__name__})") from None
+    finally:
+        database.close()
+    if found != wanted:
+        state = "empty" if found is None else f"at revision {found}"
+        raise DatabaseUnreachableError(
+            f"the schema is {state}, this version needs {wanted}: meshwright db upgrade"
+        )
+    return f"the schema is at revision {found}, as this version needs it"

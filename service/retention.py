@@ -1,0 +1,57 @@
+"""What is forgotten, and when: finished jobs with their results, and idempotency keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Column, Connection, delete, select
+
+from service.db.clock import now_s
+from service.db.database import Database
+from service.db.tables import idempotency_keys, jobs
+
+BATCH = 200  # rows of one transaction: nobody waits long for it
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """How much one pruning removed."""
+
+    jobs: int
+    keys: int
+
+    @property
+    def may_be_more(self) -> bool:
+        """Whether a batch was full."""
+        return BATCH in {self.jobs, self.keys}
+
+
+class Retention:
+    """Removes a batch at a time; measurements of plans and profiles outlive their jobs."""
+
+    def __init__(self, database: Database, *, keep_jobs_days: float, idempotency_ttl_s: float) -> None:
+        self._database = database
+        self._keep_jobs_s = keep_jobs_days * DAY_S
+        self._idempotency_ttl_s = idempotency_ttl_s
+
+    def prune(self) -> Pruned:
+        """Remove finished jobs that are too old, with plans and events, and expired keys."""
+        with self._database.write() as connection:
+            finished = _delete_older(connection, jobs.c.finished_at_s, jobs.c.id, age_s=self._keep_jobs_s)
+        with self._database.write() as connection:
+            keys = _delete_older(
+                connection,
+                idempotency_keys.c.created_at_s,
+                idempotency_keys.c.key,
+                age_s=self._idempotency_ttl_s,
+            )
+        return Pruned(jobs=finished, keys=keys)
+
+
+def _delete_older(connection: Connection, moment: Column[float], name: Column[str], *, age_s: float) -> int:
+    """Delete up to a batch of the rows whose ``moment`` is longer ago than ``age_s``, oldest first."""
+    before = now_s() - age_s
+    oldest = select(name).where(moment < before).order_by(moment).limit(BATCH)
+    gone = delete(moment.table).where(name.in_(oldest), moment < before)
+    return connection.execute(gone).rowcount

@@ -1,0 +1,73 @@
+"""What is forgotten in time, and what is not, on both databases."""
+
+from sqlalchemy import func, select, update
+
+from service.db.clock import now_s
+from service.db.database import Database
+from service.db.records import bind_key, find_job, find_key
+from service.db.tables import job_events, jobs, plans
+from service.engine.job_engine import JobEngine
+from service.retention import BATCH, Retention
+from tests.job_records import SUCCESS, TENANT, add_job, claimed
+
+TTL_S = 60.0
+
+
+def retention(database: Database) -> Retention:
+    return Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=TTL_S)
+
+
+def rows_of(database: Database, job_id: str) -> int:
+    with database.read() as connection:
+        return sum(
+            connection.scalar(select(func.count()).where(table.c.job_id == job_id)) or 0
+            for table in (plans, job_events)
+        )
+
+
+def age(database: Database, job_id: str, days: float) -> None:
+    with database.write() as connection:
+        old = update(jobs).where(jobs.c.id == job_id).values(finished_at_s=now_s() - days * 86_400)
+        connection.execute(old)
+
+
+def test_a_finished_job_goes_with_its_results_and_a_waiting_one_stays(
+    database: Database, engine: JobEngine
+) -> None:
+    for job_id, days in (("old", 1.1), ("young", 0.9)):
+        add_job(database, job_id)
+        engine.complete(claimed(engine), SUCCESS)
+        age(database, job_id, days)
+    add_job(database, "waiting")
+    with database.write() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == "waiting").values(created_at_s=0.0))
+        bind_key(connection, TENANT, "key", body_sha256="", job_id="old", ttl_s=TTL_S)
+    assert retention(database).prune().jobs == 1
+    with database.read() as connection:
+        left = [job for job in ("old", "young", "waiting") if find_job(connection, TENANT, job)]
+        assert find_key(connection, TENANT, "key", ttl_s=TTL_S) is None
+    assert left == ["young", "waiting"]
+    assert rows_of(database, "old") == 0
+    assert rows_of(database, "young") == 5  # two plans; queued, running, succeeded
+
+
+def test_many_are_removed_a_batch_at_a_time(database: Database) -> None:
+    for number in range(BATCH + 1):
+        add_job(database, f"many-{number}")
+    with database.write() as connection:
+        connection.execute(
+            update(jobs).where(jobs.c.id.like("many-%")).values(state="expired", finished_at_s=0.0)
+        )
+    first, second = retention(database).prune(), retention(database).prune()
+    assert (first.jobs, first.may_be_more, second.jobs, second.may_be_more) == (BATCH, True, 1, False)
+
+
+def test_keys_are_forgotten_when_they_are_free_again(database: Database) -> None:
+    add_job(database, "keyed")
+    with database.write() as connection:
+        for key in ("old", "young"):
+            bind_key(connection, TENANT, key, body_sha256="", job_id="keyed", ttl_s=TTL_S)
+        connection.exec_driver_sql("UPDATE idempotency_keys SET created_at_s = 0 WHERE key = 'old'")
+    assert retention(database).prune().keys == 1
+    with database.read() as connection:
+        assert find_key(connection, TENANT, "young", ttl_s=TTL_S) is not None
