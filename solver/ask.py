@@ -80,9 +80,8 @@ def _too_late(problem: Problem, profile: Profile, answer: Answer, should_stop: S
     plan = patient.plans[0]
     days = outlook_of(problem, profile, plan.config, plan.prediction).days or 0.0
     asked = problem.options.deadline_days
-    reason = (
-        f"deadline: the fastest plan takes {days:.1f} days on {plan.config.num_gpus} GPUs, not {asked:g}"
-    )
+    gpus = plan.config.num_gpus
+    reason = f"deadline: the fastest plan takes {days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
     change = f"a deadline of {_up(days):.1f} days"
     return replace(answer, infeasible=Infeasibility(reasons=(reason,), changes=(change,)))
 
