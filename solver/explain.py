@@ -111,7 +111,7 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
 
 def _shortfall(legal: Priced | Rows) -> Shortfall | None:
     """The legal configuration that lacks least memory."""
-    rows = legal.take(np.flatnonzero(lightest(legal.columns)))
+    rows = legal.take(lightest(legal.columns))
     found = nearest(rows) if len(rows) else None
     if found is None:
         return None

@@ -18,7 +18,7 @@ every layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes, with_batch
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.constraints import names_of
+from solver.crossing import crossed, legal_rows
 from solver.gpu_counts import gpu_counts, usable_gpus
 from solver.problem import Problem
 from solver.rule import Rule
@@ -39,7 +40,6 @@ _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _NEARLY = 0.9  # of the largest of them
 _FULL = RECOMPUTE.index("full")
-_PLAIN, _INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved_1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,13 @@ class Space:
     rules: tuple[Rule, ...]
     num_gpus: int  # most GPUs that a row uses; fewer than the cluster has where those do not factor
     warnings: tuple[str, ...]
+    refuted: int = 0  # rows that break a rule and are left out of the columns
+    kind: IntArray | None = None  # (n,) rows of one kind differ in numbers of chunks and recomputed layers
+
+    @property
+    def size(self) -> int:
+        """Configurations covered."""
+        return len(self.columns) + self.refuted
 
     @property
     def legal(self) -> BoolArray:
@@ -172,32 +179,16 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
     )
 
 
-def _crossed(blocks: list[tuple[Columns, IntArray]]) -> Columns:
-    """All cross products one after the other; every column is written once."""
-    size = sum(len(outer) * len(inner) for outer, inner in blocks)
-    lines = {f.name: np.empty(size, dtype=np.int64) for f in fields(Columns)}
-    start = 0
-    for outer, inner in blocks:
-        shape, end = (len(outer), len(inner)), start + len(outer) * len(inner)
-        vpp, recompute, layers = inner.T
-        plain = outer.pipeline_schedule[:, None]
-        chunked = {
-            "virtual_pipeline_size": vpp,
-            "recompute": recompute,
-            "recompute_layers": layers,
-            "pipeline_schedule": np.where((vpp > 1) & (plain == _PLAIN), _INTERLEAVED, plain),
-        }
-        for name, line in lines.items():
-            values = chunked[name] if name in chunked else getattr(outer, name)[:, None]
-            line[start:end].reshape(shape)[:] = values
-        start = end
-    return Columns(**lines)
-
-
-def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> Space:
+def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """All rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
     batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
-    columns = _crossed([block for one in batches for block in _blocks(one, num_gpus)])
+    blocks = (block for one in batches for block in _blocks(one, num_gpus))
+    if asked.legal_only:
+        found = legal_rows(rules, blocks, asked.tick)
+        masks = np.zeros(len(found.columns), dtype=np.int64)
+        return Space(columns=found.columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(),
+                     refuted=found.refuted, kind=found.kind)  # fmt: skip
+    columns = Columns.concatenate([crossed(*block) for block in blocks])
     masks = violation_masks(rules, columns)
     return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 
@@ -216,19 +207,36 @@ def _fewer_gpus(problem: Problem) -> list[int]:
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
 
-def enumerate_space(problem: Problem, stopped: Callable[[], bool] = lambda: False) -> Space:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How the space is enumerated."""
+
+    stopped: Callable[[], bool]
+    legal_only: bool
+    tick: Callable[[], object]
+
+
+def enumerate_space(
+    problem: Problem,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    legal_only: bool = False,
+    tick: Callable[[], object] = lambda: None,
+) -> Space:
     """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
-    ``stopped`` is asked between two numbers of GPUs; what was found until then is returned.
+    ``stopped`` is asked between two numbers of GPUs; what was found until then is returned. ``legal_only``
+    counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
     """
     rules, counts = rules_of(problem), gpu_counts(problem)
+    asked = _Asked(stopped, legal_only, tick)
     if len(counts) > 1:
-        return _of_counts(problem, counts, rules, stopped)
-    whole = _enumerate(problem, counts[0], rules)
+        return _of_counts(problem, counts, rules, asked)
+    whole = _enumerate(problem, counts[0], rules, asked)
     if whole.legal.any() or problem.options.num_nodes:
         return whole
     found: list[Space] = []
@@ -236,21 +244,19 @@ def enumerate_space(problem: Problem, stopped: Callable[[], bool] = lambda: Fals
         enough = len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus)
         if enough or stopped():
             break
-        fewer = _enumerate(problem, num_gpus, rules)
+        fewer = _enumerate(problem, num_gpus, rules, asked)
         if fewer.legal.any():
             found.append(fewer)
     return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
 
 
-def _of_counts(
-    problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], stopped: Callable[[], bool]
-) -> Space:
+def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """The spaces of all GPU counts that the request leaves open."""
-    found = [_enumerate(problem, counts[0], rules)]
+    found = [_enumerate(problem, counts[0], rules, asked)]
     for count in counts[1:]:
-        if stopped():
+        if asked.stopped():
             break
-        found.append(_enumerate(problem, count, rules))
+        found.append(_enumerate(problem, count, rules, asked))
     return _joined(found)
 
 
@@ -267,6 +273,7 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
     return Space(
         columns=Columns.concatenate([space.columns for space in spaces]),
         masks=np.concatenate([space.masks for space in spaces]),
+        refuted=sum(space.refuted for space in spaces),
         rules=spaces[0].rules,
         num_gpus=spaces[0].num_gpus,
         warnings=warnings,

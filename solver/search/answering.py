@@ -86,6 +86,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     """The answer with its certificate."""
     frontier, space, proof = found.frontier, found.space, found.proof
     legal = int(space.legal.sum())
+    refuted = space.size - legal
     proved = frontier.finished
     best = plans[0].prediction.step_time_s if plans else None
     score = frontier.ranked[0].score_s if plans else None
@@ -103,10 +104,10 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         objective_excess=proof.objective_excess,
         bound_step_time_s=bound,
         gap=relative_gap(score, claimed),
-        space_size=len(space.columns),
+        space_size=space.size,
         legal=legal,
         fit=frontier.fits,
-        explored=len(space.columns) - legal + frontier.settled,
+        explored=refuted + frontier.settled,
         counts={
             "priced": len(frontier.rows),
             "pruned": len(frontier.rows) - frontier.simulated,

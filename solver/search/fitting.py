@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.columns import BoolArray, Columns
+from solver.columns import BoolArray, Columns, IntArray
 from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit
 from solver.search.reach import can_beat
@@ -30,11 +30,12 @@ def fitting(rows: Rows) -> BoolArray:
     return able
 
 
-def lightest(columns: Columns) -> BoolArray:
+def lightest(columns: Columns) -> IntArray:
     """Rows with the smallest micro-batch that recompute most: no other row of theirs needs less memory."""
-    light = np.ones(len(columns), dtype=bool)
+    light = np.arange(len(columns))
     for values in (-columns.micro_batch_size, columns.recompute, columns.recompute_layers):
-        light &= values == values[light].max(initial=np.iinfo(np.int64).min)
+        here = values[light]
+        light = light[here == here.max(initial=np.iinfo(np.int64).min)]
     return light
 
 

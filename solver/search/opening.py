@@ -34,7 +34,8 @@ def first_plan(
     None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
     """
     legal = np.flatnonzero(space.legal)
-    for index in (_spread(len(legal)), _lightest(space, legal)):
+    for sample in (_spread, lambda _: _lightest(space, legal)):
+        index = sample(len(legal))
         rows = priced_space(problem, profile, space.columns.take(legal[index]))
         tick()
         frontier = Frontier.of(rows, 1)
@@ -56,5 +57,5 @@ def _spread(count: int) -> IntArray:
 
 def _lightest(space: Space, legal: IntArray) -> IntArray:
     """The rows that need least memory, evenly thinned out."""
-    light = np.flatnonzero(lightest(space.columns.take(legal)))
+    light = lightest(space.columns.take(legal))
     return light[_spread(len(light))]

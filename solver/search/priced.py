@@ -78,12 +78,23 @@ def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
 
 
 def priced_space(
-    problem: Problem, profile: Profile, columns: Columns, interrupted: Callable[[], bool] = lambda: False
+    problem: Problem,
+    profile: Profile,
+    columns: Columns,
+    interrupted: Callable[[], bool] = lambda: False,
+    *,
+    kind: IntArray | None = None,
 ) -> Priced:
-    """All rows of ``columns`` with one price for each kind of row; none when ``interrupted`` gives up."""
+    """All rows of ``columns`` with one price for each kind of row; none when ``interrupted`` gives up.
+
+    ``kind``, where it is known, tells rows of different prices apart (``space.Space``).
+    """
     given_up = interrupted()
     columns = columns.take(slice(0)) if given_up else columns
-    first, price_of = _distinct(_priced_by(columns, profile))
+    known = not given_up and not _counts_chunks(profile)
+    first, price_of = (
+        _first_of(kind) if kind is not None and known else _distinct(_priced_by(columns, profile))
+    )
     parts = []
     for start in range(0, max(len(first), 1), CHUNK):
         if len(first) and interrupted():
@@ -125,9 +136,24 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
     return replace(rows, table=table, price_of=inverse.ravel(), weighing=weighing)
 
 
+def _counts_chunks(profile: Profile) -> bool:
+    """Whether prices depend on the number of chunks: the residual of a calibrated cluster does."""
+    return profile.residual is not None or profile.memory_residual is not None
+
+
+def _first_of(kind: IntArray) -> tuple[IntArray, IntArray]:
+    """The first row of each kind, and for every row which of those kinds it has."""
+    first = np.full(int(kind.max(initial=-1)) + 1, -1, dtype=np.int64)
+    first[kind[::-1]] = np.arange(len(kind))[::-1]  # the last one written is the first row
+    there = np.flatnonzero(first >= 0)
+    number = np.zeros(len(first), dtype=np.int64)
+    number[there] = np.arange(len(there))
+    return first[there], number[kind]
+
+
 def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
-    """The columns that a price depends on; the residual of a calibrated cluster counts the chunks."""
-    residual = profile.residual is not None or profile.memory_residual is not None
+    """The columns that a price depends on."""
+    residual = _counts_chunks(profile)
     chunks = columns.virtual_pipeline_size
     others = [
         f.name for f in fields(columns) if f.name not in {"recompute_layers", "virtual_pipeline_size"}

@@ -17,8 +17,8 @@ Constraints
       last chunk may hold fewer; with layers of several kinds there are some regular splits
                                                                   ``caps.layer_caps``, ``chunks.offered``
 Answer
-  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). An interleaved or deep row has
-  further candidates with the larger chunks in a row (``arrange``), and its score is the least S of its
+  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). An interleaved or
+  deep row has further candidates (``arrange``), and its score is the least S of its
   candidates. Rows are ranked by score, best first under valid bounds (``bounds``, ``frontier``). Rows
   that differ in recomputation, chunks a rank and schedule alone are one layout; its best row stands for
   it.
@@ -37,6 +37,7 @@ What is claimed, and what is not
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -86,8 +87,9 @@ def search(
     if places_stages(problem, profile):
         return search_placed(problem, profile, watch)
     with Judge(options) as judge:
-        space = enumerate_space(problem, lambda: _looks(watch, "enumerating"))
-        watch.report("enumerating", total=len(space.columns), now=True)
+        tick = partial(watch.report, "enumerating")
+        space = enumerate_space(problem, lambda: _looks(watch), legal_only=True, tick=tick)
+        watch.report("enumerating", total=space.size, now=True)
         opening = first_plan(problem, profile, space, watch.tick)
         frontier = _frontier(problem, profile, space, opening, watch)
         frontier.run(lambda state: _interrupt(problem, watch, space, state))
@@ -96,7 +98,9 @@ def search(
     plans = plans_of(problem, profile, frontier, certificate)
     answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
     if answer.status == "infeasible":
-        answer = replace(answer, infeasible=explain(problem, profile, space, frontier.rows))
+        answer = replace(
+            answer, infeasible=explain(problem, profile, enumerate_space(problem), frontier.rows)
+        )
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
@@ -108,10 +112,9 @@ def places_stages(problem: Problem, profile: Profile) -> bool:
     return bool(profile.by_group) and problem.launcher == PLACING_LAUNCHER
 
 
-def _looks(watch: Watch, stage: str, space: Space | None = None) -> bool:
-    """Report a stage before the first row is solved, and say whether to stop."""
-    explored, total = (int((~space.legal).sum()), len(space.columns)) if space else (0, 0)
-    watch.report(stage, explored=explored, total=total)
+def _looks(watch: Watch) -> bool:
+    """Report that rows are enumerated, and say whether to stop."""
+    watch.report("enumerating")
     return watch.interrupted()
 
 
@@ -119,16 +122,16 @@ def _frontier(
     problem: Problem, profile: Profile, space: Space, opening: Opening | None, watch: Watch
 ) -> Frontier:
     """All legal rows, priced and bounded, with a first plan among them; stopped before, only that one."""
-    legal = space.columns.take(space.legal)
+    legal = space.columns
     incumbent = None if opening is None else opening.frontier.ranked[0].score_s
 
     def stopped() -> bool:
-        watch.report("bounding", explored=len(space.columns) - len(legal), total=len(space.columns),
+        watch.report("bounding", explored=space.refuted, total=space.size,
                      incumbent_s=incumbent)  # fmt: skip
         return watch.interrupted()
 
     stopped()
-    rows = priced_space(problem, profile, legal, stopped)
+    rows = priced_space(problem, profile, legal, stopped, kind=space.kind)
     if len(rows) == len(legal):
         frontier = Frontier.of(rows, problem.options.top_k, stopped)
         if len(frontier.rows) == len(legal):
@@ -139,7 +142,10 @@ def _frontier(
 
 
 def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier) -> bool:
-    """Report, and say whether to stop."""
+    """Report where that is due, and say whether to stop."""
+    reserve_s = _PLAN_S * len(frontier.ranked)
+    if not watch.is_due:
+        return watch.interrupted(reserve_s)
     best = frontier.ranked[0].score_s if frontier.ranked else None
     waiting = min(frontier.waiting_s, best or np.inf)
     if best is not None and not is_plain(problem):  # people read seconds of a step
@@ -148,12 +154,12 @@ def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier)
         best = float(steps_s(frontier.rows, [row], np.array([best]))[0])
     watch.report(
         "solving" if frontier.solved else "bounding",
-        explored=len(space.columns) - len(frontier.rows) + frontier.settled,
-        total=len(space.columns),
+        explored=space.size - len(frontier.rows) + frontier.settled,
+        total=space.size,
         incumbent_s=best,
         bound_s=waiting if np.isfinite(waiting) else None,
     )
-    return watch.interrupted(reserve_s=_PLAN_S * len(frontier.ranked))
+    return watch.interrupted(reserve_s)
 
 
 def _prove(frontier: Frontier, watch: Watch) -> Proof:

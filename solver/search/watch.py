@@ -32,6 +32,11 @@ class Watch:
         """Seconds until the time limit."""
         return max(self.time_limit_s - self.elapsed_s, 0.0)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a report would be passed on now."""
+        return self.on_progress is not None and self.elapsed_s - self._reported_s >= _REPORT_EVERY_S
+
     def interrupted(self, reserve_s: float = 0.0) -> bool:
         """Whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""
         if not self.stopped:

@@ -1,0 +1,60 @@
+"""Legal rows alone are those that the whole space calls legal, in the same order."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from profiles.profile import default_profile
+from solver.columns import Columns
+from solver.problem import Problem
+from solver.search.priced import priced_space
+from solver.space import enumerate_space
+from tests.builders import a_cluster, a_moe_model, a_problem
+
+
+def dense(**options: object) -> Problem:
+    return a_problem(cluster=a_cluster(num_nodes=2), batch=64, **options)
+
+
+def limited() -> Problem:
+    return dense(
+        pin={"tensor_parallel_size": 4},
+        forbid={"recompute_granularity": ["full"]},
+        bounds={"virtual_pipeline_size": (1, 3)},
+        constraints=(
+            "zero_stage == 1 => recompute_layers == 0",
+            "micro_batch_size * num_microbatches <= 16",
+        ),
+    )
+
+
+def experts() -> Problem:
+    return a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=2), batch=48)
+
+
+def without_a_legal_row() -> Problem:
+    return dense(pin={"tensor_parallel_size": 3})
+
+
+@pytest.mark.parametrize("problem", [dense(), limited(), experts(), without_a_legal_row()])
+def test_legal_rows_are_the_same_with_and_without_the_others(problem: Problem) -> None:
+    whole, legal = enumerate_space(problem), enumerate_space(problem, legal_only=True)
+    expected = whole.columns.take(whole.legal)
+    for field in fields(Columns):
+        assert np.array_equal(getattr(legal.columns, field.name), getattr(expected, field.name))
+    assert legal.size == whole.size == len(whole.columns)
+    assert legal.legal.all()
+
+
+@pytest.mark.parametrize("problem", [dense(), experts()])
+def test_rows_of_one_kind_share_the_price_that_each_has_of_its_own(problem: Problem) -> None:
+    profile = default_profile(problem.cluster, problem.launcher)
+    space = enumerate_space(problem, legal_only=True)
+    shared = priced_space(problem, profile, space.columns, kind=space.kind)
+    apart = priced_space(problem, profile, space.columns)
+    index = np.arange(0, len(space.columns), 7)
+    for name in ("forward_s", "backward_s", "tail_s", "activation_bytes", "weights_bytes", "fixed_s"):
+        mine, own = (getattr(rows.take(index).prices, name) for rows in (shared, apart))
+        assert np.array_equal(mine, own)
+    assert len(shared.table.fixed_s) <= len(space.columns) / 2
