@@ -1,6 +1,7 @@
 """Legal rows alone are those that the whole space calls legal, in the same order."""
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from solver.space import enumerate_space
 from tests.builders import a_cluster, a_moe_model, a_problem
 
 
-def dense(**options: object) -> Problem:
+def dense(**options: Any) -> Problem:  # noqa: ANN401
     return a_problem(cluster=a_cluster(num_nodes=2), batch=64, **options)
 
 
