@@ -16,6 +16,7 @@ import uvicorn
 from alembic.util.exc import CommandError
 from sqlalchemy.exc import DBAPIError
 
+from service import logs
 from service.access import Access
 from service.api.app import create_app
 from service.db import migrations
@@ -35,6 +36,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
         DatabaseBusyError: another server owns this SQLite file; names its process id.
         ServerStartError: the address cannot be bound, or the database cannot be used as it is.
     """
+    logs.configure(settings.log_format)
     with owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
         _prepare_schema(settings)
         with _quiet_signals(), Supervisor(settings) as workers:

@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from service.logs import LogFormat
+
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 DATABASES = frozenset({"sqlite", "postgresql", "postgresql+psycopg"})
 MIN_LEASE_S = 1.0  # a worker looks at its job four times a second
@@ -43,6 +45,8 @@ class Settings(BaseSettings):
     insecure: bool = Field(default=False, description="bind beyond loopback although no key was ever made")
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
+
+    log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")
 
     lease_s: Seconds = Field(
         default=15.0, ge=MIN_LEASE_S, description="a silent worker loses its job after this"

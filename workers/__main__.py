@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
+from service import logs, telemetry
 from service.db import migrations
 from service.db.database import DATABASE_AWAY, Database
 from service.engine.job_engine import JobEngine
@@ -34,8 +35,8 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
         settings = Settings(**{name: value for name, value in given.items() if value})
     except ValidationError as fault:
         raise SystemExit(f"error: {fault_of(fault)}") from None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s worker[%(process)d] %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.configure(settings.log_format)
+    telemetry.configure()
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
     leaving = threading.Event()

@@ -17,10 +17,12 @@ from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from service import logs
 from service.db.database import DATABASE_AWAY
 from service.engine.job_engine import JobEngine
 from service.engine.states import Claim
 from service.request import parse_problem
+from service.telemetry import span
 from service.versions import cache_key_of, versions_of
 from solver.plan import Answer
 from solver.problem import Problem
@@ -77,8 +79,10 @@ class Runner:
             claim = self._engine.claim_one(self._worker, min_age_s=min_age_s)
             if claim is None:
                 return False
-            _log.info("job %s: claimed, attempt %d", claim.job_id, claim.attempts)
-            self._run(claim)
+            ids = {"job_id": claim.job_id, "tenant": claim.tenant}
+            with logs.about(**ids, request_id=claim.request_id), span("job", claim.traceparent, ids):
+                _log.info("job %s: claimed, attempt %d", claim.job_id, claim.attempts)
+                self._run(claim)
             return True
 
     def wait_idle(self) -> None:

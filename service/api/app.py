@@ -11,6 +11,7 @@ from service.access import Access
 from service.api import errors, openapi
 from service.api.deps import Service
 from service.api.edge import Edge
+from service.api.metrics import Metrics
 from service.api.problems import declared
 from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles
 from service.api.watch import Watch
@@ -46,7 +47,9 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     )
     app.state.service = service
     errors.install(app)
-    app.add_middleware(Edge, any_host=lambda: settings.insecure or service.access.has_keys)
+    app.add_middleware(
+        Edge, any_host=lambda: settings.insecure or service.access.has_keys, metrics=service.metrics
+    )
     for part in (jobs, plans, predictions, profiles, catalogs, keys, probes):
         app.include_router(part.router)
     openapi.install(app)
@@ -68,6 +71,7 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         settings=settings,
         database=database,
         access=Access(database),
+        metrics=Metrics(database),
         queue=queue,
         jobs=use_cases,
         profiles=ProfileStore(database),

@@ -14,16 +14,19 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityS
 from profiles.errors import InvalidProblemError
 from service.access import Access, Caller
 from service.api.errors import UnsupportedMediaTypeError
+from service.api.metrics import Metrics
 from service.api.watch import Watch
 from service.db.database import Database
 from service.db.records import Origin
 from service.definitions import Definitions
 from service.jobs import Jobs
 from service.json_input import read_json
+from service.logs import add
 from service.measurements import Measurements
 from service.profile_store import ProfileStore
 from service.queue import WakeUpQueue
 from service.settings import Settings
+from service.telemetry import current_traceparent
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C, level 1
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -37,6 +40,7 @@ class Service:
     settings: Settings
     database: Database
     access: Access
+    metrics: Metrics
     queue: WakeUpQueue
     jobs: Jobs
     profiles: ProfileStore
@@ -81,6 +85,7 @@ async def authorize(
     for scope in wanted.scopes:
         caller.require(scope)
     request.state.caller = caller
+    add(tenant=caller.tenant)
 
 
 # Every address but the probes names one of these; one that forgets to has no caller, and fails.
@@ -130,9 +135,8 @@ def idempotency_key_of(
 def origin_of(request: Request) -> Origin:
     """Where a request came from, to be kept with what it starts."""
     given = request.headers.get("traceparent", "")
-    return Origin(
-        request_id=request.state.request_id, traceparent=given if _TRACEPARENT.fullmatch(given) else None
-    )
+    asked = given if _TRACEPARENT.fullmatch(given) else None
+    return Origin(request_id=request.state.request_id, traceparent=current_traceparent() or asked)
 
 
 def profiles_of(request: Request) -> ProfileStore:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 import uuid
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -12,19 +14,24 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.errors import BodyTooLargeError
+from service.api.metrics import Metrics
 from service.api.problems import problem_response
 from service.json_input import MAX_INPUT_BYTES
+from service.logs import REQUESTS, about
 from service.settings import LOOPBACK_HOSTS
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+_log = logging.getLogger(REQUESTS)
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:]*)(:\d+)?")
 
 
 class Edge:
     """ASGI middleware; a server without keys answers only to loopback names (DNS rebinding)."""
 
-    def __init__(self, app: ASGIApp, *, any_host: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, *, any_host: Callable[[], bool], metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
         self._any_host = any_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,18 +42,46 @@ class Edge:
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id", ""))
         scope.setdefault("state", {})["request_id"] = request_id
+        sent = _Sent(send, request_id)
+        began_s = time.monotonic()
+        with about(request_id=request_id):
+            try:
+                await self._serve(scope, _bounded(receive, headers), sent, headers)
+            finally:
+                self._tell(scope, sent.status, time.monotonic() - began_s)
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
-            await send(message)
-
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        """Serve one request, if it is meant for this server."""
         if not self._any_host() and not _is_loopback(headers.get("host", "")):
             detail = "this server answers to loopback names only"
             refusal = problem_response(Request(scope), 421, code="misdirected", detail=detail)
-            await refusal(scope, receive, send_with_id)
+            await refusal(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive, headers), send_with_id)
+        await self._app(scope, receive, send)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and log one answer; the path's template, as ids in it are nobody's business here."""
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        route = getattr(scope.get("route"), "path", "none")
+        self._metrics.count(method=method, route=route, status=status, seconds=seconds)
+        data = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+        _log.info("%s %s %d", method, route, status, extra={"data": data})
+
+
+class _Sent:
+    """``send`` that adds the request's id and remembers the status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 499  # the client left before anything was answered
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
+        await self._send(message)
 
 
 def _request_id(given: str) -> str:

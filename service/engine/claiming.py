@@ -20,6 +20,8 @@ _CLAIMED = (
     jobs.c.attempts,
     jobs.c.request,
     jobs.c.time_limit_s,
+    jobs.c.request_id,
+    jobs.c.traceparent,
     jobs.c.checkpoint,
 )
 

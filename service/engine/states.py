@@ -23,6 +23,8 @@ class Claim:
     attempts: int
     request: Mapping[str, Any]
     time_limit_s: float
+    request_id: str | None = None  # of the request that asked for it
+    traceparent: str | None = None  # W3C trace context of that request
     checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
 
 

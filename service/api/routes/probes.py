@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from service.api.deps import ServiceDep
+from service.api.deps import ADMINISTERS, ServiceDep
+from service.api.problems import declared
 from service.api.schemas import ReadyView
 from service.db import migrations
 from service.db.database import DATABASE_AWAY, Database
@@ -34,6 +37,18 @@ def readyz(service: ServiceDep, response: Response) -> ReadyView:
         migration=migration,
         queue=service.queue.health(),
     )
+
+
+@router.get(
+    "/metrics",
+    dependencies=[ADMINISTERS],
+    response_class=PlainTextResponse,
+    responses=declared(401, 403, 503),
+    summary="Figures for Prometheus",
+)
+def read_metrics(service: ServiceDep) -> Response:
+    """Requests of this process, and all jobs on record; keys, where demanded, of scope admin."""
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _migration(database: Database) -> Literal["current", "outdated", "unknown"]:
