@@ -19,6 +19,7 @@ from solver.search.search import places_stages, search
 from solver.search.watch import Watch
 from solver.variants import variants_of
 from solver.why.explained import with_reasons
+from solver.why.remedies import with_remedies
 from solver.why.robust import with_odds
 
 _TENTH = 10.0
@@ -66,6 +67,9 @@ def _answer(
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
+    elif answer.infeasible is not None and run is search:
+        reasons = with_remedies(problem, profile, answer.infeasible, should_stop or (lambda: False))
+        answer = replace(answer, infeasible=reasons)
     return replace(answer, plans=with_reasons(problem, profile, answer.plans))
 
 

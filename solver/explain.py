@@ -24,7 +24,7 @@ from solver.problem import Problem
 from solver.search.fitting import any_fits, fitting, lightest, nearest
 from solver.search.priced import Priced, priced_rows
 from solver.search.rows import Rows
-from solver.space import Space, enumerate_space
+from solver.space import Space, enumerate_space, with_whole
 
 _MOST_NODES_FACTOR = 16
 _LARGEST_CONFLICT = 4
@@ -65,9 +65,9 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Priced | Row
         space: its enumerated configurations.
         rows: the legal ones, priced.
     """
+    space = with_whole(problem, space)
     names = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
-    masks = _masks_with_memory(problem, profile, space)
-    corrections = minimal_masks(masks)
+    corrections = correction_masks(problem, profile, space)
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
     shortfall = _shortfall(rows)
     reasons = [_memory_reason(problem, rows, shortfall)] if shortfall else []
@@ -94,6 +94,11 @@ def _memory_name(problem: Problem, rows: Priced | Rows) -> str:
     """Memory as a limit, in words."""
     chance = problem.options.max_out_of_memory_probability
     return f"memory of {rows.budget_bytes / GIB:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
+
+
+def correction_masks(problem: Problem, profile: Profile, space: Space) -> list[int]:
+    """Minimal sets of limits that, dropped together, leave a row; memory is the bit after all rules."""
+    return minimal_masks(_masks_with_memory(problem, profile, space))
 
 
 def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntArray:

@@ -194,6 +194,18 @@ class Shortfall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change of an infeasible problem, with the best plan that it then has."""
+
+    change: str
+    config: Configuration
+    step_time_s: float
+    num_gpus: int
+    gpu_s_per_token: float  # what changes are ordered by
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
     """Reasons of a proved infeasible answer."""
 
@@ -201,6 +213,7 @@ class Infeasibility:
     conflicts: tuple[tuple[str, ...], ...] = ()  # minimal sets of limits that cannot hold together
     nearest: Shortfall | None = None
     changes: tuple[str, ...] = ()  # smallest changes that were verified to fit
+    remedies: tuple[Remedy, ...] = ()  # the same with their plans, cheapest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

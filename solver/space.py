@@ -250,6 +250,20 @@ def enumerate_space(
     return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
 
 
+def with_whole(problem: Problem, space: Space) -> Space:
+    """The space with the rows of the whole cluster, where the search went on with fewer GPUs.
+
+    None of those is legal; they say what it is that not all GPUs can be used.
+    """
+    counts = gpu_counts(problem)
+    if len(counts) > 1 or space.num_gpus == counts[0]:
+        return space
+    whole = _enumerate(
+        problem, counts[0], space.rules, _Asked(lambda: False, legal_only=False, tick=lambda: None)
+    )
+    return _joined([whole, space], *space.warnings)
+
+
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """The spaces of all GPU counts that the request leaves open."""
     found = [_enumerate(problem, counts[0], rules, asked)]

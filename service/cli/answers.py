@@ -15,6 +15,7 @@ from solver.plan import (
     Outlook,
     ParetoFront,
     ParetoPoint,
+    Remedy,
     Shortfall,
     configuration_from_json,
     plan_from_json,
@@ -79,4 +80,8 @@ def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
         conflicts=tuple(tuple(conflict) for conflict in raw.get("conflicts", ())),
         nearest=nearest,
         changes=tuple(raw.get("changes", ())),
+        remedies=tuple(
+            Remedy(**{**remedy, "config": configuration_from_json(remedy["config"])})
+            for remedy in raw.get("remedies", ())
+        ),
     )

@@ -24,6 +24,7 @@ from service.cli import (
     predict,
     processes,
     profile,
+    shapes,
     validate,
 )
 from service.cli.exits import report, report_usage
@@ -63,6 +64,7 @@ app.command("plan")(plan.plan)
 app.command("predict")(predict.predict)
 app.command("explain")(explain.explain)
 app.command("compare")(compare.compare)
+app.command("shapes")(shapes.shapes)
 app.command("export")(export.export)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)

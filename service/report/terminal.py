@@ -15,7 +15,7 @@ from profiles.profile import default_profile
 from service.report import figures
 from service.report.beyond import beyond_lines
 from service.report.ranking import ranking
-from service.report.reasons import reason_lines
+from service.report.reasons import reason_lines, remedy_line
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
 from solver.problem import Problem
@@ -238,7 +238,10 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
     lines += [f"because: {reason}" for reason in found.reasons]
     lines += [_conflict(limits) for limits in found.conflicts]
-    if found.changes:
+    if found.remedies:
+        lines.append("changes that fit, cheapest first:")
+        lines += [f"    {remedy_line(remedy)}" for remedy in found.remedies]
+    elif found.changes:
         lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")
     counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
     lines.append(f"searched {counted}, in {answer.elapsed_s:.1f} s")

@@ -1,0 +1,48 @@
+"""Nearby model shapes as people read them in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from service.report import figures
+from service.report.terminal import header
+from service.report.wrapping import wrapped
+from solver.problem import Problem
+from solver.shapes import ShapeAdvice
+
+_BILLION = 1e9
+
+
+def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> RenderableType:
+    """The asked shape's plan, then the shapes that save time, best first."""
+    own = f"as asked: {figures.seconds(advice.prediction.step_time_s)} in "
+    own += figures.configuration_words(advice.config)
+    lines: list[RenderableType] = [header(problem, width), wrapped(own, width, indent=2), Text()]
+    if not advice.shapes:
+        return Group(*lines, wrapped("no nearby shape is faster for its size", width, indent=2))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("change", "parameters", "step", "saves*", "in place", "tp", "why"):
+        table.add_column(title, overflow="fold")
+    for shape in advice.shapes:
+        table.add_row(
+            shape.change,
+            f"{shape.num_parameters / _BILLION:.2f} B ({shape.parameters_change * 100:+.1f} %)",
+            figures.seconds(shape.step_time_s),
+            _share(shape.gain),
+            "–" if shape.gain_in_place is None else _share(shape.gain_in_place),
+            " ".join(map(str, shape.tensor_parallel_sizes)),
+            shape.why,
+        )
+    notes = [
+        "* time of a token for each parameter, against the asked shape, each in its best plan",
+        "in place: in the layout of the asked shape's plan; tp: sizes within a node that divide the shape",
+        "Quality is not predicted: a shape is offered for its speed alone.",
+    ]
+    return Group(*lines, table, *(wrapped(note, width, indent=2) for note in notes))
+
+
+def _share(gain: float) -> str:
+    """``1.3 %``."""
+    return f"{gain * 100:.1f} %".replace("-", "−")

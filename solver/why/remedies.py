@@ -1,0 +1,103 @@
+"""Nothing fits: the nearest changes that do, each with its best plan, cheapest first.
+
+A change is offered only after its own space was searched and its best plan has passed the independent
+check; it costs the GPU seconds of a token. Changes of the request and of its methods come before less
+work, that before hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from profiles.profile import Profile
+from solver.check import violations
+from solver.plan import Configuration, Infeasibility, Prediction, Remedy
+from solver.predict import predict
+from solver.problem import Problem
+from solver.search.fitting import any_fits, lightest
+from solver.search.frontier import Frontier
+from solver.search.priced import priced_rows, priced_space
+from solver.space import enumerate_space
+from solver.why.relaxed import (
+    Change,
+    asked_less,
+    done_otherwise,
+    less_work,
+    more_hardware,
+    other_gpus,
+)
+
+_MOST = 8
+_ENOUGH = 2  # of the kinds where each further change only goes further
+
+
+def with_remedies(
+    problem: Problem,
+    profile: Profile,
+    found: Infeasibility,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Infeasibility:
+    """The reasons with verified changes; those of the search alone where ``stopped`` says so at once."""
+    groups: list[list[Remedy]] = [
+        list(_fitting(changes, enough, stopped))
+        for changes, enough in (
+            (_free(problem, profile, found), _MOST),
+            (less_work(problem, profile), _ENOUGH),
+            (more_hardware(problem, profile), 1),
+            (other_gpus(problem), 1),
+        )
+    ]
+    cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
+    hardware = sorted([*nodes, *gpus], key=lambda one: one.gpu_s_per_token)
+    remedies = (*cheap[: _MOST - 3], *work[:1], *hardware)
+    if not remedies:
+        return found
+    return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
+
+
+def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[Change]:
+    """What needs neither other work nor other machines."""
+    yield from asked_less(problem, profile, found.nearest)
+    yield from done_otherwise(problem, profile)
+
+
+def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]) -> Iterator[Remedy]:
+    """Changes that have a plan, ``enough`` of them at most."""
+    count = 0
+    for change in changes:
+        if count == enough or stopped():
+            return
+        if change.last_resort and count:
+            continue
+        best = fastest(change.problem, change.profile)
+        if best is None:
+            continue
+        config, prediction = best
+        count += 1
+        workload = change.problem.workload
+        tokens = workload.global_batch_size * workload.seq_length
+        yield Remedy(
+            change=change.words,
+            config=config,
+            step_time_s=prediction.step_time_s,
+            num_gpus=config.num_gpus,
+            gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
+            peak_memory_bytes=prediction.peak_memory_bytes,
+        )
+
+
+def fastest(problem: Problem, profile: Profile) -> tuple[Configuration, Prediction] | None:
+    """The first plan of a problem, proved and checked, or None where none fits; no reasons are sought."""
+    space = enumerate_space(problem, legal_only=True)
+    legal = space.columns.take(space.legal)
+    if not any_fits(priced_rows(problem, profile, legal.take(lightest(legal)))):
+        return None
+    frontier = Frontier.of(priced_space(problem, profile, legal), 1)
+    frontier.run(lambda _: False)
+    if not frontier.ranked:
+        return None
+    first = frontier.ranked[0]
+    config = frontier.rows.columns.configuration(first.row, first.split)
+    faults: Sequence[str] = list(violations(problem, profile, config))
+    return None if faults else (config, predict(problem, profile, config))

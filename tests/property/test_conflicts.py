@@ -1,0 +1,62 @@
+"""Conflicts of an infeasible problem: together they have no plan, and without any of them there is one."""
+
+from dataclasses import replace
+
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from profiles.profile import default_profile
+from solver.problem import Problem
+from solver.request_rules import request_rules
+from solver.search.search import search
+from solver.why.relaxed import without_limits
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+
+SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+PINS = {
+    "tensor_parallel_size": (1, 2, 8, 16),
+    "pipeline_parallel_size": (1, 2, 8),
+    "zero_stage": (0, 1, 3),
+    "micro_batch_size": (1, 4, 16),
+    "recompute_granularity": ("none", "selective", "full"),
+    "data_parallel_size": (1, 8),
+}
+
+
+def problem_of(pins: dict[str, int | str], memory_gib: float) -> Problem:
+    cluster = a_cluster(num_nodes=1, gpu=a_gpu(memory_bytes=int(memory_gib * 2**30)))
+    return a_problem(model=SMALL, cluster=cluster, batch=64, certify="none", top_k=1, pin=pins)
+
+
+def has_plan(problem: Problem, limits: set[str]) -> bool:
+    """Whether a problem has a plan under some of its own limits; ``memory`` stands for that of its GPUs."""
+    others = [rule.name for rule in request_rules(problem) if rule.name not in limits]
+    freed = without_limits(problem, others)
+    if "memory" not in limits:
+        cluster = a_cluster(num_nodes=1, gpu=a_gpu(memory_bytes=2**50))
+        freed = replace(freed, cluster=cluster)
+    return bool(search(freed, default_profile(freed.cluster, freed.launcher)).plans)
+
+
+@example({"tensor_parallel_size": 1, "data_parallel_size": 1, "zero_stage": 3}, 24.0)  # fewer GPUs
+@given(
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in PINS.items()}),
+    st.sampled_from((10.0, 24.0, 79.0)),
+)
+@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+def test_every_conflict_is_infeasible_and_without_any_member_it_is_not(
+    pins: dict[str, int | str], memory_gib: float
+) -> None:
+    problem = problem_of(pins, memory_gib)
+    answer = search(problem, default_profile(problem.cluster, problem.launcher))
+    if answer.infeasible is None:
+        return
+    own = {rule.name for rule in request_rules(problem)}
+    assert answer.infeasible.conflicts
+    for conflict in answer.infeasible.conflicts:
+        limits = {"memory" if name.startswith("memory of ") else name for name in conflict}
+        if not limits <= {*own, "memory"}:
+            continue  # a rule of the model or the launcher: nobody can give it up
+        assert not has_plan(problem, limits)
+        for member in limits:
+            assert has_plan(problem, limits - {member})

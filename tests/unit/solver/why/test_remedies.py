@@ -1,0 +1,82 @@
+"""What would make an infeasible problem feasible: every change has the plan that it shows."""
+
+from functools import cache
+
+import pytest
+
+from profiles.profile import default_profile
+from solver.ask import ask
+from solver.check import violations
+from solver.plan import Infeasibility
+from solver.problem import Problem
+from solver.search.search import search
+from solver.why.relaxed import (
+    Change,
+    asked_less,
+    done_otherwise,
+    less_work,
+    more_hardware,
+    other_gpus,
+)
+from solver.why.remedies import fastest
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+
+SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+
+
+def changes_of(problem: Problem, found: Infeasibility) -> dict[str, Change]:
+    profile = default_profile(problem.cluster, problem.launcher)
+    every = [
+        *asked_less(problem, profile, found.nearest), *done_otherwise(problem, profile),
+        *less_work(problem, profile), *more_hardware(problem, profile), *other_gpus(problem),
+    ]  # fmt: skip
+    return {change.words: change for change in every}
+
+
+@cache
+def reasons(memory_gib: float, **pins: object) -> tuple[Problem, Infeasibility]:
+    gpu = a_gpu(memory_bytes=int(memory_gib * 2**30))
+    cluster = a_cluster(num_nodes=1, gpu=gpu)
+    problem = a_problem(model=SMALL, cluster=cluster, batch=64, certify="none", pin=pins)
+    answer = ask(problem, default_profile(cluster, problem.launcher))
+    assert answer.infeasible is not None
+    return problem, answer.infeasible
+
+
+def test_every_change_that_is_offered_has_the_plan_that_is_shown_and_none_is_faster() -> None:
+    problem, found = reasons(12.0)
+    changes = changes_of(problem, found)
+    assert len(found.remedies) >= 3
+    assert found.changes == tuple(remedy.change for remedy in found.remedies)
+    for remedy in found.remedies:
+        change = changes[remedy.change]
+        assert list(violations(change.problem, change.profile, remedy.config)) == []
+        best = search(change.problem, change.profile).plans[0]
+        assert remedy.step_time_s == pytest.approx(best.prediction.step_time_s)
+        assert remedy.num_gpus == remedy.config.num_gpus
+
+
+def test_changes_that_keep_the_machines_come_first_each_kind_by_its_price() -> None:
+    _, found = reasons(12.0)
+    machines = [words.endswith((" nodes", " instead")) for words in found.changes]
+    assert machines == sorted(machines)
+    prices = [one.gpu_s_per_token for one, last in zip(found.remedies, machines, strict=True) if last]
+    assert prices == sorted(prices)
+
+
+def test_the_fewest_nodes_of_those_tried_are_offered() -> None:
+    problem, found = reasons(12.0)
+    changes = changes_of(problem, found)
+    nodes = next(words for words in found.changes if words.endswith(" nodes"))
+    fewer = [
+        words
+        for words in changes
+        if words.endswith(" nodes") and int(words.split()[0]) < int(nodes.split()[0])
+    ]
+    assert all(fastest(changes[words].problem, changes[words].profile) is None for words in fewer)
+
+
+def test_a_pin_that_costs_the_memory_is_given_up_first() -> None:
+    _, found = reasons(79.0, zero_stage=0, tensor_parallel_size=1, pipeline_parallel_size=1)
+    assert any(words.startswith("without pin ") for words in found.changes)
+    assert not found.changes[0].endswith(" nodes")
