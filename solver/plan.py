@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from solver.reasons import Limit, Loss, Odds, Why
+from solver.reasons import Odds, Why, why_from_json
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
@@ -297,15 +297,4 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         odds=Odds(**raw["odds"]) if raw.get("odds") else None,
         workload=dict(raw.get("workload", {})),
         launchers=tuple(raw.get("launchers", ())),
-    )
-
-
-def why_from_json(raw: Mapping[str, Any] | None) -> Why | None:
-    """The reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
-    if raw is None:
-        return None
-    return Why(
-        waterfall_s=raw["waterfall_s"],
-        losses=tuple(Loss(**loss) for loss in raw["losses"]),
-        limits=tuple(Limit(**limit) for limit in raw["limits"]),
     )

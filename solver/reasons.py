@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +47,14 @@ class Odds:
 
     best_probability: float  # that this plan is the fastest of them
     regret_p90: float  # 90th percentile of step / fastest step - 1
+
+
+def why_from_json(raw: Mapping[str, Any] | None) -> Why | None:
+    """The reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    if raw is None:
+        return None
+    return Why(
+        waterfall_s=raw["waterfall_s"],
+        losses=tuple(Loss(**loss) for loss in raw["losses"]),
+        limits=tuple(Limit(**limit) for limit in raw["limits"]),
+    )

@@ -16,7 +16,7 @@ class Shape:
     num_parameters: int
     parameters_change: float  # relative
     step_time_s: float  # of its own best plan
-    gain: float  # time of a token and parameter that it saves against the asked shape; below 0: none
+    gain: float  # time of a token and used parameter that it saves against the asked shape; below 0: none
     gain_in_place: (
         float | None
     )  # the same in the layout of the asked shape's plan; None: it cannot run there

@@ -36,7 +36,7 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
             shape.why,
         )
     notes = [
-        "* time of a token for each parameter, against the asked shape, each in its best plan",
+        "* time of a token for each parameter that it uses, against the asked shape, each in its best plan",
         "in place: in the layout of the asked shape's plan; tp: sizes within a node that divide the shape",
         "Quality is not predicted: a shape is offered for its speed alone.",
     ]

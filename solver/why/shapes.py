@@ -2,7 +2,7 @@
 
 Every shape differs from the asked one in one thing and keeps the parameters within a tolerance. It is
 priced twice: in the layout of the best plan, where that can be had, and by a search of its own. What
-counts is the time of a token for each parameter that it trains, so that a shape is not called faster
+counts is the time of a token for each parameter that it uses, so that a shape is not called faster
 for being smaller.
 """
 
@@ -48,11 +48,20 @@ def shape_advice(
     own = problem.model.num_parameters()
     found = []
     for change, why, model in nearby(problem.model, problem.cluster.groups[0].island_gpus):
-        if abs(model.num_parameters() / own - 1.0) <= tolerance:
+        if _alike(problem.model, model, tolerance):
             shape = _priced(problem, profile, best, (change, why, model))
             found += [shape] if shape is not None and shape.gain > _WORTH else []
     found.sort(key=lambda shape: (-shape.gain, shape.change))
     return ShapeAdvice(config=best[0], prediction=best[1], num_parameters=own, shapes=tuple(found[:most]))
+
+
+def _alike(one: ModelSpec, other: ModelSpec, tolerance: float) -> bool:
+    """Whether all parameters, and those that a token uses, stay within the tolerance."""
+    pairs = (
+        (one.num_parameters(), other.num_parameters()),
+        (one.num_active_parameters(), other.num_active_parameters()),
+    )
+    return all(abs(new / old - 1.0) <= tolerance for old, new in pairs)
 
 
 def _priced(
@@ -68,8 +77,8 @@ def _priced(
     if found is None:
         return None
     config, prediction = found
-    own = problem.model.num_parameters()
-    price = best[1].step_time_s / own
+    own, used = problem.model.num_parameters(), model.num_active_parameters()
+    price = best[1].step_time_s / problem.model.num_active_parameters()
     size = model.num_parameters()
     return Shape(
         change=change,
@@ -77,7 +86,7 @@ def _priced(
         num_parameters=size,
         parameters_change=size / own - 1.0,
         step_time_s=prediction.step_time_s,
-        gain=1.0 - prediction.step_time_s / size / price,
+        gain=1.0 - prediction.step_time_s / used / price,
         gain_in_place=_in_place(there, profile, best[0], price),
         config=config,
         tensor_parallel_sizes=_tensor_sizes(model, problem.cluster.groups[0].island_gpus),
@@ -91,7 +100,7 @@ def _in_place(problem: Problem, profile: Profile, layout: Configuration, price: 
     if config is None or list(violations(problem, profile, config)):
         return None
     step = predict(problem, profile, config).step_time_s
-    return 1.0 - step / problem.model.num_parameters() / price
+    return 1.0 - step / problem.model.num_active_parameters() / price
 
 
 def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
@@ -195,10 +204,13 @@ def _experts(model: ModelSpec, island: int) -> Iterator[Change]:
         return
     for count, unit in _multiples(moe.num_experts, (island, 2 * island)):
         width = round(moe.ffn_hidden_size * moe.num_experts / count / 64) * 64
-        if count < moe.top_k or width <= 0:
-            continue
-        other = replace(moe, num_experts=count, ffn_hidden_size=width)
-        change = f"experts {moe.num_experts} × {moe.ffn_hidden_size} → {count} × {width}"
+        visited = moe.top_k * count / moe.num_experts
+        if not 1 <= visited <= count or visited % 1 or width <= 0:
+            continue  # a token must use as many parameters as before
+        other = replace(moe, num_experts=count, ffn_hidden_size=width, top_k=int(visited))
+        change = (
+            f"experts {moe.num_experts} × {moe.ffn_hidden_size} → {count} × {width}, top {int(visited)}"
+        )
         yield change, f"a multiple of {unit}: ep up to {count}", {"moe": other}
     for size, unit in _multiples(moe.ffn_hidden_size, _WIDTH_UNITS):
         other = replace(moe, ffn_hidden_size=size)

@@ -98,3 +98,18 @@ def test_the_users_own_configuration_is_explained_in_words(
     assert code == 0
     assert text.splitlines()[1].startswith("yours")
     assert "tp 8 → " in text
+
+
+def test_shapes_are_told_as_json_and_as_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["shapes", "--model", "opt-350m", "--cluster", "dgx-h100", "--num-nodes", "1"]
+    words += ["--global-batch-size", "64", "--seq-length", "2048"]
+    code, text, _ = run(monkeypatch, capsys, *words, "--json")
+    found = json.loads(text)
+    assert code == 0
+    # heads of 64 feed attention kernels badly (profiles: a narrow head reaches 0.6 to 0.8 of the rate)
+    assert any(shape["change"].startswith("heads 16 × 64 → 8 × 128") for shape in found["shapes"])
+    code, text, _ = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "heads 16 × 64" in text.replace("\n", " ")
