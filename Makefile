@@ -57,8 +57,8 @@ bench-cost: $(STAMP) ## configurations priced a second, beside published tools (
 bench-peers: $(STAMP) ## other planners on the same questions, minutes each (ARGS="--only NAME --calculon PATH --write")
 	@$(BIN)/python -m benchmarks.bench_peers $(ARGS)
 
-bench-search: $(STAMP) ## search times and proofs on known problems; writes docs/how-the-search-works.md
-	@$(BIN)/python -m benchmarks.search --write
+bench-search: $(STAMP) ## search times and proofs, written into docs/how-the-search-works.md (ARGS=--growth: the picture)
+	@$(BIN)/python -m benchmarks.search --write $(ARGS)
 	@$(BIN)/python -m benchmarks.inner --write
 
 chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases (about 15 minutes)

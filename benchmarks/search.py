@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.growth import grow
 from profiles.profile import default_profile
 from service.problem_file import read_problem_file
 from service.request import parse_problem
@@ -124,7 +125,11 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", type=Path, help="problem files; all of benchmarks/problems")
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument("--one", choices=METHODS, help="search one problem here and print figures as JSON")
+    parser.add_argument("--growth", action="store_true", help="draw how the search grows instead")
     asked = parser.parse_args()
+    if asked.growth:
+        grow(write=asked.write)
+        return
     paths = asked.problems or sorted(PROBLEMS.glob("*.json"))
     if asked.one:
         print(json.dumps(measured(paths[0], asked.one)))

@@ -27,19 +27,17 @@ def least_step_bound_s(
 
     ``tick`` is called now and then.
     """
-    bound, effort = least_bound_s(rows, low_s, best_s, tick), Effort(_EFFORT)
+    bound, effort = least_bound_s(rows, low_s, best_s, tick), Effort(_EFFORT, tick)
     for share in _SHARES:
         target = best_s * (1.0 - share)
         if bound < target and effort.passes > 0 and rows.is_uniform:
-            bound = max(bound, _beaten_s(rows, bound, target, effort, tick))
+            bound = max(bound, _beaten_s(rows, bound, target, effort))
             if bound < target:
                 break
     return bound
 
 
-def _beaten_s(
-    rows: Rows, low_s: float, target_s: float, effort: Effort, tick: Callable[[], object]
-) -> float:
+def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> float:
     """The same up to ``target_s``."""
     binding = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), low_s * (1.0 + _EQUAL)))))
     if not all(is_branchable(binding.take([row]), target_s) for row in range(len(binding))):
@@ -47,11 +45,11 @@ def _beaten_s(
     left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), target_s))))
     hopeless = [row for row in range(len(left)) if not is_branchable(left.take([row]), target_s)]
     if hopeless:  # they hold the bound down, so nothing more has to be shown of the others
-        target_s = least_bound_s(left.take(hopeless), low_s, target_s, tick)
+        target_s = least_bound_s(left.take(hopeless), low_s, target_s, effort.tick)
         left = left.take(np.flatnonzero(can_beat(left, np.full(len(left), target_s))))
     least, refuted = target_s, list[int]()
     for row in range(len(left)):
-        tick()
+        effort.tick()
         one = left.take([row])
         if not is_branchable(one, target_s) or any(dominates(left, known, row) for known in refuted):
             continue

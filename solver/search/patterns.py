@@ -19,6 +19,7 @@ shorter (``dominates``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -41,6 +42,7 @@ class Effort:
     """Passes that may still be simulated; the same on every machine, so that answers are too."""
 
     passes: int
+    tick: Callable[[], object] = lambda: None  # called meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
         if len(ways) > _MOST_PATTERNS or cost > effort.passes:
             return min(float(steps.min()), target_s)
         effort.passes -= cost
-        steps = _steps_s(row, branches.sizes)
+        steps = _steps_s(row, branches.sizes, effort.tick)
         alive = steps < target_s
         left, steps = _Partial(branches.sizes[alive], branches.lacking[alive]), steps[alive]
         if not len(steps):
@@ -158,13 +160,14 @@ def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int)
     return _Partial(sizes, lacking[split, way])
 
 
-def _steps_s(row: Rows, sizes: IntArray) -> FloatArray:
+def _steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> FloatArray:
     """Simulated step of every split, rounded down, shape (k,)."""
     p, m = int(row.p[0]), int(row.m[0])
     schedule = SCHEDULES[int(row.columns.pipeline_schedule[0])]
     size = max(_AT_ONCE // (2 * sizes.shape[1] * m), 1)
     found = []
     for start in range(0, len(sizes), size):
+        tick()
         part = sizes[start : start + size]
         many = row.take(np.zeros(len(part), dtype=np.int64))
         stages = assemble(many.prices, many.columns, many.layout, part)
