@@ -22,6 +22,7 @@ from solver.plan import (
     Prediction,
     Status,
 )
+from solver.reasons import Why
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
 
@@ -141,6 +142,7 @@ class PredictionView(BaseModel):
     config: Configuration  # completed: what was left out is filled in
     prediction: Prediction
     breaks: list[str]  # rules of the search space that it breaks
+    why: Why  # where its time goes, and what stops it from going faster
     profile: str
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ from service.cli.calibrating import named_profile, profile_for
 from service.cli.exits import FOUND
 from service.cli.kept import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
 from service.cli.screen import screen
+from service.launchers.target import target_of
 from service.report.comparison import render_comparison
 from service.report.terminal import header
 from solver.comparison import Comparison
+from solver.plan import Plan
+from solver.problem import Problem
 from solver.why.compare import Side, compared
 
 _LONGEST_RANK = 3  # digits; what is longer is an id
@@ -29,8 +32,8 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
     """
     first, second = (_plan(name, source) for name in (plan_a, plan_b))
     _require_same_question(first, second)
-    profile = profile_for(second.problem, named_profile(second.problem))
-    sides = [Side(problem=one.problem, configuration=one.plan.config) for one in (first, second)]
+    sides = [side_of(one.plan, one.problem) for one in (first, second)]
+    profile = profile_for(sides[1].problem, named_profile(sides[1].problem))
     found = compared(profile, *sides)
     if as_json:
         document = {"plans": [first.plan.plan_id, second.plan.plan_id], **comparison_json(found)}
@@ -42,6 +45,20 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
     configurations = (first.plan.config, second.plan.config)
     console.print(render_comparison(found, (names[0], names[1]), configurations, width=console.width))
     return FOUND
+
+
+def side_of(plan: Plan, asked: Problem) -> Side:
+    """A plan with the problem as it settled it: launcher, precision, optimizer and batch.
+
+    Raises:
+        InvalidProblemError: its stages are placed on the groups of a mixed cluster.
+    """
+    if plan.config.stage_groups or plan.config.replicas:
+        message = "plans of a mixed cluster, whose stages have GPUs of their own, are not compared"
+        raise InvalidProblemError.of("plan", message)
+    launcher = plan.launchers[0] if asked.launcher == "any" and plan.launchers else asked.launcher
+    settled = target_of(plan, asked).problem
+    return Side(problem=replace(settled, launcher=launcher), configuration=plan.config)
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -64,7 +81,6 @@ def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:
     for name in ("model", "cluster", "launcher", "profile"):
         if getattr(one, name) != getattr(other, name):
             raise InvalidProblemError.of("plan_b", f"the plans answer different questions: another {name}")
-    if (one.workload.global_batch_size, one.workload.seq_length) != (
-        other.workload.global_batch_size, other.workload.seq_length,
-    ):  # fmt: skip
+    batches = (first.plan.config.global_batch_size, second.plan.config.global_batch_size)
+    if batches[0] != batches[1] or one.workload.seq_length != other.workload.seq_length:
         raise InvalidProblemError.of("plan_b", "the plans answer different questions: another batch")

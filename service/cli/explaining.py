@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from service.cli.calibrating import named_profile, profile_for
-from service.cli.comparing import comparison_json
+from service.cli.comparing import comparison_json, side_of
 from service.cli.exits import FOUND, code_of
 from service.cli.kept import answer_document, keep
 from service.cli.own import Asked, own_of, recommended
@@ -48,7 +48,7 @@ def run_explain(
     found = compared(
         profile,
         Side(problem=own.problem, configuration=own.configuration),
-        Side(problem=problem, configuration=best.config),
+        side_of(best, problem),
     )
     broken = broken_rules(own.problem, own.configuration)
     if as_json:

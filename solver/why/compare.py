@@ -82,9 +82,15 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
 
 
 def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> list[tuple[str, Problem]]:
-    """Framework options that the sides have otherwise, carried over one by one."""
+    """What the sides' workloads have otherwise, carried over one by one."""
     now, then = first.workload.framework_options, second.workload.framework_options
     problem, found = first, []
+    for name in ("precision", "optimizer"):
+        old, new = getattr(problem.workload, name), getattr(second.workload, name)
+        if old != new:
+            changed = {name: new}
+            problem = replace(problem, workload=replace(problem.workload, **changed))
+            found.append((f"{name} {old} → {new}", problem))
     for name in sorted(now.keys() | then.keys()):
         if now.get(name) == then.get(name):
             continue

@@ -19,7 +19,7 @@ from solver.why.waterfall import NO_LOSS, waterfalls
 Chosen = tuple[Loss, Alternative | None]
 _LOSSES = 3
 _MOST_LIMITS = 4
-_LOWERED = 0.02  # of a term: what a change must take off it
+_LOWERED = 0.1  # of a term: what a change must take off it
 _NOTICEABLE = 1e-3  # of the step: what a limit must cost to be said to bind
 
 

@@ -85,17 +85,40 @@ def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configur
         yield from _traded(c, name, size * 2)
         if size % 2 == 0:
             yield from _traded(c, name, size // 2)
+    yield from _stepped(c)
+    if problem.model.moe is not None:
+        yield from _expert_changes(c)
+    for stage in launcher_capabilities(problem.launcher).zero_stages:
+        yield _set(c, "zero_stage", stage)
+    yield from _recomputed(c)
+    yield from _with_recomputation(problem, c)
+
+
+def _stepped(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Other numbers of chunks, half and double the micro-batch."""
     for vpp in sorted({1, c.virtual_pipeline_size * 2, *_near(c.virtual_pipeline_size)}):
         if c.pipeline_parallel_size > 1:
             yield _set(c, "virtual_pipeline_size", vpp)
     yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
     if c.micro_batch_size % 2 == 0:
         yield _set(c, "micro_batch_size", c.micro_batch_size // 2)
-    if problem.model.moe is not None:
-        yield from _expert_changes(c)
-    for stage in launcher_capabilities(problem.launcher).zero_stages:
-        yield _set(c, "zero_stage", stage)
-    yield from _recomputed(c)
+
+
+def _with_recomputation(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Changes that often need the memory that recomputing every layer frees."""
+    if c.recompute_granularity != "full":
+        for words, changed in _larger(c):
+            every = replace(
+                changed, recompute_granularity="full", recompute_layers=problem.model.num_layers
+            )
+            yield f"{words}, recompute every layer", every
+
+
+def _larger(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Less tensor parallelism, larger micro-batches."""
+    if c.tensor_parallel_size % 2 == 0:
+        yield from _traded(c, "tensor_parallel_size", c.tensor_parallel_size // 2)
+    yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
 
 
 def _near(size: int) -> list[int]:

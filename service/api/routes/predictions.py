@@ -15,6 +15,7 @@ from service.configurations import broken_rules, completed
 from service.json_input import pointer
 from service.request import parse_problem
 from solver.predict import predict
+from solver.why.explained import reasons_of
 
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))
 
@@ -32,9 +33,11 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
     configuration = completed(_part(body, "configuration"), problem)
     service.profiles.require(tenant, problem)
     profile = service.profiles.profile_of(problem)
+    prediction = predict(problem, profile, configuration)
     return PredictionView(
         config=configuration,
-        prediction=predict(problem, profile, configuration),
+        prediction=prediction,
+        why=reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0],
         breaks=broken_rules(problem, configuration),
         profile=profile.version,
     )

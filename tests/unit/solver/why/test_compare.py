@@ -96,3 +96,14 @@ def test_the_parts_add_up_between_any_two_configurations(
     found: tuple[Problem, Configuration, Configuration],
 ) -> None:
     check(*found)
+
+
+def test_another_optimizer_is_a_difference_of_its_own() -> None:
+    problem = a_problem()
+    small = replace(problem, workload=replace(problem.workload, optimizer="adamw-8bit"))
+    check(small, YOURS, BEST, start=problem)
+    profile = default_profile(problem.cluster, problem.launcher)
+    sides = Side(problem=problem, configuration=BEST), Side(problem=small, configuration=BEST)
+    steps = compared(profile, *sides).steps
+    assert [step.change for step in steps] == ["optimizer adamw → adamw-8bit"]
+    assert steps[0].terms_s["optimizer"] < 0.0
