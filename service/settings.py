@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
     insecure: bool = Field(default=False, description="bind beyond loopback although no key was ever made")
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
+    worker_memory_bytes: int | None = Field(
+        default=None, ge=2**29, description="a search that wants more fails; None: no limit"
+    )
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
 
     log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")

@@ -9,10 +9,17 @@ from service.db.tables import jobs, plans
 from service.engine.job_engine import JobEngine
 from service.engine.states import Claim, Outcome
 from service.queue import QueueHealth
-from service.request import problem_to_mapping
+from service.request import parse_problem, problem_to_mapping
 from tests.builders import a_problem
 
 TENANT = "default"
+TINY_PROBLEM: dict[str, object] = {
+    "model": {"name": "opt-350m"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 1},
+    "workload": {"global_batch_size": 16, "seq_length": 512},
+    "launcher": "megatron-lm",
+    "search": {"top_k": 1, "certify": "none"},
+}
 PLANS = [{"plan_id": "aaa", "rank": 1}, {"plan_id": "bbb", "rank": 2}]
 SUCCESS = Outcome(state="succeeded", answer={"status": "optimal"}, plans=PLANS, cache_key="k")
 
@@ -39,6 +46,23 @@ def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float =
             request=problem_to_mapping(a_problem()),
             time_limit_s=30.0,
             queue_timeout_s=queue_timeout_s,
+        )
+    return job_id
+
+
+def add_tiny_job(
+    database: Database, job_id: str = "job", *, tenant: str = TENANT, batch: int = 16, limit_s: float = 30.0
+) -> str:
+    """A job whose search takes about 0.15 s of one core."""
+    problem = parse_problem({**TINY_PROBLEM, "workload": {"global_batch_size": batch, "seq_length": 512}})
+    with database.write() as connection:
+        insert_job(
+            connection,
+            tenant,
+            job_id,
+            request=problem_to_mapping(problem),
+            time_limit_s=limit_s,
+            queue_timeout_s=3600.0,
         )
     return job_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
         raise SystemExit(f"error: {fault_of(fault)}") from None
     logs.configure(settings.log_format)
     telemetry.configure()
+    _limit_memory(settings.worker_memory_bytes)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
     leaving = threading.Event()
@@ -106,6 +108,12 @@ def _watch_parent(parent_pid: int, leaving: threading.Event) -> None:
     while not leaving.wait(PARENT_LOOK_S):
         if os.getppid() != parent_pid:
             leaving.set()
+
+
+def _limit_memory(limit_bytes: int | None) -> None:
+    """Refuse this process memory beyond its limit, so that one search takes none from the others."""
+    if limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def _start(body: Callable[[], None], leaving: threading.Event) -> None:

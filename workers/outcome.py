@@ -48,6 +48,11 @@ def outcome_without_answer(error: BaseException | None, *, cancelled: bool) -> O
         return Outcome(state="cancelled")
     if error is None:
         problem = {"code": "time_limit", "detail": "the search did not end by its time limit"}
+    elif isinstance(error, MemoryError):
+        problem = {
+            "code": "out_of_memory",
+            "detail": "the search needs more memory than its worker may use",
+        }
     elif isinstance(error, PlannerError):
         problem = {"code": error.code, "detail": str(error)[:MAX_DETAIL_CHARS]}
     else:

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from service.db.database import Database
 from tests.chaos.fleet import API, LOOK_S, WORKER, Fleet, Submitter, patiently
 from tests.chaos.witness import Verdict, Witness
+from tests.job_records import TINY_PROBLEM
 from tests.servers import Settings
 
-PROBLEM: dict[str, object] = {
-    "model": {"name": "opt-350m"},
-    "cluster": {"name": "dgx-h100", "num_nodes": 1},
-    "workload": {"global_batch_size": 16, "seq_length": 512},
-    "launcher": "megatron-lm",
-    "search": {"top_k": 1, "certify": "none"},
-}  # about 0.15 s of one core
 LEASE_S = 2.0
 FREEZE_S = LEASE_S + 1.2
 OPEN_JOBS = 16  # submitted and not ended
@@ -109,7 +103,7 @@ def rage(
     weather = Weather(storm, settings, witness)
     extra(weather)
     url = f"http://127.0.0.1:{settings['port']}"
-    submitter = Submitter(url, storm.jobs, PROBLEM)
+    submitter = Submitter(url, storm.jobs, TINY_PROBLEM)
     try:
         _last(storm, witness, weather, submitter)
         verdict = patiently(lambda: witness.verdict(submitter.acknowledged))

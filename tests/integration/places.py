@@ -1,0 +1,36 @@
+"""A database with the settings of the workers over it."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from service.db.database import Database
+from service.db.tables import jobs, plans
+from service.engine.states import TERMINAL_STATES
+from tests.job_records import job_in
+from tests.servers import Settings, until
+
+LEASE_S, SWEEP_S = 2.0, 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    database: Database
+    settings: Settings
+
+    def await_state(self, *states: str, job_id: str = "job", within_s: float = 20.0) -> None:
+        until(lambda: job_in(self.database, job_id).state in states, within_s=within_s)
+
+    def await_end(self, job_id: str = "job", *, within_s: float = 20.0) -> str:
+        self.await_state(*TERMINAL_STATES, job_id=job_id, within_s=within_s)
+        return job_in(self.database, job_id).state
+
+    def plans(self, job_id: str = "job") -> list[object]:
+        with self.database.read() as connection:
+            query = select(plans.c.body).where(plans.c.job_id == job_id).order_by(plans.c.rank)
+            return list(connection.execute(query).scalars())
+
+    def worker_of(self, job_id: str = "job") -> str | None:
+        with self.database.read() as connection:
+            found: str | None = connection.scalar(select(jobs.c.worker).where(jobs.c.id == job_id))
+            return found
