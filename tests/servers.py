@@ -64,10 +64,10 @@ def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[RunningServer]:
-    """A serving process on a free port, stopped with SIGTERM."""
+def serving(settings: Settings, *, start: str = SERVE) -> Iterator[RunningServer]:
+    """A serving process on a free port, stopped with SIGTERM; ``start`` is the Python that starts it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
+        [sys.executable, "-c", start],
         env=environment({"port": "0", **settings}),
         stdout=subprocess.PIPE,
         text=True,

@@ -18,10 +18,10 @@ class Place:
     database: Database
     settings: Settings
 
-    def await_state(self, *states: str, job_id: str = "job", within_s: float = 20.0) -> None:
+    def await_state(self, *states: str, job_id: str = "job", within_s: float = 45.0) -> None:
         until(lambda: job_in(self.database, job_id).state in states, within_s=within_s)
 
-    def await_end(self, job_id: str = "job", *, within_s: float = 20.0) -> str:
+    def await_end(self, job_id: str = "job", *, within_s: float = 45.0) -> str:
         self.await_state(*TERMINAL_STATES, job_id=job_id, within_s=within_s)
         return job_in(self.database, job_id).state
 

@@ -10,8 +10,9 @@ import pytest
 from celery import Celery
 
 from service.db.database import Database
+from service.engine.job_engine import JobEngine
 from service.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
-from tests.servers import RedisServer, RunningServer, Settings, serving, until, working
+from tests.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
 
 PROBLEM: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},
@@ -20,6 +21,11 @@ PROBLEM: dict[str, Any] = {
     "search": {"top_k": 3},
 }
 SLOW = "tests.slow_worker"
+# Killed when the row is committed and the hint is not sent yet.
+DYING_API = (
+    "import os; from service.queue import CeleryQueue; CeleryQueue.wake = lambda *_: os.kill(os.getpid(), 9);"
+    + SERVE
+)
 FRESH = {"params": {"fresh": "true"}}  # not the answer that an earlier test got
 
 
@@ -52,7 +58,7 @@ def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, set
     assert len(answer["plans"]) == 3
 
 
-def test_without_redis_a_job_is_taken_in_at_once_and_still_runs(
+def test_f02_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
     redis.stop()
@@ -65,7 +71,7 @@ def test_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     redis.start()
 
 
-def test_a_lost_queue_is_published_again(
+def test_f03_what_a_restarted_redis_lost_is_published_again(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
     job = server.post_job(PROBLEM, **FRESH)
@@ -75,7 +81,7 @@ def test_a_lost_queue_is_published_again(
         assert server.finished_job(job["id"])["state"] == "succeeded"
 
 
-def test_a_job_runs_once_however_often_its_hint_is_delivered(
+def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
     job = server.post_job(PROBLEM, **FRESH)
@@ -92,7 +98,31 @@ def test_a_job_runs_once_however_often_its_hint_is_delivered(
     assert last["state"] == "succeeded"
 
 
-def test_a_killed_workers_job_is_done_by_another(server: RunningServer, settings: Settings) -> None:
+def test_f04_a_second_delivery_that_finds_nothing_to_do_takes_less_than_50_ms(postgres: Database) -> None:
+    engine = JobEngine(postgres, lease_s=2.0)
+    engine.claim_one("warm")
+    started = time.monotonic()
+    for _ in range(10):
+        assert engine.claim_one("again") is None
+    assert (time.monotonic() - started) / 10 < 0.05
+
+
+def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
+    settings: Settings, server: RunningServer
+) -> None:
+    with serving(settings, start=DYING_API) as dying, pytest.raises(httpx.HTTPError):
+        httpx.post(f"{dying.url}/v1/jobs", json=PROBLEM, **FRESH)
+    (job,) = [job for job in httpx.get(f"{server.url}/v1/jobs").json()["jobs"] if job["state"] == "queued"]
+    killed_at = time.monotonic()
+    with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it
+        until(lambda: server.job(job["id"])["state"] != "queued")
+        assert time.monotonic() - killed_at < 10.0
+        assert server.finished_job(job["id"])["state"] == "succeeded"
+
+
+def test_f05_worker_sigkill_mid_solve_another_celery_worker_does_the_job(
+    server: RunningServer, settings: Settings
+) -> None:
     job = server.post_job(PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as first:
         until(lambda: server.job(job["id"])["state"] == "running")
@@ -103,7 +133,9 @@ def test_a_killed_workers_job_is_done_by_another(server: RunningServer, settings
     assert (done["state"], done["attempts"]) == ("succeeded", 2)
 
 
-def test_a_frozen_worker_that_wakes_up_changes_nothing(server: RunningServer, settings: Settings) -> None:
+def test_f06_a_frozen_celery_worker_that_wakes_up_changes_nothing(
+    server: RunningServer, settings: Settings
+) -> None:
     job = server.post_job(PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as first:
         until(lambda: server.job(job["id"])["state"] == "running")
@@ -116,7 +148,7 @@ def test_a_frozen_worker_that_wakes_up_changes_nothing(server: RunningServer, se
     assert (done["state"], done["attempts"]) == ("succeeded", 2)
 
 
-def test_a_worker_told_to_leave_gives_its_job_back_uncounted(
+def test_f10_sigterm_celery_worker_gives_its_job_back_uncounted(
     server: RunningServer, settings: Settings
 ) -> None:
     job = server.post_job(PROBLEM, **FRESH)
@@ -142,7 +174,7 @@ def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
         assert time.monotonic() - told_at < 2.0
 
 
-def test_a_running_job_shows_progress_and_is_cancelled_within_a_second(
+def test_f09_a_running_job_shows_progress_and_is_cancelled_within_a_second(
     server: RunningServer, settings: Settings
 ) -> None:
     job = server.post_job(PROBLEM, **FRESH)

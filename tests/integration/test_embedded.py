@@ -104,7 +104,7 @@ def test_a_killed_worker_is_replaced_and_its_job_done(server: RunningServer) -> 
     assert workers_of(server.process) != [worker]
 
 
-def test_a_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path: Path) -> None:
+def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path: Path) -> None:
     settings = {**settings_in(tmp_path), "workers": "0"}
     with serving(settings) as owner:
         second = subprocess.run(

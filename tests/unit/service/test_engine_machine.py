@@ -1,9 +1,10 @@
 """Any order of claims, beats, deaths, cancels and sweeps keeps the promises, by a clock of ours."""
 
+import os
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import event, select
@@ -13,11 +14,13 @@ from service.db.database import Database
 from service.db.tables import jobs
 from service.engine.job_engine import JobEngine
 from service.engine.states import MAX_ATTEMPTS, TERMINAL_STATES, Claim, Outcome
-from tests.job_records import SUCCESS, TENANT, add_job, num_plans
+from tests.job_records import SUCCESS, TENANT, add_tiny_job, num_plans
 
 LEASE_S = 10.0
+TENANTS = (TENANT, "another")
 EPOCH_DAYS = 2440587.5  # 1970-01-01 as a Julian day
 SECONDS_PER_DAY = 86400.0
+MEMORY = Path("/dev/shm")  # noqa: S108 - a file system without a disk; every commit waits for its disk
 
 
 class JobsUnderFaults(RuleBasedStateMachine):
@@ -26,7 +29,7 @@ class JobsUnderFaults(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 1e9
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
         self.database = Database(f"sqlite:///{Path(self.folder.name) / 'jobs.db'}")
         event.listen(self.database._engine, "connect", self._install_clock)
         migrations.upgrade(self.database)
@@ -35,6 +38,7 @@ class JobsUnderFaults(RuleBasedStateMachine):
         self.ended: dict[str, str] = {}
         self.fences: dict[str, int] = {}
         self.completed: list[str] = []
+        self.leading = "", 0.0
 
     def _install_clock(self, connection: object, _entry: object) -> None:
         days = lambda _now: EPOCH_DAYS + self.now_s / SECONDS_PER_DAY  # noqa: E731
@@ -49,7 +53,7 @@ class JobsUnderFaults(RuleBasedStateMachine):
     def submit(self) -> None:
         job_id = f"job-{len(self.fences)}"
         self.fences[job_id] = 0
-        add_job(self.database, job_id)
+        add_tiny_job(self.database, job_id, tenant=TENANTS[len(self.fences) % 2])
 
     @rule()
     def claim(self) -> None:
@@ -84,7 +88,16 @@ class JobsUnderFaults(RuleBasedStateMachine):
     @precondition(lambda self: self.fences)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        assert self.engine.cancel(TENANT, data.draw(st.sampled_from(sorted(self.fences))))
+        job_id = data.draw(st.sampled_from(sorted(self.fences)))
+        asked = [self.engine.cancel(tenant, job_id) for tenant in TENANTS]
+        assert sum(asked) == 1  # whose job it is, and nobody else
+
+    @rule(worker=st.sampled_from(["first", "second"]))
+    def lead(self, worker: str) -> None:
+        if self.engine.leads(worker, LEASE_S):
+            other, until_s = self.leading
+            assert other in {worker, ""} or self.now_s > until_s - 1e-3, "two lead at once"
+            self.leading = worker, self.now_s + LEASE_S
 
     @rule()
     def sweep(self) -> None:
@@ -112,5 +125,11 @@ class JobsUnderFaults(RuleBasedStateMachine):
         assert num_plans(self.database) == 2 * len(self.completed)
 
 
-JobsUnderFaults.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+RUNS, STEPS = (500, 250) if os.environ.get("MESHWRIGHT_TEST_LONG") else (25, 25)  # 125 000 steps, or few
+JobsUnderFaults.TestCase.settings = settings(
+    max_examples=RUNS,
+    stateful_step_count=STEPS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 TestJobsUnderFaults = JobsUnderFaults.TestCase

@@ -1,0 +1,37 @@
+"""``python -m tests.dying_writer URL N``: claims a job, begins to store its result, and is killed.
+
+SIGKILL comes just before the N-th thing that is sent to the database (BEGIN, each statement, COMMIT);
+with N beyond the last one it comes after the commit. Prints nothing; ends by the signal in any case.
+"""
+
+import os
+import signal
+import sys
+
+from sqlalchemy import event
+
+from service.db.database import Database
+from service.engine.job_engine import JobEngine
+from tests.job_records import SUCCESS, claimed
+
+
+def main(url: str, fatal: int) -> None:
+    database = Database(url)
+    engine = JobEngine(database, lease_s=1.0)
+    claim = claimed(engine)
+    sent = 0
+
+    def send(*_details: object) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for moment in ("begin", "before_cursor_execute", "commit"):
+        event.listen(database._engine, moment, send)
+    assert engine.complete(claim, SUCCESS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,46 @@
+"""F24: a worker is killed at every step of storing a result, on both databases."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import delete
+
+from service.db.database import Database
+from service.db.tables import jobs
+from service.engine.job_engine import JobEngine
+from tests.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
+from tests.servers import environment
+
+STEPS = range(1, 7)  # BEGIN, (SQLite: its own BEGIN IMMEDIATE,) UPDATE jobs, INSERT plans, COMMIT, after it
+
+
+@pytest.fixture(autouse=True)
+def _empty(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(delete(jobs))
+
+
+def test_f24_sigkill_at_any_step_of_the_result_commit_leaves_all_or_nothing(
+    database: Database, engine: JobEngine
+) -> None:
+    url = database.url.render_as_string(hide_password=False)
+    stored = []
+    for step in STEPS:
+        job_id = add_job(database, f"job-{step}")
+        before = num_plans(database)
+        command = [sys.executable, "-m", "tests.dying_writer", url, str(step)]
+        died = subprocess.run(command, env=environment({}), check=False, timeout=60)
+        assert died.returncode == -signal.SIGKILL
+        now = (job_in(database, job_id).state, num_plans(database) - before)
+        assert now in {("running", 0), ("succeeded", 2)}
+        stored.append(now[0] == "succeeded")
+        if now[0] == "running":  # another worker does it again, once
+            let_lease_run_out(database)
+            assert engine.sweep().requeued == 1
+            assert engine.complete(claimed(engine), SUCCESS)
+        assert (job_in(database, job_id).state, num_plans(database) - before) == ("succeeded", 2)
+    assert stored == sorted(stored)  # nothing before the commit, everything after it
+    assert stored[0] is False
+    assert stored[-1] is True
