@@ -22,10 +22,12 @@ PROBLEM: dict[str, Any] = {
 }
 SLOW = "tests.slow_worker"
 # Killed when the row is committed and the hint is not sent yet.
-DYING_API = (
-    "import os; from service.queue import CeleryQueue; CeleryQueue.wake = lambda *_: os.kill(os.getpid(), 9);"
-    + SERVE
-)
+DYING_API = f"""
+import os
+from service.queue import CeleryQueue
+CeleryQueue.wake = lambda *_: os.kill(os.getpid(), 9)
+{SERVE}
+"""
 FRESH = {"params": {"fresh": "true"}}  # not the answer that an earlier test got
 
 
@@ -111,7 +113,7 @@ def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
     settings: Settings, server: RunningServer
 ) -> None:
     with serving(settings, start=DYING_API) as dying, pytest.raises(httpx.HTTPError):
-        httpx.post(f"{dying.url}/v1/jobs", json=PROBLEM, **FRESH)
+        dying.post_job(PROBLEM, **FRESH)
     (job,) = [job for job in httpx.get(f"{server.url}/v1/jobs").json()["jobs"] if job["state"] == "queued"]
     killed_at = time.monotonic()
     with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it
