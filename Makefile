@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives test-torch clean chaos chaos-short
+FUZZ := .venv-fuzz/bin/schemathesis
+
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch clean chaos chaos-short
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +69,16 @@ chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases (
 chaos-short: $(STAMP) ## the same within a minute
 	@$(BIN)/python -m tests.chaos --short
 
+fuzz-api: $(STAMP) $(FUZZ) ## >= 10 000 hostile requests; any 5xx or undeclared answer fails (makes .venv-fuzz)
+	@$(BIN)/python -m benchmarks.fuzz_api
+
+fuzz-api-short: $(STAMP) $(FUZZ) ## the same with few draws, for CI
+	@$(BIN)/python -m benchmarks.fuzz_api --quick
+
+$(FUZZ): # its pytest plugin would slow every other test down: an environment of its own
+	@test -x .venv-fuzz/bin/python || $(PYTHON) -m venv .venv-fuzz
+	@PYTHONWARNINGS=ignore .venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'schemathesis==4.32.5'
+
 operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfigurator_core-0.12.0-….whl
 	@$(BIN)/python -m profiles.importers.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators
 	@$(BIN)/python -m profiles.importers.simumax a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json \
@@ -79,4 +91,4 @@ collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
 	    --out profiles/catalog/collectives/network.json
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-torch .venv-peers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-torch .venv-peers .venv-fuzz out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

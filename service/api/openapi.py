@@ -24,6 +24,12 @@ def json_body_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def _partial_configuration() -> dict[str, Any]:
+    """A configuration of which any part may be left out; what it is made of stands in the components."""
+    whole = TypeAdapter(Configuration).json_schema(ref_template=_REF)
+    return {"type": "object", "properties": whole["$defs"]["Configuration"]["properties"]}
+
+
 PROBLEM_BODY = json_body_of({"$ref": _REF.format(model="ProblemRequest")})
 PREDICTION_BODY = json_body_of(
     {
@@ -32,7 +38,7 @@ PREDICTION_BODY = json_body_of(
         "additionalProperties": False,
         "properties": {
             "problem": {"$ref": _REF.format(model="ProblemRequest")},
-            "configuration": TypeAdapter(Configuration).json_schema(),
+            "configuration": _partial_configuration(),
         },
     }
 )

@@ -26,5 +26,6 @@ def test_every_reference_of_the_openapi_document_leads_somewhere(client: TestCli
     text = json.dumps(document)
     references = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert references <= document["components"]["schemas"].keys()
+    assert "#/$defs/" not in text
     body = document["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/ProblemRequest"}

@@ -1,0 +1,143 @@
+"""``make fuzz-api``: requests that mean the API no good, by schemathesis and by a corpus of our own.
+
+A server of this checkout is started with a key; schemathesis (in an environment of its own) draws requests,
+right and wrong ones, from the served OpenAPI document. Any 5xx, any undeclared status or content type and
+any answer that its schema does not allow is a failure. ``--quick``: the short form, for CI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from service.db import migrations
+from service.db.database import Database
+from service.keys import Keys, NewKey
+from tests.servers import serving
+
+ROOT = Path(__file__).parents[1]
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+EXAMPLES, QUICK_EXAMPLES = 500, 12  # drawn for each address
+# Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
+PHASES = (
+    ["--phases", "fuzzing"],
+    ["--phases", "coverage", "--exclude-path", "/v1/jobs", "--exclude-path", "/v1/predictions"],
+)
+_DEEP = 100_000
+TEXTS = (
+    "NaN", "-Infinity", "1e999", "-1e999", "true", "null", "[]", "{}", '""', '"8192"', '"\\u0000"',
+    '"\\ud800"',
+    "0", "-1", "0.5", "1e308", "1e-320", str(2**31), str(2**63), str(2**70), "-" + "9" * 400, "9" * 5000,
+    '"' + "x" * 70_000 + '"', '"../../etc/passwd"', '"%00"', '"\'; DROP TABLE jobs; --"',
+    '{"a": {"b": {"c": 1}}}',
+    "[" * 200 + "]" * 200, '{"name": "\\uffff"}', '[1, "two", null]',
+)  # fmt: skip
+WHOLE = (
+    b"", b"[]", b"null", b"{", b"\xff\xfe\x00", b"{}" * 2, b'{"a": 1, "a": 2}', b"[" * _DEEP + b"]" * _DEEP,
+    b'{"a":' * _DEEP + b"1" + b"}" * _DEEP, b'"\\ud800"', b" " * (9 * 2**20), "\ufeff{}".encode(),
+    b'{"model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h100"}, '
+    b'"workload": {"global_batch_size": 8}, "search": {"constraints": ["' + b"(" * 5000 + b'"]}}',
+)  # fmt: skip
+BODY = """{{"model": {model}, "cluster": {cluster}, "workload": {{"global_batch_size": {batch},
+ "seq_length": {length}}}, "launcher": {launcher}, "search": {search}}}"""
+RIGHT = {
+    "model": '{"name": "llama-3.1-8b"}', "cluster": '{"name": "dgx-h100", "num_nodes": 4}', "batch": "256",
+    "length": "8192", "launcher": '"none"', "search": '{"top_k": 3}',
+}  # fmt: skip
+
+
+def hostile(url: str, headers: dict[str, str]) -> Counter[str]:
+    """Our own corpus; how many answers of each kind, ``5xx`` and ``accepted`` among them."""
+    document = httpx.get(f"{url}/openapi.json").json()
+    found: Counter[str] = Counter()
+    with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+        for field, text in product(RIGHT, TEXTS):
+            body = BODY.format(**{**RIGHT, field: text})
+            for path, sent in (
+                ("/v1/jobs", body),
+                ("/v1/predictions", f'{{"problem": {body}, "configuration": {text}}}'),
+            ):
+                found[_kind(document, "post", path, _send(client, "POST", path, sent.encode()))] += 1
+        for path, methods in document["paths"].items():
+            for method in methods.keys() & {"post", "put"}:
+                for whole in WHOLE:
+                    address = re.sub(r"\{\w+\}", "none", path)
+                    found[_kind(document, method, path, _send(client, method, address, whole))] += 1
+    return found
+
+
+def _send(client: httpx.Client, method: str, path: str, body: bytes) -> httpx.Response:
+    return client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+
+
+def _kind(document: dict[str, Any], method: str, path: str, answer: httpx.Response) -> str:
+    """What an answer is; the bad kinds are told."""
+    declared = document["paths"][path][method]["responses"]
+    if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        print(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
+        return "5xx"
+    if str(answer.status_code) not in declared:
+        print(f"{method} {path}: {answer.status_code} is not declared")
+        return "undeclared"
+    return "refused" if answer.is_client_error else "accepted"
+
+
+def schemathesis(program: Path, url: str, headers: dict[str, str], examples: int) -> tuple[int, bool]:
+    """Requests that it made, and whether all answers were as declared."""
+    made, sound = 0, True
+    for phase in PHASES:
+        options = ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--workers", "2"]
+        options += ["--header", f"Authorization: {headers['Authorization']}", "--no-color", *phase]
+        command = [str(program), "run", f"{url}/openapi.json", *options]
+        run = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=tempfile.gettempdir()
+        )
+        counted = re.search(r"([\d,]+) generated", run.stdout)
+        if run.returncode or counted is None:
+            print(run.stdout[:9000], run.stderr[-2000:])
+        made += int(counted[1].replace(",", "")) if counted else 0
+        sound = sound and run.returncode == 0
+    return made, sound
+
+
+def main() -> int:
+    """Fuzz a server of this checkout; 1 when something was answered that should not be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few draws, for CI")
+    parser.add_argument("--schemathesis", type=Path, default=ROOT / ".venv-fuzz" / "bin" / "schemathesis")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"sqlite:///{folder}/meshwright.db"
+        database = Database(address)
+        migrations.upgrade(database)
+        token = Keys(database, actor="fuzz").create(NewKey(tenant="fuzz", scope="admin"))[1]
+        database.close()
+        headers = {"Authorization": f"Bearer {token}"}
+        settings = {
+            "database_url": address,
+            "workers": "0",
+            "max_wait_s": "0.1",
+            "max_queued_jobs": "1000000",
+        }
+        with serving(settings) as server:
+            found = hostile(server.url, headers)
+            examples = QUICK_EXAMPLES if arguments.quick else EXAMPLES
+            drawn, sound = schemathesis(arguments.schemathesis, server.url, headers, examples)
+            alive = httpx.get(f"{server.url}/readyz").json()["ready"]
+    bad = found["5xx"] + found["undeclared"]
+    verdict = "sound" if sound and alive and not bad else "NOT SOUND"
+    print(f"cases={drawn + found.total()} schemathesis={drawn} corpus={dict(found)}: {verdict}")
+    return 0 if verdict == "sound" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
