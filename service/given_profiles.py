@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from profiles.calibration import FORMAT as CALIBRATION
 from profiles.calibration import Calibration, read_calibration
+from profiles.cluster import ClusterSpec
 from profiles.errors import InvalidProblemError
 from profiles.measured_profile import FORMAT as MEASURED
 from profiles.measured_profile import MeasuredProfile
 from profiles.measured_profile_reading import measured_profile_from_json
-from profiles.profile import Profile, default_profile
+from profiles.profile import PLACING_LAUNCHER, Profile, default_profile
 from solver.calibration.measured import with_measured
 from solver.features import NUM_FEATURES
 from solver.problem import Problem
@@ -52,6 +54,8 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
     profile = default_profile(problem.cluster, problem.launcher)
     if not given:
         return profile, ()
+    if profile.by_group and problem.launcher == PLACING_LAUNCHER:
+        return _by_group(problem, profile, given)
     slug = profile.group.gpu.slug
     others = {group.gpu.slug for group in problem.cluster.groups} - {slug}
     warnings = [f"{gpu} was measured, {slug} sets the pace" for gpu in map(_gpu, given) if gpu in others]
@@ -68,6 +72,27 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
     if one.subject.dtype == "fp32":
         warnings.append("layers were timed in fp32; a plan that runs in 16 bits may be faster")
     return with_measured(problem, profile, one), tuple(warnings)
+
+
+def _by_group(
+    problem: Problem, profile: Profile, given: Sequence[GivenProfile]
+) -> tuple[Profile, tuple[str, ...]]:
+    """Each node group with what was given for its GPU; a group that has nothing is priced by the catalog's.
+
+    Raises:
+        InvalidProblemError: something given holds for no group.
+    """
+    left, warnings, groups = list(given), list[str](), list[Profile]()
+    for group in problem.cluster.distinct_groups:
+        alone = replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
+        mine = [one for one in given if _gpu(one) == group.gpu.slug]
+        own, told = profile_with(alone, mine)
+        left = [one for one in left if one not in mine]
+        groups.append(own)
+        warnings += told
+    if left:
+        raise InvalidProblemError.of("/profile", f"no node group has {_gpu(left[0]) or 'its GPU'}")
+    return replace(profile, by_group=tuple(groups)), tuple(warnings)
 
 
 def _gpu(one: GivenProfile) -> str | None:

@@ -22,6 +22,7 @@ from solver.ramp_stages import RampStage, ramp_stages
 from solver.request_rules import request_rules
 from solver.rule import Rule
 
+BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"
 _INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
@@ -177,7 +178,7 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     batches = np.array(batch_sizes(problem))
     words = " or ".join(str(batch) for batch in batches)
     yield Rule(
-        name="data_parallel_size * micro_batch_size divides the global batch",
+        name=BATCH_RULE,
         reason=f"a step processes {words} sequences, no more and no fewer",
         violated=lambda c: ~np.isin(c.global_batch_size, batches),
     )

@@ -10,6 +10,7 @@ hide here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -81,6 +82,13 @@ class RowPrices:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.transfer_s)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
+        """All rows, one after the other, without their breakdown."""
+        names = [f.name for f in fields(cls) if not f.name.endswith("breakdown_s")]
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return cls(**arrays, breakdown_s={}, tail_breakdown_s={})
 
     def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
         """The rows at ``index``, in that order."""

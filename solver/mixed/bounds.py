@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.columns import FloatArray, IntArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.mixed.outer import Outer
 from solver.search.bounds import SAFETY
 from solver.search.rows import Rows
@@ -35,13 +35,9 @@ class Floors:
     fixed_s: FloatArray
     room: IntArray
 
-    def take(self, index: IntArray) -> Floors:
-        """The rows at ``index``."""
-        return Floors(**{name: getattr(self, name)[:, index] for name in self.__slots__})
-
-    def at(self, berths: IntArray, row: int) -> Floors:
-        """One row on choices of berths (G, C): arrays (G, C); -1 is no berth."""
-        parts = {name: getattr(self, name)[berths, row] for name in self.__slots__}
+    def at(self, berths: IntArray, rows: IntArray) -> Floors:
+        """Rows (C,) on choices of berths (G, C): arrays (G, C); -1 is no berth."""
+        parts = {name: getattr(self, name)[berths, rows] for name in self.__slots__}
         parts["room"] = np.where(berths < 0, 0, parts["room"])
         return Floors(**parts)
 
@@ -90,23 +86,37 @@ def _held(floors: Floors, tau_s: FloatArray) -> FloatArray:
     return np.asarray(np.clip(whole, 0.0, floors.most_layers))
 
 
-def _enough(floors: Floors, groups: IntArray, tau_s: FloatArray, p: IntArray, layers: int) -> FloatArray:
-    """Layers that all stages together can hold in ``tau_s``, at most; compared with ``layers``, (n,)."""
+def _enough(
+    floors: Floors, groups: IntArray | None, tau_s: FloatArray, p: IntArray, layers: int
+) -> BoolArray:
+    """Whether p stages may hold all layers in ``tau_s`` each, (n,); False is a proof.
+
+    Without ``groups`` every berth that has room has a stage.
+    """
     held = np.where(floors.room > 0, _held(floors, tau_s), 0.0)
-    each = np.minimum(floors.room, p) * held
-    together = sum(each[groups == at].max(axis=0) for at in np.unique(groups))
-    return np.asarray(np.minimum(together, p * held.max(axis=0)) >= layers)
+    if groups is not None:  # berths of one group exclude one another
+        each = np.minimum(floors.room, p) * held
+        together = sum(each[groups == at].max(axis=0) for at in np.unique(groups))
+        return np.asarray(np.minimum(together, p * held.max(axis=0)) >= layers)
+    present = floors.room > 0  # each holds one stage or more, the others stand where most goes in
+    order = np.argsort(-held, axis=0, kind="stable")
+    room = np.take_along_axis(floors.room - present, order, axis=0)
+    most = np.take_along_axis(held, order, axis=0)
+    upto = np.minimum(np.cumsum(room, axis=0), p - present.sum(axis=0))
+    further = (np.diff(upto, axis=0, prepend=0) * most).sum(axis=0)
+    alone = np.where(present, held, np.inf).min(axis=0) >= 1.0
+    return np.asarray((held.sum(axis=0) + further >= layers) & alone)
 
 
-def _least_stage_s(floors: Floors, groups: IntArray, p: IntArray, layers: int) -> FloatArray:
+def _least_stage_s(floors: Floors, groups: IntArray | None, p: IntArray, layers: int) -> FloatArray:
     """tau: some stage of any placement takes at least this, (n,); +inf where the layers never fit."""
     present = floors.room > 0
     low = np.zeros(len(p))
     high = np.where(present, floors.layer_s * layers + floors.beside_s, 0.0).max(axis=0) * (1.0 + 1e-9)
-    never = ~_enough(floors, groups, high, p, layers).astype(np.bool_)
+    never = ~_enough(floors, groups, high, p, layers)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
-        able = _enough(floors, groups, middle, p, layers).astype(np.bool_)
+        able = _enough(floors, groups, middle, p, layers)
         low, high = np.where(able, low, middle), np.where(able, middle, high)
     return np.where(never, np.inf, low)
 
@@ -139,8 +149,13 @@ def _chain_s(floors: Floors, groups: IntArray, p: IntArray, m: IntArray, layers:
     return np.asarray((layers + lost) / np.maximum(held.sum(axis=0), 1e-30))
 
 
-def step_bound_s(floors: Floors, groups: IntArray, p: IntArray, m: IntArray, layers: int) -> FloatArray:
-    """Lower bound of every row over all placements on the berths it has room on, (n,)."""
+def step_bound_s(
+    floors: Floors, groups: IntArray | None, p: IntArray, m: IntArray, layers: int
+) -> FloatArray:
+    """Lower bound of every row over all placements on the berths it has room on, (n,).
+
+    ``groups`` (K,) are the berths'; None: they are of different groups, and each has a stage.
+    """
     present = floors.room > 0
     stage_s = _least_stage_s(floors, groups, p, layers)
 
@@ -150,7 +165,7 @@ def step_bound_s(floors: Floors, groups: IntArray, p: IntArray, m: IntArray, lay
     total = layers * least(floors.layer_s) + (p - 1) * least(floors.beside_s) + least(floors.ends_s)
     share = np.where(present, floors.forward_share, 0.0).max(axis=0)
     slope = np.maximum(m - 1.0 - (np.minimum(m, p) - 1.0) * share, 0.0)
-    chain_s = _chain_s(floors, groups, p, m, layers)
+    chain_s = _chain_s(floors, np.arange(len(present)) if groups is None else groups, p, m, layers)
     with np.errstate(invalid="ignore"):
         ends = np.maximum(np.maximum(m * stage_s, chain_s), total + slope * stage_s)
         ends = ends + least(floors.tail_s)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
+from profiles.cluster import NodeGroup
 from profiles.profile import PLACING_LAUNCHER, Profile
 from solver.columns import Columns
 from solver.digest import problem_digest
 from solver.mixed.fleet import Fleet
-from solver.mixed.predict import alike, budgets_bytes, placed_pipeline, predict_placed
-from solver.plan import Configuration, Plan, plan_id_of
+from solver.mixed.predict import alike, budgets_bytes, placed_pipeline
+from solver.mixed.replicas import objective_of, predict_mixed, share_of
+from solver.plan import Configuration, Plan, StageGroup, plan_id_of
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
 
@@ -22,52 +25,68 @@ _ROUNDED_BYTES = 16
 def placed_violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
     """Sentences on everything that is wrong with a placed plan; none: it is right."""
     config = plan.config if isinstance(plan, Plan) else plan
-    faults = list(_placement_faults(problem, config))
+    faults = list(_configuration_faults(problem, config))
     yield from faults
     if faults:
         return
-    yield from _rule_faults(Fleet.of(problem, profile), config)
-    yield from _memory_faults(problem, profile, config)
+    for one in config.replicas or (config,):
+        own = share_of(problem, one)
+        yield from _rule_faults(Fleet.of(own, profile), one)
+        yield from _memory_faults(own, profile, one)
     if isinstance(plan, Plan):
         yield from _plan_faults(problem, profile, plan)
 
 
-def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Stages, layers and GPUs add up, and every group has the GPUs that it is asked for."""
-    stages = config.stage_groups
+def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Everything that needs no prices."""
+    classes = config.replicas or (config,)
     if problem.launcher != PLACING_LAUNCHER:
         yield f"{problem.launcher} cannot place stages on node groups"
-    if not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
-        yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
-    elif unknown := {stage.group for stage in stages} - set(problem.cluster.group_names):
-        yield f"the cluster has no node group {min(unknown)[:60]}"
-    else:
-        yield from _count_faults(problem, config)
-        yield from _gpu_faults(problem, config)
-
-
-def _count_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Layers and sequences are conserved."""
-    if sum(config.stage_layers) != problem.model.num_layers or min(config.stage_layers) < 1:
-        yield f"stage_layers does not hold the model's {problem.model.num_layers} layers"
+        return
+    if not all(isinstance(one, Configuration) for one in classes):
+        yield "replicas must be configurations"
+        return
+    for one in classes:
+        yield from _class_faults(problem, one)
     if config.global_batch_size != problem.workload.global_batch_size:
         yield f"the replicas do not process {problem.workload.global_batch_size} sequences"
-    if config.virtual_pipeline_size > 1:
+    if config.replicas and config.data_parallel_size != sum(c.data_parallel_size for c in classes):
+        yield "data_parallel_size is not the number of replicas"
+    yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
+
+
+def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """One pipeline: its stages stand somewhere and hold all layers."""
+    stages, names = config.stage_groups, set(problem.cluster.group_names)
+    if config.replicas or not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
+        yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
+    elif not {stage.group for stage in stages} <= names:
+        yield f"stages stand on {', '.join(sorted(names))}"
+    elif sum(config.stage_layers) != problem.model.num_layers or min(config.stage_layers) < 1:
+        yield f"stage_layers does not hold the model's {problem.model.num_layers} layers"
+    elif config.virtual_pipeline_size > 1:
         yield "chunks do not interleave on a mixed cluster"
+    else:
+        groups = _groups(problem)
+        for number, stage in enumerate(stages):
+            needed = stage.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
+            nodes = needed / groups[stage.group].gpus_per_node
+            if stage.num_gpus != needed or not math.isclose(stage.num_nodes, nodes):
+                yield f"stage {number} takes {needed} GPUs, not {stage.num_gpus}"
 
 
-def _gpu_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Every stage takes tp * cp * dp GPUs of its group, and no group gives more than it has."""
-    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
-    used = Counter[str]()
-    for number, stage in enumerate(config.stage_groups):
-        needed = stage.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
-        nodes = needed / groups[stage.group].gpus_per_node
-        if stage.num_gpus != needed or not math.isclose(stage.num_nodes, nodes):
-            yield f"stage {number} takes {needed} GPUs, not {stage.num_gpus}"
+def _groups(problem: Problem) -> Mapping[str, NodeGroup]:
+    """The node groups by name."""
+    return dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+
+
+def _gpu_faults(problem: Problem, stages: list[StageGroup]) -> Iterator[str]:
+    """No group gives more GPUs than it has."""
+    groups, used = _groups(problem), Counter[str]()
+    for stage in stages:
         used[stage.group] += stage.num_gpus
     for name, count in used.items():
-        if count > groups[name].num_gpus:
+        if name in groups and count > groups[name].num_gpus:
             yield f"{count} GPUs of {name} are needed, there are {groups[name].num_gpus}"
 
 
@@ -96,11 +115,11 @@ def _plan_faults(problem: Problem, profile: Profile, plan: Plan) -> Iterator[str
         yield "plan_id does not name this configuration"
     if plan.rank < 1:
         yield "rank must be at least 1"
-    expected = placed_pipeline(problem, profile, plan.config).objective_s
+    expected = objective_of(problem, profile, plan.config)
     if not math.isclose(plan.objective_s, expected, rel_tol=_RELATIVE):
         yield f"objective_s is {plan.objective_s}, should be {expected}"
-    prediction = predict_placed(problem, profile, plan.config)
-    if not math.isclose(plan.prediction.step_time_s, prediction.step_time_s, rel_tol=_RELATIVE):
-        yield f"step_time_s is {plan.prediction.step_time_s}, should be {prediction.step_time_s}"
-    if plan.prediction.stages != prediction.stages:
-        yield "the prediction of the stages should be another"
+    found, right = asdict(plan.prediction), asdict(predict_mixed(problem, profile, plan.config))
+    for name, value in right.items():
+        exact = not isinstance(value, float)
+        if (found[name] != value) if exact else not math.isclose(found[name], value, rel_tol=_RELATIVE):
+            yield f"prediction.{name} should be another"

@@ -106,6 +106,11 @@ class Field:
                     more[a, b] = 2.0 * (self.outer.hop_s(self.row, self.berths[a], self.berths[b]) - own)
         return more
 
+    @cached_property
+    def entered_s(self) -> FloatArray:
+        """``time_s`` of a stage on berth b behind one on berth a, (B, B, p, L + 1, L + 1)."""
+        return np.asarray(self.time_s[None] + self.enter_s[:, :, None, None, None])
+
     def stage_times_s(self, placement: Placement) -> tuple[list[float], list[float], list[float]]:
         """Forward, backward and tail of every stage."""
         forward, backward, tail = list[float](), list[float](), list[float]()

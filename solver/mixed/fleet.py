@@ -13,10 +13,15 @@ from functools import cached_property
 import numpy as np
 
 from profiles.cluster import ClusterSpec, NodeGroup
-from profiles.collectives import Fabric, point_to_point_s
+from profiles.collectives import Fabric, Group, all_reduce_s, point_to_point_s
+from profiles.frameworks import with_options
 from profiles.profile import Profile
-from solver.columns import FloatArray
+from solver.columns import Columns, FloatArray
+from solver.cost.adapters import trained_weights
+from solver.cost.context import context_of
 from solver.cost.memory import memory_budget_bytes
+from solver.cost.parameters import Weights, embedding_weights, head_weights, layer_weights
+from solver.plan import Configuration
 from solver.problem import Problem
 
 
@@ -87,3 +92,36 @@ class Fleet:
             seconds = point_to_point_s(sent_bytes, ones, 2.0 * ones, self._fabrics[a, b])
             ways.append(seconds * self.profiles[b].constants.transfer_exposed)
         return np.maximum(*ways)
+
+    def exchange_s(self, groups: tuple[int, ...]) -> float:
+        """Seconds in which classes of replicas on several groups add up their gradients.
+
+        Inside a group gradients are reduced and scattered, and gathered again, as without the others
+        (priced with the class); between them each rank all-reduces its part over the slowest link of any
+        two. The group of the fewest GPUs has the largest parts, and the others wait for it.
+        """
+        if len(groups) == 1:
+            return 0.0
+        first, gpus = groups[0], min(self.groups[at].num_gpus for at in groups)
+        facts = with_options(self.profiles[first].framework, self.problem.workload.framework_options)
+        part = np.array([self.trained_weights / gpus * facts.reduced_gradient_bytes])
+        pairs = [self._fabrics[a, b] for a in groups for b in groups if a != b]
+        size = np.array([float(len(groups))])
+        return max(
+            float(all_reduce_s(part, Group.of(size, np.ones(1), fabric), fabric)[0]) for fabric in pairs
+        )
+
+    @cached_property
+    def trained_weights(self) -> float:
+        """Weights of the whole model that gradients are exchanged for."""
+        config = Configuration(stage_layers=(self.problem.model.num_layers,))
+        ctx = context_of(self.problems[0], Columns.of([config]), self.profiles[0])
+        kinds = self.problem.model.layer_kinds()
+        total = sum(_count(trained_weights(ctx, layer_weights(ctx, kind), kind)) for kind in kinds)
+        ends = (embedding_weights(ctx), head_weights(ctx))
+        return total + sum(_count(trained_weights(ctx, one, None)) for one in ends)
+
+
+def _count(weights: Weights) -> float:
+    """Weights of one part, experts included."""
+    return float(weights.dense[0] + weights.routed[0])

@@ -22,6 +22,7 @@ from solver.mixed.outer import Outer
 from solver.mixed.reach import Program, Reach
 
 _NS = 1e9
+_OPENED = 64  # rows whose fields are bounded together
 Layout = tuple[int, ...]
 
 
@@ -46,6 +47,7 @@ class PlacedFrontier:
     top_k: int
     bound_s: FloatArray  # (n,) of every row
     ranked: list[Placed] = field(default_factory=list)  # best first
+    rivals_s: tuple[float, ...] = ()  # scores of plans that were found elsewhere
     least_objective_s: float = np.inf
     solved: int = 0
     fields: int = 0
@@ -71,8 +73,9 @@ class PlacedFrontier:
 
     @property
     def cutoff_s(self) -> float:
-        """The score of the K-th best layout so far; +inf while there are fewer."""
-        return self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
+        """The score of the K-th best layout so far, rivals counted; +inf while there are fewer."""
+        scores = sorted([*(one.score_s for one in self.ranked), *self.rivals_s])
+        return scores[self.top_k - 1] if len(scores) >= self.top_k else np.inf
 
     @property
     def waiting_s(self) -> float:
@@ -94,42 +97,41 @@ class PlacedFrontier:
                 self.finished = True
                 return
             if not self._heap or self._heap[0][0] > waiting:
-                self._open(int(self._order[self._next]))
-                self._next += 1
+                self._open(self._order[self._next : self._next + _OPENED])
+                self._next += _OPENED
             else:
                 bound, row, berths = heapq.heappop(self._heap)
                 self._seen.append((bound, row, berths))
                 self.settle(Field(outer=self.outer, row=row, berths=berths))
 
-    def _open(self, row: int) -> None:
-        """Let the fields of a row wait under their bounds."""
-        choices = self._choices(row)
-        self.fields += choices.shape[1]
-        columns, count = self.outer.columns, choices.shape[1]
+    def _open(self, rows: IntArray) -> None:
+        """Let the fields of rows wait under their bounds."""
+        choices, of_row = self._choices(rows)
+        self.fields += len(of_row)
+        columns = self.outer.columns.take(of_row)
         bounds = step_bound_s(
-            self.floors.at(choices, row),
-            np.arange(len(choices)),
-            np.full(count, columns.pipeline_parallel_size[row]),
-            np.full(count, columns.num_microbatches[row]),
+            self.floors.at(choices, of_row),
+            None,
+            columns.pipeline_parallel_size,
+            columns.num_microbatches,
             self.outer.layout.num_layers,
         )
-        bounds = np.maximum(bounds, self.bound_s[row])
+        bounds = np.maximum(bounds, self.bound_s[of_row])
         for at in np.flatnonzero(bounds <= self.cutoff_s).tolist():
             berths = tuple(int(berth) for berth in choices[:, at] if berth >= 0)
-            heapq.heappush(self._heap, (float(bounds[at]), row, berths))
+            heapq.heappush(self._heap, (float(bounds[at]), int(of_row[at]), berths))
 
-    def _choices(self, row: int) -> IntArray:
-        """One berth of each group, or -1 for none, whose stages can be those of the row: (G, C)."""
-        room, groups = self.outer.room[:, row], self.outer.group_of
-        by_group = [
-            [-1, *np.flatnonzero((groups == at) & (room > 0)).tolist()]
-            for at in range(len(self.outer.fleet.groups))
-        ]
-        choices = np.array(list(product(*by_group)), dtype=np.int64).T
-        p = int(self.outer.columns.pipeline_parallel_size[row])
-        stages = np.where(choices < 0, 0, room[choices]).sum(axis=0)
-        used = (choices >= 0).sum(axis=0)
-        return np.asarray(choices[:, (stages >= p) & (used <= p) & (used > 0)])
+    def _choices(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """One berth of each group (-1: none), whose stages can be those of a row, (G, C); and the row."""
+        groups, every = self.outer.group_of, range(len(self.outer.fleet.groups))
+        by_group = [[-1, *np.flatnonzero(groups == at).tolist()] for at in every]
+        choices = np.array(list(product(*by_group)), dtype=np.int64).T[:, None, :]
+        room = np.where(choices < 0, 0, self.outer.room[choices, rows[None, :, None]])
+        there = ((room > 0) | (choices < 0)).all(axis=0)
+        used = np.broadcast_to((choices >= 0).sum(axis=0), there.shape)
+        p = self.outer.columns.pipeline_parallel_size[rows][:, None]
+        at, which = np.nonzero(there & (room.sum(axis=0) >= p) & (used <= p) & (used > 0))
+        return choices[:, 0, which], rows[at]
 
     def settle(self, one: Field, *, unconditionally: bool = False) -> None:
         """Refute a field, or solve it and rank its placement."""

@@ -78,7 +78,7 @@ def _divisors(n: int) -> list[int]:
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
-def _berths(fleet: Fleet) -> tuple[Berth, ...]:
+def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
     """Every group with each tensor-parallel size that divides the heads and its islands."""
     heads = _divisors(fleet.problem.model.num_attention_heads)
     return tuple(
@@ -160,7 +160,7 @@ def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
 
 def outer_of(fleet: Fleet) -> tuple[Outer, int]:
     """All rows that some groups have room for, priced; and how many there were before."""
-    columns, berths = _columns(fleet), _berths(fleet)
+    columns, berths = _columns(fleet), berths_of(fleet)
     room = np.stack([_room(fleet, columns, berth) for berth in berths])
     groups = np.array([berth.group for berth in berths])
     most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))

@@ -211,7 +211,7 @@ def _band(pipeline: PlacedPipeline) -> float:
 
 
 def predict_placed(problem: Problem, profile: Profile, config: Configuration) -> Prediction:
-    """The prediction of a configuration with ``stage_groups``."""
+    """The prediction of a configuration with ``stage_groups``: one pipeline, all replicas alike."""
     pipeline = placed_pipeline(problem, profile, config)
     finish = pipeline.finish_s()
     ends = [end + stage.tail_s for end, stage in zip(finish, pipeline.stages, strict=True)]

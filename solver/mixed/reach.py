@@ -8,13 +8,12 @@ carries the least sum, the least maximum, or the least sum under limits to every
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from solver.columns import FloatArray, IntArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.mixed.field import Field, Placement, Stop
 from solver.search.bounds import SAFETY
 
@@ -23,69 +22,71 @@ _NEVER = 2**60
 _EVEN = 4096  # steps in which squares of stage times break ties
 
 Layers: TypeAlias = IntArray | FloatArray
-# (berth, stage, seconds more for the berth before it) -> cost and limit of layers i … j - 1
-Cost = Callable[[int, int, float], tuple[Layers, FloatArray | None]]
 
 
-def _relaxed(
-    before: Layers, cost: Layers, limit: FloatArray | None, *, largest: bool, never: float
-) -> Layers:
-    """From values (X, L + 1) by first boundary to values by last boundary; lost ways cost no time."""
-    after = np.full_like(before, never)
-    alive = before < never
-    rows, columns = np.flatnonzero(alive.any(axis=1)), np.flatnonzero(alive.any(axis=0))
-    if not len(rows):
-        return after
-    here = slice(columns[0], columns[-1] + 1)
-    values = before[rows, here]
-    reached = np.maximum(values[:, :, None], cost[here]) if largest else values[:, :, None] + cost[here]
-    if limit is not None:
-        reached = np.where(reached <= limit[here], reached, np.inf)
-    after[rows] = np.minimum(reached.min(axis=1), never)
-    return after
-
-
-def sweep(field: Field, cost: Cost, *, largest: bool = False, never: float = _NEVER) -> list[Layers]:
+def sweep(
+    field: Field,
+    cost: Layers,
+    *,
+    never: float,
+    limit: FloatArray | None = None,
+    largest: bool = False,
+) -> list[Layers]:
     """Best values after every stage, arrays (B, 2^B, C, L + 1); ``never`` where there is no way.
 
-    C counts the stages of the last run. ``largest`` takes the maximum of the costs, else their sum.
+    C counts the stages of the last run. ``cost`` (B, B, p, L + 1, L + 1) is that of layers i … j - 1 by
+    the berth before the stage (its own for the first) and its own; sums must stay within ``limit`` of that
+    shape. ``largest`` takes the maximum of the costs, else their sum.
     """
     count, width = len(field.berths), field.num_layers + 1
     shape = (count, 1 << count, max(field.room), width)
-    first_s, _ = cost(0, 0, 0.0)
-    values: Layers = np.broadcast_to(first_s[0, 0], shape).copy()
+    values: Layers = np.broadcast_to(cost[0, 0, 0, 0, 0], shape).copy()
     values[...] = never
     for b in range(count):
-        first, limit = cost(b, 0, 0.0)
+        first = cost[b, b, 0, 0]
         values[b, 1 << b, 0] = (
-            first[0] if limit is None else np.where(first[0] <= limit[0], first[0], never)
+            first if limit is None else np.where(first <= limit[b, b, 0, 0], first, never)
         )
-    found: list[Layers] = [values]
+    found = [values]
     for stage in range(1, field.p):
-        found.append(_next(field, found[-1], cost, stage, largest=largest, never=never))
+        within = None if limit is None else limit[:, :, stage]
+        found.append(_next(field, found[-1], cost[:, :, stage], within, largest=largest, never=never))
     return found
 
 
-def _next(field: Field, before: Layers, cost: Cost, stage: int, *, largest: bool, never: float) -> Layers:
-    """Values after one more stage."""
-    count, width = len(field.berths), field.num_layers + 1
+def _next(
+    field: Field, before: Layers, cost: Layers, limit: FloatArray | None, *, largest: bool, never: float
+) -> Layers:
+    """Values after one more stage: every state that has a way, stayed on or left for another berth."""
     after = np.full_like(before, never)
-    runs_end = before.min(axis=2)
-    masks = np.arange(1 << count)
-    for b in range(count):
-        having, lacking = masks[(masks >> b) & 1 == 1], masks[(masks >> b) & 1 == 0]
-        longest = field.room[b] - 1
-        stay = before[b][having, :longest].reshape(-1, width)
-        own, limit = cost(b, stage, 0.0)
-        kept = _relaxed(stay, own, limit, largest=largest, never=never)
-        after[b][having, 1 : longest + 1] = kept.reshape(len(having), longest, width)
-        for a in range(count):
-            if a != b:
-                own, limit = cost(b, stage, float(field.enter_s[a, b]))
-                come = _relaxed(runs_end[a][lacking], own, limit, largest=largest, never=never)
-                into = lacking | (1 << b)
-                after[b][into, 0] = np.minimum(after[b][into, 0], come)
+    ends = before.min(axis=2)
+    own, mask, run = np.nonzero((before < never).any(axis=3))
+    longer = run + 1 < np.array(field.room)[own]
+    own, mask, run = own[longer], mask[longer], run[longer]
+    left, used, into = np.nonzero(_open_berths(ends, never))
+    source = np.concatenate([before[own, mask, run], ends[left, used]])
+    if not len(source):
+        return after
+    berth_before, berth = np.concatenate([own, left]), np.concatenate([own, into])
+    columns = np.flatnonzero((source < never).any(axis=0))
+    here = slice(columns[0], columns[-1] + 1)
+    values, more = source[:, here, None], cost[berth_before, berth, here]
+    reached = np.maximum(values, more) if largest else values + more
+    if limit is not None:
+        reached = np.where(reached <= limit[berth_before, berth, here], reached, np.inf)
+    best = np.minimum(reached.min(axis=1), never)
+    after[own, mask, run + 1] = best[: len(own)]
+    states = (into, used | (1 << into), np.zeros_like(into))
+    np.minimum.at(after, states, best[len(own) :])
     return after
+
+
+def _open_berths(ends: Layers, never: float) -> BoolArray:
+    """Which berths a state may be left for, (B, 2^B, B): those that have no run yet."""
+    count, masks = len(ends), np.arange(ends.shape[1])
+    unused = (masks[:, None] >> np.arange(count)[None, :]) & 1 == 0
+    alive: BoolArray = np.any(ends < never, axis=2, keepdims=False)
+    return np.asarray(alive[:, :, None] & unused[None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,36 +102,24 @@ class Program:
 
     def __init__(self, field: Field) -> None:
         self.field = field
-        self.share = field.m - 1.0
-        square = field.time_s**2
-        most = float(np.where(field.fits, square, 0.0).max(initial=0.0)) or 1.0
-        self._even = np.floor(np.minimum(square / most, 1.0) * ((_EVEN - 1) / field.p)).astype(np.int64)
-
-    def _slowest(self, berth: int, stage: int, more_s: float) -> IntArray:
-        """(m - 1) t + tail in nanoseconds."""
-        field, at = self.field, (berth, stage)
-        whole = np.rint((self.share * (field.time_s[at] + more_s) + field.tail_s[at]) * _NS)
-        return np.where(field.fits[at], whole, _NEVER).astype(np.int64)
-
-    def _sum(self, berth: int, stage: int, more_s: float) -> IntArray:
-        """T in nanoseconds, and behind it the square that breaks ties."""
-        field, at = self.field, (berth, stage)
-        whole = np.rint((field.time_s[at] + more_s) * _NS).astype(np.int64) * _EVEN + self._even[at]
-        return np.asarray(np.where(field.fits[at], whole, _NEVER))
+        times, fits = field.entered_s, np.broadcast_to(field.fits, field.entered_s.shape)
+        square = times**2
+        most = float(np.where(fits, square, 0.0).max(initial=0.0)) or 1.0
+        even = np.floor(np.minimum(square / most, 1.0) * ((_EVEN - 1) / field.p))
+        slowest = np.rint(((field.m - 1.0) * times + field.tail_s) * _NS)
+        self.slowest = np.where(fits, slowest, _NEVER).astype(np.int64)
+        whole = np.rint(times * _NS).astype(np.int64) * _EVEN + even.astype(np.int64)
+        self.sum = np.where(fits, whole, _NEVER)
 
     def least_slowest(self) -> int:
         """Least largest stage of any placement; ``_NEVER`` where none fits."""
-        values = sweep(self.field, lambda *at: (self._slowest(*at), None), largest=True)
+        values = sweep(self.field, self.slowest, largest=True, never=_NEVER)
         return int(values[-1][:, -1, :, -1].min())
 
     def least_sum(self, cap: int) -> tuple[int, Placement] | None:
         """The placement of least sum whose stages all stay within ``cap``."""
-
-        def cost(berth: int, stage: int, more_s: float) -> tuple[Layers, None]:
-            slowest = self._slowest(berth, stage, more_s)
-            return np.where(slowest <= cap, self._sum(berth, stage, more_s), _NEVER), None
-
-        values = sweep(self.field, cost)
+        cost = np.where(self.slowest <= cap, self.sum, _NEVER)
+        values = sweep(self.field, cost, never=_NEVER)
         least = int(values[-1][:, -1, :, -1].min())
         if least >= _NEVER:
             return None
@@ -140,8 +129,7 @@ class Program:
         """The largest stage of a placement."""
         before, largest = placement[0].berth, 0
         for stage, stop in enumerate(placement):
-            more = float(self.field.enter_s[before, stop.berth])
-            largest = max(largest, int(self._slowest(stop.berth, stage, more)[stop.start, stop.end]))
+            largest = max(largest, int(self.slowest[before, stop.berth, stage, stop.start, stop.end]))
             before = stop.berth
         return largest
 
@@ -166,28 +154,23 @@ class Program:
         return Best(placement=placement, objective_s=self.field.objective_s(placement))
 
 
-def _traced(field: Field, values: list[Layers], cost: Cost) -> Placement:
+def _traced(field: Field, values: list[Layers], cost: Layers) -> Placement:
     """The placement behind the least value, from the last stage to the first."""
     end = values[-1][:, -1, :, -1]
     berth, run = (int(at) for at in np.unravel_index(int(end.argmin()), end.shape))
     mask, layer, stops = (1 << len(field.berths)) - 1, field.num_layers, list[Stop]()
     for stage in range(field.p - 1, 0, -1):
+        before = values[stage - 1]
         if run:
-            own, _ = cost(berth, stage, 0.0)
-            start = int((values[stage - 1][berth, mask, run - 1] + own[:, layer]).argmin())
+            start = int((before[berth, mask, run - 1] + cost[berth, berth, stage, :, layer]).argmin())
             stops.append(Stop(berth, start, layer))
             run, layer = run - 1, start
             continue
-        ways = [
-            values[stage - 1][a, mask ^ (1 << berth)]
-            + cost(berth, stage, float(field.enter_s[a, berth]))[0][:, layer]
-            for a in range(len(field.berths))
-        ]
-        stacked = np.stack(ways)
-        stacked[berth] = _NEVER
-        before, length, start = (int(at) for at in np.unravel_index(int(stacked.argmin()), stacked.shape))
+        ways = before[:, mask ^ (1 << berth)] + cost[:, berth, stage, None, :, layer]
+        ways[berth] = _NEVER
+        entered, length, start = (int(at) for at in np.unravel_index(int(ways.argmin()), ways.shape))
         stops.append(Stop(berth, start, layer))
-        mask, berth, run, layer = mask ^ (1 << berth), before, length, start
+        mask, berth, run, layer = mask ^ (1 << berth), entered, length, start
     stops.append(Stop(berth, 0, layer))
     return tuple(reversed(stops))
 
@@ -202,17 +185,14 @@ class Reach:
 
     def __init__(self, field: Field) -> None:
         self.field = field
-        times = np.where(field.fits, field.time_s, np.inf)
+        fits = np.broadcast_to(field.fits, field.entered_s.shape)
+        self._time_s = np.where(fits, field.entered_s, np.inf)
+        self._least_s = self._time_s.min(axis=(0, 1))
         self._tail_s = float(np.where(field.fits, field.tail_s, np.inf)[:, 0].min(initial=np.inf))
-        self._least_s = times.min(axis=0) + min(0.0, float(field.enter_s.min()))
-        self._forward_share = min(self._share(0.0), self._share(min(0.0, float(field.enter_s.min()))))
-
-    def _share(self, more_s: float) -> float:
-        """Least share of forward time in any stage's, where the berth before it adds ``more_s``."""
-        field = self.field
+        self._forward_s = field.forward_s + field.enter_s[:, :, None, None, None] / 2.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = (field.forward_s + more_s / 2.0) / (field.time_s + more_s)
-        return float(np.clip(np.where(field.fits, share, 0.5).min(initial=0.5), 0.0, 0.5))
+            share = np.where(fits, self._forward_s / field.entered_s, 0.5)
+        self._share = max(float(np.clip(share.min(initial=0.5), 0.0, 0.5)), 1e-9)
 
     def _sums_behind(self, least_s: FloatArray) -> FloatArray:
         """Least sum of the stages after each, by the boundary before them, (p, L + 1)."""
@@ -228,18 +208,21 @@ class Reach:
         room_s = (step_s / SAFETY**2 - field.fixed_s) / field.straggler
         short = field.m * self._least_s <= room_s - self._tail_s
         behind_s = self._sums_behind(np.where(short, self._least_s, np.inf))
-
-        def cost(berth: int, stage: int, more_s: float) -> tuple[Layers, FloatArray]:
-            at = (berth, stage)
-            time = np.where(field.fits[at], field.time_s[at] + more_s, np.inf)
-            later, early = field.m - 1.0, min(field.m, field.p - stage) - 1.0
-            tail = np.where(field.fits[at], field.tail_s[at], 0.0) if stage == 0 else self._tail_s
-            chain = room_s - tail - later * time
-            back = chain - behind_s[stage][None, :] + early * (field.forward_s[at] + more_s / 2.0)
-            own_s = room_s - field.tail_s[at] - (later + 1.0) * time
-            away = own_s / max(self._forward_share, 1e-9) + time
-            return time, np.minimum(np.minimum(chain, back), np.where(own_s < 0.0, -np.inf, away))
-
+        if not np.isfinite(behind_s[0]).any():
+            return False
         with np.errstate(invalid="ignore"):
-            values = sweep(field, cost, never=np.inf)
+            limit = self._limit_s(room_s, behind_s)
+            values = sweep(field, self._time_s, never=np.inf, limit=limit)
         return bool(np.isfinite(values[-1][:, -1, :, -1].min()))
+
+    def _limit_s(self, room_s: float, behind_s: FloatArray) -> FloatArray:
+        """What (A), (B) and (C) leave for the sum of stage times up to and with each stage."""
+        field, time_s = self.field, self._time_s
+        stage = np.arange(field.p)[:, None, None]
+        later, early = field.m - 1.0, np.minimum(field.m, field.p - stage) - 1.0
+        tail_s = np.where(stage == 0, np.where(field.fits, field.tail_s, 0.0), self._tail_s)
+        chain = room_s - tail_s - later * time_s
+        back = chain - behind_s[:, None, :] + early * self._forward_s
+        own_s = room_s - field.tail_s - field.m * time_s
+        away = np.where(own_s < 0.0, -np.inf, own_s / self._share + time_s)
+        return np.asarray(np.minimum(np.minimum(chain, back), away))

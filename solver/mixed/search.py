@@ -15,25 +15,25 @@ Constraints
 Answer
   Each field's placement minimises J exactly (``reach.Program``); its S is the field's score; rows that
   differ in recomputation and split alone are one layout; the K best layouts are proved best first.
+  Beside them stand classes of unlike replicas, each on one group with a share of the batch (``shares``):
+  the best split over every set of groups is proved, and ranked as one layout.
   ``bound_step_time_s``: no placement of any row simulates faster (``reach.Reach``).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
 from profiles.profile import Profile
-from solver.digest import problem_digest
-from solver.errors import InvalidPlanError
-from solver.mixed.check import placed_violations
-from solver.mixed.field import Field
 from solver.mixed.fleet import Fleet
-from solver.mixed.frontier import Placed, PlacedFrontier
-from solver.mixed.outer import Outer, at_berth, outer_of
-from solver.mixed.predict import predict_placed
-from solver.plan import Answer, Configuration, Plan, StageGroup, Status, plan_id_of
+from solver.mixed.frontier import PlacedFrontier
+from solver.mixed.outer import Outer, outer_of
+from solver.mixed.plans import of_placement, of_split, ranked_plans
+from solver.mixed.shares import GroupShares, Split, shares_of, solve_split, split_bound_s
+from solver.plan import Answer, Plan, Status
 from solver.problem import Problem
 from solver.search.answering import versions
 from solver.search.watch import Watch, relative_gap
@@ -48,16 +48,62 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     """
     watch.report("enumerating", now=True)
     outer, size = outer_of(Fleet.of(problem, profile))
+    shared = _Shared.of(outer, problem.options.top_k, watch)
     frontier = PlacedFrontier.of(outer, problem.options.top_k)
+    frontier.rivals_s = tuple(split.score_s for split in shared.splits)
     frontier.run(lambda state: _interrupt(watch, state))
-    bound = frontier.waiting_s if frontier.waiting_s < np.inf else None
-    if frontier.ranked:
-        best = frontier.ranked[0].score_s
-        bound = min(best, frontier.waiting_s)
-        if frontier.finished:
-            bound = frontier.least_bound_s(best, watch.tick)
-    plans = _plans(problem, profile, frontier)
+    candidates = [of_placement(outer, placed) for placed in frontier.ranked]
+    candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
+    plans = ranked_plans(problem, profile, candidates)
+    bound = _bound_s(frontier, shared, plans, watch)
     return _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
+
+
+def _bound_s(
+    frontier: PlacedFrontier, shared: _Shared, plans: tuple[Plan, ...], watch: Watch
+) -> float | None:
+    """No placement and no split of the batch simulates faster; None where nothing is known."""
+    if not plans:
+        return frontier.waiting_s if frontier.waiting_s < np.inf and not frontier.finished else None
+    best = shared.bound_s(plans[0].prediction.step_time_s)
+    if frontier.finished:
+        return frontier.least_bound_s(best, watch.tick)
+    return min(best, frontier.waiting_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Classes of replicas on two or more groups, and the best split of the batch over each set of them."""
+
+    fleet: Fleet
+    shares: list[GroupShares]
+    splits: list[Split]
+
+    @classmethod
+    def of(cls, outer: Outer, top_k: int, watch: Watch) -> _Shared:
+        """Solve every set of groups that can still be among the ``top_k`` best."""
+        shares = shares_of(outer) if len(outer) else []
+        shared = cls(outer.fleet, shares, [])
+        for groups in shared.sets():
+            known = sorted(split.score_s for split in shared.splits)
+            limit = known[top_k - 1] if len(known) >= top_k else np.inf
+            exchange = outer.fleet.exchange_s(groups)
+            split = solve_split(shares, groups, exchange, stopped=watch.interrupted, limit_s=limit)
+            if split is not None:
+                shared.splits.append(split)
+        return shared
+
+    def sets(self) -> list[tuple[int, ...]]:
+        """Sets of two or more groups, the largest first."""
+        groups = range(len(self.fleet.groups) if self.shares else 0)
+        return [one for size in range(len(groups), 1, -1) for one in combinations(groups, size)]
+
+    def bound_s(self, limit_s: float) -> float:
+        """No split of the batch over any of the sets simulates faster; at most ``limit_s``."""
+        for groups in self.sets():
+            exchange = self.fleet.exchange_s(groups)
+            limit_s = split_bound_s(self.shares, groups, exchange, limit_s)
+        return limit_s
 
 
 def _interrupt(watch: Watch, frontier: PlacedFrontier) -> bool:
@@ -72,45 +118,6 @@ def _interrupt(watch: Watch, frontier: PlacedFrontier) -> bool:
         bound_s=waiting if np.isfinite(waiting) else None,
     )
     return watch.interrupted()
-
-
-def configuration_of(outer: Outer, placed: Placed) -> Configuration:
-    """A placement as a configuration."""
-    one = Field(outer=outer, row=placed.row, berths=placed.berths)
-    split = [stop.end - stop.start for stop in placed.placement]
-    berths = [outer.berths[one.berths[stop.berth]] for stop in placed.placement]
-    largest = max(berths, key=lambda berth: berth.tensor_parallel_size)
-    row = at_berth(outer.columns.take(np.array([placed.row])), largest)
-    replicas = int(row.context_parallel_size[0] * row.data_parallel_size[0])
-    stages = tuple(
-        StageGroup(
-            group=outer.fleet.names[berth.group],
-            num_gpus=berth.tensor_parallel_size * replicas,
-            num_nodes=berth.tensor_parallel_size * replicas / outer.fleet.groups[berth.group].gpus_per_node,
-            tensor_parallel_size=berth.tensor_parallel_size,
-        )
-        for berth in berths
-    )
-    return replace(row.configuration(0, split), stage_groups=stages)
-
-
-def _plans(problem: Problem, profile: Profile, frontier: PlacedFrontier) -> tuple[Plan, ...]:
-    """The ranking as plans, each past the independent check."""
-    digest, plans = problem_digest(problem), list[Plan]()
-    for placed in frontier.ranked:
-        config = configuration_of(frontier.outer, placed)
-        plan = Plan(
-            plan_id=plan_id_of(digest, config),
-            rank=len(plans) + 1,
-            config=config,
-            prediction=predict_placed(problem, profile, config),
-            objective_s=placed.objective_s,
-            certified_by=("exact-dp",),
-        )
-        if faults := list(placed_violations(problem, profile, plan)):
-            raise InvalidPlanError("; ".join(faults))
-        plans.append(plan)
-    return tuple(plans)
 
 
 def _answer(

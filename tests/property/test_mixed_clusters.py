@@ -61,7 +61,7 @@ def test_no_placement_simulates_below_the_bounds(problem: Problem, data: st.Data
     for berth in field.berths:
         choice[outer.group_of[berth], 0] = berth
     row = slice(field.row, field.row + 1)
-    second = step_bound_s(floors.at(choice, field.row), np.arange(len(choice)), p[row], m[row], layers)[0]
+    second = step_bound_s(floors.at(choice, np.array([field.row])), None, p[row], m[row], layers)[0]
     simulated = [field.simulated_s(placement) for placement in placements(field)]
     for step in simulated:
         assert max(first, second) <= step

@@ -1,0 +1,91 @@
+"""Placements and shares of a batch as configurations and ranked plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiles.profile import Profile
+from solver.columns import Columns
+from solver.digest import problem_digest
+from solver.errors import InvalidPlanError
+from solver.mixed.check import placed_violations
+from solver.mixed.fleet import Berth, Fleet
+from solver.mixed.frontier import Placed
+from solver.mixed.outer import Outer, at_berth
+from solver.mixed.replicas import predict_mixed
+from solver.mixed.shares import GroupShares, Split
+from solver.plan import Configuration, Plan, StageGroup, plan_id_of
+from solver.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration with its closed form."""
+
+    score_s: float
+    config: Configuration
+    objective_s: float
+
+
+def _stage_group(fleet: Fleet, columns: Columns, berth: Berth) -> StageGroup:
+    """Where a stage of a row stands, with all its replicas."""
+    replicas = int(columns.context_parallel_size[0] * columns.data_parallel_size[0])
+    gpus = berth.tensor_parallel_size * replicas
+    return StageGroup(
+        group=fleet.names[berth.group],
+        num_gpus=gpus,
+        num_nodes=gpus / fleet.groups[berth.group].gpus_per_node,
+        tensor_parallel_size=berth.tensor_parallel_size,
+    )
+
+
+def of_placement(outer: Outer, placed: Placed) -> Candidate:
+    """A placement as a configuration."""
+    split = [stop.end - stop.start for stop in placed.placement]
+    berths = [outer.berths[placed.berths[stop.berth]] for stop in placed.placement]
+    largest = max(berths, key=lambda berth: berth.tensor_parallel_size)
+    row = at_berth(outer.columns.take(np.array([placed.row])), largest)
+    stages = tuple(_stage_group(outer.fleet, row, berth) for berth in berths)
+    config = replace(row.configuration(0, split), stage_groups=stages)
+    return Candidate(placed.score_s, config, placed.objective_s)
+
+
+def of_split(fleet: Fleet, shares: list[GroupShares], split: Split) -> Candidate:
+    """Shares of the batch as a configuration with a class of replicas for each group."""
+    classes = list[Configuration]()
+    for group, n in zip(split.groups, split.sequences, strict=True):
+        share = shares[group].solved[n]
+        if share is None:
+            raise InvalidPlanError("a share of the batch without a plan")
+        row = share.columns
+        berth = Berth(group=group, tensor_parallel_size=int(row.tensor_parallel_size[0]))
+        stages = (_stage_group(fleet, row, berth),) * int(row.pipeline_parallel_size[0])
+        classes.append(replace(row.configuration(0, share.split), stage_groups=stages))
+    replicas = sum(one.data_parallel_size for one in classes)
+    config = replace(classes[0], data_parallel_size=replicas, stage_groups=(), replicas=tuple(classes))
+    return Candidate(split.score_s, config, split.objective_s)
+
+
+def ranked_plans(problem: Problem, profile: Profile, candidates: list[Candidate]) -> tuple[Plan, ...]:
+    """The ``top_k`` best candidates as plans, each past the independent check.
+
+    Raises:
+        InvalidPlanError: the check refuses a plan (a bug).
+    """
+    digest, plans = problem_digest(problem), list[Plan]()
+    ordered = sorted(candidates, key=lambda one: (one.score_s, len(one.config.replicas)))
+    for one in ordered[: problem.options.top_k]:
+        plan = Plan(
+            plan_id=plan_id_of(digest, one.config),
+            rank=len(plans) + 1,
+            config=one.config,
+            prediction=predict_mixed(problem, profile, one.config),
+            objective_s=one.objective_s,
+            certified_by=("exact-dp",),
+        )
+        if faults := list(placed_violations(problem, profile, plan)):
+            raise InvalidPlanError("; ".join(faults))
+        plans.append(plan)
+    return tuple(plans)

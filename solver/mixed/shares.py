@@ -1,0 +1,292 @@
+"""Classes of unlike data-parallel replicas: each node group runs its own pipelines on its share of a batch.
+
+A class is one group with its own tp, cp, pp, micro-batch, ZeRO stage and recomputation, and as many
+replicas as fit. What the groups exchange is one gradient all-reduce over the slow link; nothing inside a
+step crosses it. ``n_g`` sequences go to group g, in proportion to how fast it works them off:
+``S = max_g S_g(n_g) + X``, ``sum n_g = batch``, X the exchange (``fleet.exchange_s``).
+
+``S_g(n)`` is found where it is asked for: every (g, n) starts with a lower bound, that of its best option
+by (A) of the slowest stage; the split of the batch that minimises the largest of them is found exactly
+(reachable sums of the batch within a time, bisected), its entries are solved, and so on until the best
+split has solved entries only. All others are then proved to be no better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from solver.columns import Columns, FloatArray, IntArray
+from solver.cost.assemble import objective_s
+from solver.mixed.fleet import Berth, Fleet
+from solver.mixed.outer import Outer, berths_of, rows_at
+from solver.rules import BATCH_RULE, rules_of, violation_masks
+from solver.search.arrange import fastest
+from solver.search.bounds import split_s, whole_layers_s
+from solver.search.fitting import fitting
+from solver.search.reach import least_bound_s
+from solver.search.rows import Rows
+from solver.search.stages import best_splits
+
+_ROUNDING = 1.0 - 1e-9
+_REFINED = 200  # times that a bound is raised at most
+_BATCH = 64  # options that are held against one another at once
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The best configuration of one group for its sequences."""
+
+    columns: Columns  # one row
+    split: tuple[int, ...]
+    score_s: float
+    objective_s: float
+
+
+@dataclass(slots=True)
+class GroupShares:
+    """Least step of one group by its number of sequences."""
+
+    options: Rows  # every configuration, with one micro-batch
+    unit: IntArray  # sequences of one micro-batch of all replicas
+    stage_s: FloatArray  # least slowest stage of one micro-batch
+    tail_s: FloatArray  # least of its first stage
+    most_micro: IntArray  # micro-batches beyond which no split fits: fewer than p are in flight
+    least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
+    bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
+    solved: dict[int, Share | None] = field(default_factory=dict)
+    refined: set[int] = field(default_factory=set)  # solved entries whose bound is exact enough
+
+    @classmethod
+    def of(cls, options: Rows, batch: int) -> GroupShares:
+        """Bounds for every number of sequences."""
+        columns = options.columns
+        unit = columns.data_parallel_size * columns.micro_batch_size
+        most = -(-options.layout.num_layers // options.p)
+        whole = most * options.layer_s.min(axis=1) + options.chunk_s
+        stage_s = np.maximum(whole, options.total_s / options.p)
+        prices, layers = options.prices, options.layout.cumulative[-1].astype(np.float64)
+        all_tails = prices.tail_s[:, :-2] @ layers + prices.tail_s[:, -2:].sum(axis=1)
+        tail_s = prices.rank_tail_s + np.where(options.p == 1, all_tails, prices.tail_s[:, :-2].min(axis=1))
+        columns_full = replace(columns, num_microbatches=options.p)
+        roomy = fitting(replace(options, columns=columns_full))
+        most_micro = np.where(roomy, batch, options.p - 1)
+        least = np.full(batch + 1, np.inf)
+        shares = cls(options, unit, stage_s, tail_s, most_micro, least, least)
+        for size in np.unique(unit[unit <= batch]).tolist():
+            own = np.flatnonzero(unit == size)
+            m = np.arange(1, batch // size + 1)
+            bound = shares.bounds_s(own, m[:, None])
+            bound = np.where(m[:, None] <= most_micro[own], bound, np.inf).min(axis=1)
+            least[m * size] = np.minimum(least[m * size], bound)
+        shares.bound_s = least.copy()
+        return shares
+
+    def bounds_s(self, index: IntArray, m: IntArray | int) -> FloatArray:
+        """(A) of the slowest stage for options under m micro-batches."""
+        prices = self.options.prices
+        ends = m * self.stage_s[index] + self.tail_s[index]
+        return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
+
+    def solve(self, n: int) -> None:
+        """Find the score of ``n`` sequences: options by bound, a few at a time."""
+        index = self._able(n)
+        bounds = self.bounds_s(index, n // self.unit[index])
+        order = np.argsort(bounds, kind="stable")
+        best: Share | None = None
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            if best is not None and bounds[batch[0]] > best.score_s:
+                break
+            best = self._best_of(self._rows(index[batch], n), best)
+        self.solved[n] = best
+        self.least_s[n] = np.inf if best is None else best.score_s
+        if best is None:
+            self.bound_s[n] = np.inf
+
+    def _able(self, n: int) -> IntArray:
+        """Options that can work ``n`` sequences off."""
+        whole = (n % self.unit == 0) & (self.unit <= n)
+        return np.flatnonzero(whole & (n // self.unit <= self.most_micro))
+
+    def _rows(self, index: IntArray, n: int) -> Rows:
+        """Options under their number of micro-batches."""
+        rows = self.options.take(index)
+        return replace(rows, columns=replace(rows.columns, num_microbatches=n // self.unit[index]))
+
+    def _best_of(self, rows: Rows, best: Share | None) -> Share | None:
+        """The best of ``rows`` and what was known before."""
+        bounds = whole_layers_s(rows)
+        for row in np.argsort(bounds, kind="stable").tolist():
+            limit = np.inf if best is None else best.score_s
+            if bounds[row] >= limit:
+                break
+            one = rows.take([row])
+            split = best_splits(one)[0]
+            if split is None:
+                continue
+            stages = one.stages([split])
+            if split_s(one, stages)[0] < limit:
+                score, _ = fastest(one, [split])
+                if score < limit:
+                    objective = float(objective_s(one.prices, one.columns, stages)[0])
+                    best = Share(one.columns, split, score, objective)
+        return best
+
+    def refine(self, n: int) -> None:
+        """Bound the simulations of every split of every option of ``n`` sequences."""
+        self.refined.add(n)
+        score = self.least_s[n]
+        if self.solved[n] is None:
+            return
+        index = self._able(n)
+        rows = self._rows(index[self.bounds_s(index, n // self.unit[index]) < score], n)
+        bounds = whole_layers_s(rows)
+        left = np.flatnonzero(bounds < score)
+        low = float(bounds[left].min(initial=score))
+        self.bound_s[n] = least_bound_s(rows.take(left), low, score) if len(left) else score
+
+
+def shares_of(outer: Outer) -> list[GroupShares]:
+    """The classes that each group can run."""
+    fleet, batch = outer.fleet, outer.fleet.problem.workload.global_batch_size
+    return [GroupShares.of(_options(outer, at), batch) for at in range(len(fleet.groups))]
+
+
+def _options(outer: Outer, group: int) -> Rows:
+    """Every configuration of one group: as many replicas as fit, one micro-batch."""
+    parts = [_at_berth(outer, berth) for berth in berths_of(outer.fleet) if berth.group == group]
+    columns = Columns.concatenate([part.columns for part in parts])
+    prices = [part.prices for part in parts]
+    return replace(parts[0], columns=columns, prices=type(prices[0]).concatenate(prices))
+
+
+def _at_berth(outer: Outer, berth: Berth) -> Rows:
+    """The options of one tensor-parallel size."""
+    fleet = outer.fleet
+    columns = _distinct(fleet, outer.columns, berth)
+    rows = rows_at(fleet, columns, berth)
+    rules = [rule for rule in rules_of(fleet.problems[berth.group]) if rule.name != BATCH_RULE]
+    legal = np.flatnonzero(violation_masks(tuple(rules), rows.columns) == 0)
+    return rows.take(legal[fitting(rows.take(legal))])
+
+
+def _distinct(fleet: Fleet, columns: Columns, berth: Berth) -> Columns:
+    """The rows of a space with the number of replicas that fill the group, each once."""
+    each = berth.tensor_parallel_size * columns.context_parallel_size * columns.pipeline_parallel_size
+    replicas = fleet.groups[berth.group].num_gpus // each
+    shard = np.where(columns.zero_stage > 0, replicas * columns.context_parallel_size, 1)
+    filled = replace(
+        columns,
+        data_parallel_size=replicas,
+        zero_shard_size=shard,
+        num_microbatches=np.ones_like(replicas),
+    )
+    names = (
+        "context_parallel_size", "expert_parallel_size", "pipeline_parallel_size", "micro_batch_size",
+        "zero_stage", "recompute",
+    )  # fmt: skip
+    keys = np.stack([getattr(filled, name) for name in names])
+    _, first = np.unique(keys, axis=1, return_index=True)
+    first = np.sort(first)
+    return filled.take(first[replicas[first] > 0])
+
+
+def best_split(shares: list[FloatArray], batch: int) -> tuple[float, tuple[int, ...]] | None:
+    """The split of the batch over all of ``shares`` whose largest entry is least; None: there is none.
+
+    Entries (batch + 1,) by number of sequences. Bisects over the values: a time is enough if sums of
+    entries within it reach the batch.
+    """
+    values = np.unique(np.concatenate([one[np.isfinite(one)] for one in shares]))
+    low, high = 0, len(values) - 1
+    if not len(values) or _sums(shares, float(values[-1]))[-1] >> batch & 1 == 0:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _sums(shares, float(values[middle]))[-1] >> batch & 1:
+            high = middle
+        else:
+            low = middle + 1
+    return float(values[low]), _traced(shares, float(values[low]), batch)
+
+
+def _sums(shares: list[FloatArray], limit_s: float) -> list[int]:
+    """Reachable sums of the first g entries within a time, as bits."""
+    reached, found = 1, [1]
+    for one in shares:
+        after = 0
+        for n in np.flatnonzero(one <= limit_s).tolist():
+            after |= reached << n
+        reached = after & ((1 << len(one)) - 1)
+        found.append(reached)
+    return found
+
+
+def _traced(shares: list[FloatArray], limit_s: float, batch: int) -> tuple[int, ...]:
+    """Numbers of sequences that make up the batch; of several the quickest at the last group first."""
+    sums, left, chosen = _sums(shares, limit_s), batch, list[int]()
+    for at in range(len(shares) - 1, -1, -1):
+        able = [n for n in np.flatnonzero(shares[at] <= limit_s).tolist()
+                if n <= left and sums[at] >> (left - n) & 1]  # fmt: skip
+        best = min(able, key=lambda n: (float(shares[at][n]), n))
+        chosen.append(best)
+        left -= best
+    return tuple(reversed(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The best shares of some groups."""
+
+    groups: tuple[int, ...]
+    sequences: tuple[int, ...]
+    score_s: float  # with the exchange
+    objective_s: float
+
+
+def split_bound_s(
+    shares: list[GroupShares], groups: tuple[int, ...], exchange_s: float, limit_s: float
+) -> float:
+    """No split of the batch over all of ``groups`` simulates faster; at most ``limit_s``."""
+    mine, bound = [shares[at] for at in groups], 0.0
+    for _ in range(_REFINED):
+        found = best_split([one.bound_s for one in mine], len(mine[0].bound_s) - 1)
+        if found is None or found[0] + exchange_s >= limit_s:
+            return limit_s
+        bound = found[0] + exchange_s
+        fresh = [(one, n) for one, n in zip(mine, found[1], strict=True) if n not in one.refined]
+        if not fresh:
+            break
+        for one, n in fresh:
+            if n not in one.solved:
+                one.solve(n)
+            one.refine(n)
+    return bound
+
+
+def solve_split(
+    shares: list[GroupShares],
+    groups: tuple[int, ...],
+    exchange_s: float,
+    *,
+    stopped: Callable[[], bool],
+    limit_s: float = np.inf,
+) -> Split | None:
+    """The proved best split of the batch over all of ``groups``; None: nothing fits within the limit."""
+    mine = [shares[at] for at in groups]
+    batch = len(mine[0].least_s) - 1
+    while not stopped():
+        found = best_split([one.least_s for one in mine], batch)
+        if found is None or found[0] + exchange_s > limit_s:
+            return None
+        fresh = [(one, n) for one, n in zip(mine, found[1], strict=True) if n not in one.solved]
+        for one, n in fresh:
+            one.solve(n)
+        if not fresh:
+            chosen = [one.solved[n] for one, n in zip(mine, found[1], strict=True)]
+            slowest = max(share.objective_s for share in chosen if share is not None)
+            return Split(groups, found[1], found[0] + exchange_s, slowest + exchange_s)
+    return None

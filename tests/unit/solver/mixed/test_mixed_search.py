@@ -1,0 +1,117 @@
+"""A mixed cluster through the public search: what moves the answer, and what must not."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from profiles.profile import default_profile
+from solver.check import violations
+from solver.mixed.shares import best_split
+from solver.plan import Answer, configuration_from_json
+from solver.problem import Problem
+from solver.search.search import search
+from tests.builders import INFINIBAND
+from tests.mixed_clusters import a_group, a_mixed_problem
+
+FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
+
+
+def answered(problem: Problem) -> Answer:
+    return search(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def best_s(problem: Problem) -> float:
+    return answered(problem).plans[0].prediction.step_time_s
+
+
+def test_permuting_the_groups_changes_no_step_time() -> None:
+    one = answered(a_mixed_problem((FAST, SLOW_GROUP)))
+    other = answered(a_mixed_problem((SLOW_GROUP, FAST)))
+    steps = [[plan.prediction.step_time_s for plan in answer.plans] for answer in (one, other)]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
+def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_answer() -> None:
+    whole = answered(a_mixed_problem((replace(FAST, num_nodes=2),), between=None))
+    halves = answered(a_mixed_problem((FAST, FAST), between=INFINIBAND))
+    assert [plan.config for plan in whole.plans] == [plan.config for plan in halves.plans]
+    assert whole.plans[0].prediction == halves.plans[0].prediction
+
+
+@pytest.mark.parametrize("better", [
+    a_group(speed=0.8, slug="slow"),
+    a_group(speed=0.4, memory_gib=158.0, slug="slow"),
+    a_group(speed=0.4, nodes=2, slug="slow"),
+])  # fmt: skip
+def test_a_better_group_is_never_worse(better: object) -> None:
+    before, after = a_mixed_problem((FAST, SLOW_GROUP)), a_mixed_problem((FAST, better))  # type: ignore[arg-type]
+    assert best_s(after) <= best_s(before) * (1.0 + 1e-9)
+
+
+def test_a_faster_link_between_the_groups_is_never_worse() -> None:
+    slow = a_mixed_problem((FAST, SLOW_GROUP))
+    fast = a_mixed_problem((FAST, SLOW_GROUP), between=INFINIBAND)
+    assert best_s(fast) <= best_s(slow)
+
+
+def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100)
+    profile = default_profile(problem.cluster, "none")
+    answer = search(problem, profile)
+    assert any(plan.config.replicas for plan in answer.plans)
+    assert any(plan.config.stage_groups for plan in answer.plans)
+    for plan in answer.plans:
+        again = configuration_from_json(plan.to_json()["config"])
+        assert again == plan.config
+        assert list(violations(problem, profile, again)) == []
+
+
+def test_the_check_counts_the_gpus_and_bytes_of_each_group() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    profile = default_profile(problem.cluster, "none")
+    plan = next(p for p in search(problem, profile).plans if p.config.stage_groups)
+    stage = plan.config.stage_groups[0]
+    more = replace(stage, num_gpus=stage.num_gpus + 1)
+    wrong = replace(plan.config, stage_groups=(more, *plan.config.stage_groups[1:]))
+    assert any("GPUs" in fault for fault in violations(problem, profile, wrong))
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, memory_bytes=2**30)) for group in problem.cluster.groups
+    )
+    tight = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    assert any(
+        "the budget is" in fault
+        for fault in violations(tight, default_profile(tight.cluster, "none"), plan.config)
+    )
+
+
+def test_the_split_of_a_batch_minimises_the_largest_share() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        groups, batch = int(generator.integers(2, 4)), int(generator.integers(2, 9))
+        shares = [
+            np.where(generator.random(batch + 1) < 0.3, np.inf, generator.random(batch + 1))
+            for _ in range(groups)
+        ]
+        for one in shares:
+            one[0] = np.inf  # every group has a share
+        known = [
+            max(one[n] for one, n in zip(shares, split, strict=True))
+            for split in product(range(batch + 1), repeat=groups)
+            if sum(split) == batch
+        ]
+        found = best_split(shares, batch)
+        if min(known) == np.inf:
+            assert found is None
+        else:
+            assert found is not None
+            assert found[0] == min(known)
+            assert sum(found[1]) == batch
+            assert max(one[n] for one, n in zip(shares, found[1], strict=True)) == found[0]
+
+
+def test_launchers_that_cannot_place_stages_say_so() -> None:
+    problem = replace(a_mixed_problem((FAST, SLOW_GROUP)), launcher="megatron-lm")
+    warnings = answered(problem).warnings
+    assert any("the slowest GPU (slow) sets the pace of every stage" in warning for warning in warnings)
