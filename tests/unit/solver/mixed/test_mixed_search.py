@@ -57,7 +57,7 @@ def test_a_faster_link_between_the_groups_is_never_worse() -> None:
 
 
 def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
-    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100)
+    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
     profile = default_profile(problem.cluster, "none")
     answer = search(problem, profile)
     assert any(plan.config.replicas for plan in answer.plans)
