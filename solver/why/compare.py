@@ -1,14 +1,14 @@
 """Two configurations side by side: what each difference between them buys.
 
 One difference after the other is carried over from the first to the second, along a path on which every
-stop can be priced, as many stops as possible break no rule, and as few as possible lack memory. The step
-times of neighbouring stops differ by what a difference buys there; so the parts add up to the whole. In
+stop can be priced, as many stops as possible break no rule, as few as possible lack memory, and the step time
+goes back and forth as little as it can. The step times of neighbouring stops differ by what a difference buys there; so the parts add up to the whole. In
 another order the parts would be others; the sum would not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -27,6 +27,7 @@ from solver.why.waterfall import waterfalls
 
 _MOST = 10  # differences whose orders are looked through; more are carried over in their own order
 _ILLEGAL, _TOO_BIG = 100, 1  # what a stop costs the path
+_DIGITS = 9  # of seconds; what is less is rounding
 Option = str | int | float | bool
 
 
@@ -140,48 +141,48 @@ def _best_order(
     ends: tuple[Configuration, Configuration],
     differences: Sequence[Difference],
 ) -> list[Difference]:
-    """The order with the fewest stops that break a rule or lack memory; ties by the given order."""
+    """The order with the fewest stops that break a rule, then that lack memory, then the shortest way."""
     if len(differences) > _MOST:
         return list(differences)
-    penalty = _penalties(problem, profile, ends, differences)
+    prices = _prices(problem, profile, ends, differences)
     full = (1 << len(differences)) - 1
 
     @cache
-    def best(done: int) -> tuple[int, tuple[int, ...]]:
+    def best(done: int) -> tuple[int, float, tuple[int, ...]]:
         if done == full:
-            return 0, ()
+            return 0, 0.0, ()
         options = []
         for at in range(len(differences)):
             if not done >> at & 1:
-                cost, rest = best(done | 1 << at)
-                options.append((cost + penalty(done | 1 << at), (at, *rest)))
+                penalty, step_s = prices[done | 1 << at]
+                cost, way_s, rest = best(done | 1 << at)
+                way_s = round(way_s + abs(step_s - prices[done][1]), _DIGITS)
+                options.append((cost + penalty, way_s, (at, *rest)))
         return min(options)
 
-    return [differences[at] for at in best(0)[1]]
+    return [differences[at] for at in best(0)[2]]
 
 
-def _penalties(
+def _prices(
     problem: Problem,
     profile: Profile,
     ends: tuple[Configuration, Configuration],
     differences: Sequence[Difference],
-) -> Callable[[int], int]:
-    """What each set of carried differences costs a path; all sets are priced in one call."""
+) -> dict[int, tuple[int, float]]:
+    """Of each set of carried differences, as bits: what it costs a path, and its closed-form step."""
     names = [difference.name for difference in differences]
-    sets = range(1, 1 << len(names))
     stops = {
         done: carried(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
-        for done in sets
+        for done in range(1 << len(names))
     }
     there = {done: stop for done, stop in stops.items() if stop is not None}
-    found: dict[int, int] = {}
+    found = dict.fromkeys(stops, (_ILLEGAL * _ILLEGAL, 0.0))
     if there:
         priced = Assembled.of(problem, profile, list(there.values()))
         budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
         short = priced.stages.peak_memory_bytes.max(axis=1) > budget
         masks = violation_masks(rules_of(problem), priced.columns) != 0
-        found = {
-            done: _ILLEGAL * int(illegal) + _TOO_BIG * int(big)
-            for done, illegal, big in zip(there, masks.tolist(), short.tolist(), strict=True)
-        }
-    return lambda done: found.get(done, _ILLEGAL * _ILLEGAL)
+        costs = _ILLEGAL * masks.astype(int) + _TOO_BIG * short.astype(int)
+        pairs = zip(costs.tolist(), priced.objective_s().tolist(), strict=True)
+        found |= dict(zip(there, pairs, strict=True))
+    return found

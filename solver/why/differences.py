@@ -56,7 +56,8 @@ def _recompute(c: Configuration) -> str:
     if c.recompute_granularity != "full":
         return {"none": "off", "selective": "of scores"}.get(c.recompute_granularity, "?")
     every = c.recompute_layers >= max(c.stage_layers)
-    return "of every layer" if every else f"of {c.recompute_layers} layers a chunk"
+    layers = "1 layer" if c.recompute_layers == 1 else f"{c.recompute_layers} layers"
+    return "of every layer" if every else f"of {layers} a chunk"
 
 
 def _words(name: str, first: Configuration, second: Configuration) -> str:

@@ -74,7 +74,8 @@ class _Lexer:
             self._close()
             self._move(1)
         elif char == "#" and self._word is None:
-            self._move(len(self._text[self._at :].partition("\n")[0]))
+            end = self._text.find("\n", self._at)
+            self._move((end if end >= 0 else len(self._text)) - self._at)
         else:
             self._add(Part(char))
             self._move(1)

@@ -16,6 +16,7 @@ from service.launchers.reading.lexer import Part, Token, lex
 
 UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
 MAX_WORDS = 20_000
+MAX_TEXT = 200_000  # characters of one variable
 _MAX_DEPTH = 8  # of files that read one another, and of defaults in defaults
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -109,6 +110,8 @@ def _store(script: Script, head: str, words: Sequence[Word], line: int) -> None:
     new = (*old, *words) if head.endswith("+=") else tuple(words)
     if script.conditions and old and new != old:
         script.conditional[name] = line
+    if sum(len(word.text) for word in new) > MAX_TEXT or len(new) > MAX_WORDS:
+        raise ValueError(f"line {line}: {name[:40]} grows beyond {MAX_TEXT} characters")
     script.words[name] = new
     script.variables[name] = tuple(word.text for word in new)
 

@@ -1,5 +1,6 @@
 """Launch commands are read back: exported plans, scripts as people write them, and nonsense."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,3 +180,22 @@ def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
         read_launch_file(SCRIPT[:start] + put + SCRIPT[start + length :])
     except InvalidProblemError:
         return
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=aaaaaaaaaaaaaaaa\n" + 'A="$A$A"\n' * 60,
+        "A=(a a a a)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 60,
+        "${A:-" * 5000 + "}" * 5000,
+        "$((" * 3000 + "1" + "))" * 3000,
+        "# comment\n" * 90_000,
+        'A="$B" ' * 40_000,
+    ],
+    ids=["doubled", "doubled array", "nested defaults", "nested sums", "comments", "assignments"],
+)
+def test_a_script_that_would_never_end_is_refused_at_once(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(InvalidProblemError):
+        read_launch_file(text)
+    assert time.process_time() - began < 5.0
