@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,7 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(
         default=None, pattern="^rediss?://", description="None: workers poll the table"
     )
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="address to bind; beyond loopback it needs a key")
     port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
     insecure: bool = Field(default=False, description="bind beyond loopback although no key was ever made")
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
@@ -97,3 +98,25 @@ def fault_of(fault: ValidationError) -> str:
     first = fault.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     return f"{name}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def as_markdown() -> str:
+    """Every setting with its default and what it is for: docs/settings.md."""
+    lines = [
+        "# Settings",
+        "",
+        "Read once, from the environment, by `meshwright serve`, `meshwright worker` and commands that touch",
+        "the records. A value that is out of range is refused at the start, by name.",
+        "",
+        "| variable | default | what it is |",
+        "|---|---|---|",
+    ]
+    for name, field in Settings.model_fields.items():
+        default = "a file in the user's state folder" if field.default_factory else f"`{field.default}`"
+        shown = "–" if field.default is None and not field.default_factory else default
+        lines.append(f"| `MESHWRIGHT_{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown())

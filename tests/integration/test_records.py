@@ -1,0 +1,63 @@
+"""Figures, quotas and definitions on both databases."""
+
+import pytest
+
+from service.db.database import Database
+from service.db.metric_records import job_figures
+from service.definitions import Definitions
+from service.engine.job_engine import JobEngine
+from service.errors import NotFoundError, TooManyRequestsError
+from service.jobs import Jobs, Limits, Submission
+from service.queue import PollingQueue
+from tests.builders import a_problem
+from tests.job_records import SUCCESS, add_job, claimed
+
+POD = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
+
+
+def test_figures_of_all_jobs_are_read(database: Database, engine: JobEngine) -> None:
+    with database.read() as connection:
+        before = job_figures(connection)
+    add_job(database, "measured")
+    claim = claimed(engine)
+    engine.heartbeat(claim, {"stage": "done", "gap": 0.02})
+    engine.complete(claim, SUCCESS)
+    add_job(database, "waiting")
+    with database.read() as connection:
+        after = job_figures(connection)
+    assert after.by_state["succeeded"] == before.by_state.get("succeeded", 0) + 1
+    assert 0 <= after.oldest_queued_age_s < 60
+    assert after.attempts == before.attempts + 1
+    assert after.solve_s.count == before.solve_s.count + 1
+    assert after.gap.total == pytest.approx(before.gap.total + 0.02)
+    steps = zip(after.gap.bounds, after.gap.at_most, before.gap.at_most, strict=True)
+    assert [bound for bound, now, then in steps if now > then] == [0.03, 0.1, 0.3, 1.0]
+
+
+@pytest.mark.parametrize("limits", [Limits(max_queued_jobs=2), Limits(max_submits_per_minute=2)])
+def test_a_tenant_gets_what_it_may_have(database: Database, engine: JobEngine, limits: Limits) -> None:
+    jobs = Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0, limits=limits)
+    tenant = f"bounded-{limits.max_queued_jobs}"
+    submission = Submission(problem=a_problem(), body={}, fresh=True)
+    for _ in range(2):
+        jobs.submit(tenant, submission)
+    with pytest.raises(TooManyRequestsError) as refused:
+        jobs.submit(tenant, submission)
+    assert 0 < refused.value.retry_after_s <= 60
+    jobs.submit(f"{tenant}-other", submission)
+
+
+def test_definitions_have_versions_pages_and_an_end(database: Database) -> None:
+    definitions = Definitions(database)
+    for nodes in (2, 2, 4):
+        raw = {"groups": [{**POD["groups"][0], "num_nodes": nodes}]}
+        record, _ = definitions.put("ours", "cluster", "pod", raw)
+    assert record.version == 2
+    definitions.put("ours", "cluster", "another", POD)
+    first = definitions.page("ours", "cluster", after="", limit=1)
+    rest = definitions.page("ours", "cluster", after=first[0].name, limit=5)
+    assert [(one.name, one.version) for one in (*first, *rest)] == [("another", 1), ("pod", 2)]
+    assert definitions.page("theirs", "cluster", after="", limit=5) == []
+    definitions.delete("ours", "cluster", "pod", actor="test")
+    with pytest.raises(NotFoundError):
+        definitions.read("ours", "cluster", "pod", 1)
