@@ -1,9 +1,9 @@
 """Two configurations side by side: what each difference between them buys.
 
 One difference after the other is carried over from the first to the second, along a path on which every
-stop can be priced, as many stops as possible break no rule, as few as possible lack memory, and the step time
-goes back and forth as little as it can. The step times of neighbouring stops differ by what a difference buys there; so the parts add up to the whole. In
-another order the parts would be others; the sum would not.
+stop can be priced, as many stops as possible break no rule, as few as possible lack memory, and the step
+time goes back and forth as little as it can. Neighbouring stops differ by what a difference buys there, so
+the parts add up to the whole. In another order the parts would be others; the sum would not.
 """
 
 from __future__ import annotations
