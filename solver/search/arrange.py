@@ -75,8 +75,9 @@ def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
 
 def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
     """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
-    passes = 2 * len(splits[0]) * int(row.columns.num_microbatches[0])
-    fully = max(min(MAX_PASSES // 2 // passes, _FULLY), 1)
+    m = int(row.columns.num_microbatches[0])
+    fully = max(min(MAX_PASSES // 2 // (2 * len(splits[0]) * m), _FULLY), 1)
+    fully = 1 if _glanced(row, len(splits[0])) == m else fully
     if len(splits) > fully:
         splits = [splits[i] for i in sorted(_promising(row, splits)[:fully].tolist())]
     stages = _stages(row, splits)
@@ -97,11 +98,16 @@ def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
     return float(steps[best]), splits[best]
 
 
+def _glanced(row: Rows, chunks: int) -> int:
+    """Micro-batches that are simulated side by side; all of them where that is quick."""
+    p = int(row.p[0])
+    return min(int(row.columns.num_microbatches[0]), max(_GLANCED_PASSES // (2 * chunks * p), 2) * p)
+
+
 def _promising(row: Rows, splits: list[Split]) -> IntArray:
     """Which of ``splits`` are fastest, best first, by simulating their first micro-batches."""
     p, stages = int(row.p[0]), _stages(row, splits)
-    groups = max(_GLANCED_PASSES // (2 * len(splits[0]) * p), 2)
-    few = min(int(row.columns.num_microbatches[0]), groups * p)
+    few = _glanced(row, len(splits[0]))
     chunks = len(splits[0])
     finish = finish_of_many_s(
         stages.chunk_forward_s[:, :chunks],

@@ -118,7 +118,7 @@ def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedu
     for own in weight_s:
         block_s += [0.0, own]
         end += [0.0] * m + [-1.0] * m
-    orders = [slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
+    orders = _orders(pp, vpp, m, schedule)
     found = [_run(orders, block_s, end, m=m, schedule=schedule)]
     if schedule in AUTOMATIC and vpp == 1:
         limits = candidates(pp, m, AUTOMATIC[schedule] * pp)
@@ -126,6 +126,12 @@ def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedu
     if schedule in BYPASSES_SYNC:
         found = [_from_own_start_s(finish_s, forward_s) for finish_s in found]
     return min(found, key=max)
+
+
+@lru_cache(maxsize=8)
+def _orders(pp: int, vpp: int, m: int, schedule: str) -> list[list[int]]:
+    """The passes of all ranks; nobody changes them."""
+    return [slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
 
 
 def _from_own_start_s(finish_s: list[float], forward_s: tuple[float, ...]) -> list[float]:
