@@ -1,8 +1,7 @@
 """The gap: how fast any split of any row could simulate, beyond what the closed bounds see.
 
-``reach.least_bound_s`` bounds all splits at once. Rows that it leaves below a time close to the first
-plan's are held against that time rank by rank (``patterns``), a few shares of the step one after the
-other, as long as the effort lasts.
+``reach.least_bound_s`` bounds all splits at once. Where it leaves rows more than a hundredth below the
+first plan, they are held against that time rank by rank (``patterns``), as long as the effort lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from solver.search.patterns import Effort, dominates, is_branchable, least_simul
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
 
-_SHARES = (0.01, 0.0025)  # of the first plan's step, by which a split must beat it to count
+_SHARE = 0.01  # of the first plan's step: a gap that small is left as it is
 _EQUAL = 1e-6
 _EFFORT = 2**27  # passes simulated; about half a second
 
@@ -28,12 +27,9 @@ def least_step_bound_s(
     ``tick`` is called now and then.
     """
     bound, effort = least_bound_s(rows, low_s, best_s, tick), Effort(_EFFORT, tick)
-    for share in _SHARES:
-        target = best_s * (1.0 - share)
-        if bound < target and effort.passes > 0 and rows.is_uniform:
-            bound = max(bound, _beaten_s(rows, bound, target, effort))
-            if bound < target:
-                break
+    target = best_s * (1.0 - _SHARE)
+    if bound < target and rows.is_uniform:
+        bound = max(bound, _beaten_s(rows, bound, target, effort))
     return bound
 
 
