@@ -21,6 +21,7 @@ from solver.calibrate import default_profile_of
 from solver.calibration.batches import UNSEEN_TERMS, ProfileOf
 from solver.calibration.choose import Candidates, Choice, measuring_order, random_order
 from solver.calibration.observations import Observation, memory_configuration
+from solver.digest import problem_digest
 from solver.figures import Figures, Scored, figures_of
 from solver.plan import Prediction, StagePrediction
 from solver.predict import predict
@@ -149,21 +150,34 @@ def peak_as_measured(prediction: Prediction, memory_kind: str, memory_rank: str)
 def _chosen(runs: Sequence[Run], wanted: int, draw: Draw) -> list[Run]:
     """The runs of one cluster to calibrate on, by their configurations alone.
 
-    ``wanted`` counts runs that return a time; one that ran out of memory stays chosen as a label. The
-    order of the rows changes nothing: ties go to the first run by name.
+    ``wanted`` counts runs that return a time; one that ran out of memory stays chosen as a label. Where
+    too few return one, half of the runs is enough. Neither the order of the rows nor their names change
+    anything; among runs of one configuration the first by name is taken.
     """
-    usable = sorted((run for run in runs if run.shape is not None), key=lambda run: run.run_id)
-    wanted = min(wanted, len(usable) // 2)
-    if wanted <= 0:
-        return []
+    usable = sorted((run for run in runs if run.shape is not None), key=_by_configuration)
+    half = len(usable) // 2
+    wanted = min(wanted, half)
+    timed_runs = sum(run.measured.step_time_s is not None for run in usable)
+    most = len(usable) if timed_runs >= wanted else half
     chosen: list[Run] = []
     timed = 0
-    for index in draw.order(usable):
-        if timed >= wanted:
+    for index in draw.order(usable) if wanted > 0 else ():
+        if timed >= wanted or len(chosen) >= most:
             break
         chosen.append(usable[index])
         timed += usable[index].measured.step_time_s is not None
     return chosen
+
+
+def _by_configuration(run: Run) -> tuple[str, str, str]:
+    """A place among the runs of a cluster that no name decides, but for runs of one configuration."""
+    if run.shape is None:
+        return "", "", run.run_id
+    problem = run.shape.problem
+    nameless = replace(
+        problem, model=replace(problem.model, name=""), cluster=replace(problem.cluster, name="")
+    )
+    return problem_digest(nameless), repr((run.shape.framework, run.shape.configuration)), run.run_id
 
 
 def _with_assumed_memory(shape: RunShape, profile: Profile, prediction: Prediction) -> Prediction:

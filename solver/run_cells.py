@@ -91,7 +91,7 @@ def read_cells(path: Path) -> Iterator[Cells]:
             row has more cells than the header.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as handle:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle)
             _check_header(reader.fieldnames or ())
             for line, row in enumerate(reader, start=2):

@@ -105,3 +105,24 @@ def test_memory_is_predicted_as_the_row_counts_it(report: Report) -> None:
         peak_as_measured(prediction, kind, "worst") for kind in ("allocated", "reserved", "device")
     )
     assert allocated < reserved < device == prediction.peak_memory_bytes
+
+
+def test_names_of_runs_do_not_decide_which_are_chosen(runs: tuple[Run, ...]) -> None:
+    mine = [run for run in runs if run.cluster == CLUSTER][:12]
+    # last first by name; all twelve configurations differ
+    renamed = [replace(run, run_id=f"x{99 - i}", source="x") for i, run in enumerate(mine)]
+    before = validate(mine, calibrate=4, choose="random", seed=3)
+    after = validate(renamed, calibrate=4, choose="random", seed=3)
+    used = [row.used_for_calibration for row in before.runs]
+    assert used == [row.used_for_calibration for row in after.runs]
+    assert sum(used) == 4
+
+
+def test_where_no_run_returns_a_time_half_of_them_is_left_to_score(runs: tuple[Run, ...]) -> None:
+    mine = [
+        replace(run, measured=replace(run.measured, step_time_s=None, peak_memory_bytes=6e10))
+        for run in runs
+        if run.cluster == CLUSTER
+    ][:8]
+    report = validate(mine, calibrate=16)
+    assert sum(row.used_for_calibration for row in report.runs) == 4

@@ -191,3 +191,9 @@ def test_nanotron_cuts_where_the_weights_pass_a_ranks_share_and_logs_its_first_r
     assert run.shape is not None
     assert run.shape.configuration.stage_layers == (6, 5, 5, 0)
     assert run.measured.memory_rank == "first"
+
+
+def test_a_table_saved_by_a_spreadsheet_starts_with_a_mark_and_is_read(tmp_path: Path) -> None:
+    path = table(tmp_path / "runs.csv", ROW)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_runs(path)[0].run_id == ROW["run_id"]
