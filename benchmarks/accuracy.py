@@ -92,7 +92,7 @@ WEAKNESSES = """## Known weaknesses
   recipes; no recomputation, except that memory is judged under full recomputation when the run could not
   have fitted without; DeepSeek's latent attention wherever the query size is 192; expert tensor
   parallelism only where experts would not fit otherwise.
-* A mixed cluster runs at the pace of its slowest GPU and network.
+* A row of a mixed cluster is refused: the table does not say which rank runs on which GPU.
 """
 
 

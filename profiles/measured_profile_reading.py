@@ -31,6 +31,7 @@ MAX_ENTRIES = 200_000  # measurements, or sessions, or tasks of one file
 MAX_SECONDS = 1e6
 MAX_FIGURE = 1e24  # FLOPs or bytes of one operation
 MAX_SIZE = 2**62
+NEVER_ZERO = ("micro_batch_size", "tensor_parallel_size")  # sizes that times are drawn over, in logarithms
 DTYPES = ("bf16", "fp16", "fp32")
 KINDS = ("cuda", "cpu")
 
@@ -150,7 +151,9 @@ def _measurement(reader: FieldReader) -> Measurement:
         group=_group(reader),
         operator=reader.text("operator"),
         kind=reader.text("kind"),
-        shape={name: sizes.integer(name, low=0, high=MAX_SIZE) for name in sizes.names()},
+        shape={
+            name: sizes.integer(name, low=int(name in NEVER_ZERO), high=MAX_SIZE) for name in sizes.names()
+        },
         timing=_timing(_object(reader, "timing")),
         work_flops=reader.number("work_flops", low=0, high=MAX_FIGURE, default=0.0),
         moved_bytes=reader.number("moved_bytes", low=0, high=MAX_FIGURE, default=0.0),

@@ -44,7 +44,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
-    launcher: Annotated[str | None, typer.Option(help="megatron-lm, or none.")] = None,
+    launcher: Annotated[str | None, typer.Option(help="megatron-lm, torchtitan, …, any or none.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,

@@ -124,3 +124,12 @@ def test_spread_is_the_range_of_the_middle_four_fifths_over_the_median() -> None
     # (1.3 - 0.9) / 1.0 = 0.4
     assert Timing(median_s=1.0, p10_s=0.9, p90_s=1.3, repeats=9).spread == pytest.approx(0.4)
     assert Timing(median_s=0.0, p10_s=0.0, p90_s=0.0, repeats=1).spread == 0
+
+
+@pytest.mark.parametrize("size", ["micro_batch_size", "tensor_parallel_size"])
+def test_a_time_of_no_sequence_or_no_rank_is_refused(size: str) -> None:
+    # both are taken in logarithms: a zero would make every price of the profile NaN
+    raw = changed(("measurements", 0, "shape", size), value=0)
+    with pytest.raises(InvalidProblemError) as caught:
+        measured_profile_from_json(raw)
+    assert caught.value.errors[0].pointer == f"/measurements/0/shape/{size}"
