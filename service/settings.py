@@ -105,7 +105,7 @@ def as_markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Read once, from the environment, by `meshwright serve`, `meshwright worker` and commands that touch",
+        "Read once, from the environment, by servers, workers and the commands that touch",
         "the records. A value that is out of range is refused at the start, by name.",
         "",
         "| variable | default | what it is |",
