@@ -86,7 +86,11 @@ def legal_rows(
             number = seen + index[legal // len(inner)]
             kinds.append(number * _KINDS + parts[-1].recompute * 2 + several)
         seen += len(outer)
-    columns = Columns.concatenate(parts)
+    lines = {}
+    for f in fields(Columns):
+        tick()
+        lines[f.name] = np.concatenate([getattr(part, f.name) for part in parts])
+    columns = Columns(**lines)
     return Legal(columns=columns, kind=np.concatenate(kinds), refuted=size - len(columns))
 
 
