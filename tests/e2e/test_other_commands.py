@@ -56,7 +56,7 @@ def test_help_and_version_exit_0() -> None:
         (["plan", "--top"], "error: No such option: --top"),
         (
             ["plan", "--num-nodes", "x"],
-            "error: Invalid value for '--num-nodes': Input should be a valid int",
+            'error: --num-nodes: "x" is not N, N,N or LOW:HIGH',
         ),
         (["plan", "--top-k"], "error: Option '--top-k' requires an argument. See: "),
         (["plan", "a.json", "b.json"], "error: Got unexpected extra argument(s) (b.json). See: "),
