@@ -166,7 +166,7 @@ def measure(kind: str) -> Figures:
         _, token = Keys(database, actor="benchmark").create(NewKey(tenant="bench"))
         with serving({**settings, "workers": "0"}) as server:
             options = ["--celery"] if kind == "postgresql" else []
-            with working(settings, *options):
+            with working(settings, *options, quiet=True):
                 time.sleep(WORKER_START_S)
                 started = starts(server, token)
             figures = asyncio.run(requests(server, token))

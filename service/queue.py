@@ -46,6 +46,7 @@ class CeleryQueue:
     """Publishes a Celery message that carries the job's id and nothing else."""
 
     def __init__(self, redis_url: str) -> None:
+        import kombu.transport.redis  # noqa: F401, PLC0415 - else the first request waits for it
         from celery import Celery  # noqa: PLC0415 - only a distributed service needs it
 
         self._app = Celery("meshwright", broker=redis_url, set_as_current=False)

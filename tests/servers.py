@@ -80,10 +80,13 @@ def serving(settings: Settings, *, start: str = SERVE) -> Iterator[RunningServer
 
 
 @contextmanager
-def working(settings: Settings, *options: str, module: str = "workers") -> Iterator[subprocess.Popen[str]]:
+def working(
+    settings: Settings, *options: str, module: str = "workers", quiet: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """A worker process, stopped with SIGTERM; ``tests.slow_worker`` is one that never finishes."""
     command = [sys.executable, "-m", module, *options]
-    with ended(subprocess.Popen(command, env=environment(settings), text=True)) as process:
+    stderr = subprocess.DEVNULL if quiet else None
+    with ended(subprocess.Popen(command, env=environment(settings), stderr=stderr, text=True)) as process:
         yield process
 
 

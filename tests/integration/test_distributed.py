@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from celery import Celery
+from sqlalchemy import delete
 
 from service.db.database import Database
+from service.db.tables import jobs
 from service.engine.job_engine import JobEngine
 from service.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
 from tests.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
@@ -64,13 +66,16 @@ def test_f02_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
     redis.stop()
-    with working(settings, "--celery"):
+    try:
         started = time.monotonic()
         job = server.post_job(PROBLEM, **FRESH)
-        assert time.monotonic() - started < 1.0
-        assert server.finished_job(job["id"])["state"] == "succeeded"
-    assert httpx.get(f"{server.url}/readyz").json()["queue"] == "degraded"
-    redis.start()
+        took_s = time.monotonic() - started
+        with working(settings, "--celery"):
+            assert server.finished_job(job["id"])["state"] == "succeeded"
+        assert httpx.get(f"{server.url}/readyz").json()["queue"] == "degraded"
+    finally:
+        redis.start()
+    assert took_s < 1.0
 
 
 def test_f03_what_a_restarted_redis_lost_is_published_again(
@@ -102,7 +107,8 @@ def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
 
 def test_f04_a_second_delivery_that_finds_nothing_to_do_takes_less_than_50_ms(postgres: Database) -> None:
     engine = JobEngine(postgres, lease_s=2.0)
-    engine.claim_one("warm")
+    with postgres.write() as connection:
+        connection.execute(delete(jobs))
     started = time.monotonic()
     for _ in range(10):
         assert engine.claim_one("again") is None
@@ -117,7 +123,7 @@ def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
     (job,) = [job for job in httpx.get(f"{server.url}/v1/jobs").json()["jobs"] if job["state"] == "queued"]
     killed_at = time.monotonic()
     with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it
-        until(lambda: server.job(job["id"])["state"] != "queued")
+        until(lambda: server.job(job["id"])["state"] != "queued", within_s=30.0)
         assert time.monotonic() - killed_at < 10.0
         assert server.finished_job(job["id"])["state"] == "succeeded"
 

@@ -137,6 +137,14 @@ def test_cancel_against_finish_leaves_one_terminal_state(
     assert job_in(database).state == "succeeded"
 
 
+def test_cancelling_a_finished_job_changes_nothing_of_it(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    assert engine.complete(claimed(engine), SUCCESS)
+    finished = job_in(database)
+    assert engine.cancel(TENANT, "job")
+    assert job_in(database) == finished
+
+
 def test_a_cancelled_job_whose_worker_died_or_left_is_cancelled(
     database: Database, engine: JobEngine
 ) -> None:

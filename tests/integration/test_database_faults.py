@@ -1,0 +1,116 @@
+"""F12, F15, F22, F23: databases that crash, run full, or hold much, and what is read from them again."""
+
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.db import migrations
+from service.db.database import Database
+from service.engine.job_engine import JobEngine
+from service.engine.states import Outcome
+from service.jobs import Jobs, Submission
+from service.queue import PollingQueue
+from service.request import parse_problem
+from service.versions import cache_key_of, versions_of
+from tests.builders import a_problem
+from tests.job_records import TENANT, TINY_PROBLEM, add_job, claimed
+from tests.postgres_server import PostgresServer
+from tests.servers import RunningServer, serving, until, working
+
+FRESH = {"params": {"fresh": "true"}}
+NUM_PLANS = 10_000
+
+
+@pytest.fixture
+def crashing() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+def status_of_post(server: RunningServer) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/jobs", json=TINY_PROBLEM, params=FRESH["params"], timeout=20)
+
+
+def posts(server: RunningServer) -> Iterator[httpx.Response]:
+    """As many as a log file of this size takes, and a few."""
+    return (status_of_post(server) for _ in range(200))
+
+
+def test_f12_a_crashed_database_is_a_503_and_costs_no_job(crashing: PostgresServer) -> None:
+    url = crashing.new_database("jobs")
+    database = Database(url)
+    migrations.upgrade(database)
+    settings = {"database_url": url, "workers": "0", "lease_s": "2", "sweep_s": "0.5"}
+    with serving(settings) as server, working(settings):
+        before = server.post_job(TINY_PROBLEM, **FRESH)["id"]
+        crashing.crash()
+        away = status_of_post(server)
+        crashing.start()
+        after = server.post_job(TINY_PROBLEM, **FRESH)["id"]
+        ends = [server.finished_job(job, within_s=45.0)["state"] for job in (before, after)]
+    database.close()
+    assert away.status_code == 503
+    assert int(away.headers["Retry-After"]) > 0
+    assert away.headers["content-type"] == "application/problem+json"
+    assert ends == ["succeeded", "succeeded"]
+
+
+def test_f15_a_full_disk_is_a_503_or_507_and_leaves_the_records_whole(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    with serving({"database_url": f"sqlite:///{file}", "workers": "0"}) as server:
+        kept = server.post_job(TINY_PROBLEM, **FRESH)["id"]
+        largest = max(path.stat().st_size for path in tmp_path.iterdir())
+        pid, no_limit = server.process.pid, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, no_limit[1]))  # no file grows any more
+        refused = next(answer for answer in posts(server) if answer.status_code != 202)
+        assert refused.status_code in {503, 507}
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert server.job(kept)["state"] == "queued"
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, no_limit)  # somebody made room
+        until(lambda: status_of_post(server).status_code == 202)
+    database = Database(f"sqlite:///{file}")
+    with database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
+    database.close()
+
+
+def jobs_over(database: Database, engine: JobEngine) -> Jobs:
+    return Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
+
+
+def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database, "large")
+    claim = claimed(engine)
+    plans = [
+        {"plan_id": f"plan-{rank}", "rank": rank, "body": "x" * 500} for rank in range(1, NUM_PLANS + 1)
+    ]
+    started = time.monotonic()
+    assert engine.complete(claim, Outcome(state="succeeded", answer={"status": "optimal"}, plans=plans))
+    read: list[int] = []
+    token: str | None = None
+    while token is not None or not read:
+        _, page = jobs_over(database, engine).plans(TENANT, "large", page_size=200, page_token=token)
+        read += [plan["rank"] for plan in page.items]
+        token = page.next_page_token
+    assert read == list(range(1, NUM_PLANS + 1))
+    assert time.monotonic() - started < 30.0
+
+
+def test_f23_an_answer_of_another_solver_version_is_not_given_again(
+    database: Database, engine: JobEngine
+) -> None:
+    problem = a_problem(seed=23)
+    submission = Submission(problem=problem, body={})
+    first = jobs_over(database, engine).submit("f23", submission)
+    claim = next(claim for claim in iter(lambda: claimed(engine), None) if claim.job_id == first.id)
+    versions = versions_of(parse_problem(claim.request))
+    older = cache_key_of("f23", claim.request, {**versions, "ortools": "9.14"})
+    answer = {"status": "optimal", "versions": {**versions, "ortools": "9.14"}}
+    assert engine.complete(claim, Outcome(state="succeeded", answer=answer, cache_key=older))
+    assert jobs_over(database, engine).submit("f23", submission).id != first.id
