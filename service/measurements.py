@@ -176,5 +176,6 @@ def _require_possible(one: Observation) -> None:
     """Refuse what physics rules out, before anything is stored."""
     reason = impossible(one, default_profile_of(one))
     if reason is not None:
-        field = "/step_time_s" if one.step_time_s is not None else "/peak_memory_bytes"
+        memory = impossible(replace(one, step_time_s=None), default_profile_of(one)) is not None
+        field = "/peak_memory_bytes" if memory else "/step_time_s"
         raise InvalidProblemError.of(field, reason)

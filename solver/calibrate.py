@@ -159,6 +159,7 @@ def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Par
             measured=np.log([one.peak_memory_bytes or 1.0 for one in known]),
             runs=known,
             profile=profile,
+            words=("larger in memory", "smaller in memory"),
         ),
         widths=MEMORY_WIDTHS,
         prior=MEMORY_PROCESS,
@@ -189,6 +190,7 @@ class _Evidence:
     measured: FloatArray
     runs: Sequence[Observation]
     profile: Profile
+    words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
 
 
 def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, spread: Spread) -> _Part:
@@ -204,7 +206,7 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
     )
     left = left_over(found, points, evidence.measured, spread)
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
-    findings = contradictions(evidence.runs, points, left.leave_one_out)
+    findings = contradictions(evidence.runs, points, left.leave_one_out, words=evidence.words)
     findings += constants_at_bounds(evidence.profile.constants, offsets, widths)
     log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))
     return _Part(offsets=offsets, log_sds=log_sds, left=left, findings=tuple(findings))

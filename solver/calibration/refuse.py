@@ -20,19 +20,26 @@ _BARELY = 0.02  # relative move below which a constant counts as unmoved
 _MAX_NAMED = 5
 _MAX_SHOWN = 64  # characters of a run's name
 _UNITS = 1.1  # a peak given in GB and read as GiB still fits
+_LEAST_BYTES_A_WEIGHT = 0.5  # 4 bits, spread over all GPUs
 
 
 def impossible(one: Observation, profile: Profile) -> str | None:
     """Why a run cannot have happened as stated; None when it can.
 
     A step cannot be faster than the model's FLOPs at the GPUs' dense peak in the run's precision, and
-    its peak memory cannot exceed the GPU's.
+    its peak memory can neither exceed the GPU's nor be less than its share of the weights.
     """
     has_bytes = profile.group.gpu.memory_bytes
     if one.peak_memory_bytes is not None and one.peak_memory_bytes > _UNITS * has_bytes:
         return (
             f"run {_called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB is more than the "
             f"{has_bytes / GIB:.4g} GiB of {profile.group.gpu.slug}"
+        )
+    least_bytes = _LEAST_BYTES_A_WEIGHT * one.problem.model.num_parameters() / one.configuration.num_gpus
+    if one.peak_memory_bytes is not None and one.peak_memory_bytes < least_bytes:
+        return (
+            f"run {_called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB do not hold "
+            f"{least_bytes / GIB:.4g} GiB, a GPU's share of the weights in 4 bits"
         )
     if one.step_time_s is None:
         return None
@@ -56,19 +63,24 @@ def _called(one: Observation) -> str:
 
 
 def contradictions(
-    observations: Sequence[Observation], features: FloatArray, leave_one_out: FloatArray
+    observations: Sequence[Observation],
+    features: FloatArray,
+    leave_one_out: FloatArray,
+    *,
+    words: tuple[str, str] = ("slower", "faster"),
 ) -> list[str]:
-    """Runs that the others do not explain, with the most alike run where there is one."""
+    """Runs that the others do not explain, with the most alike run where there is one.
+
+    ``words`` say more and less of what was measured.
+    """
     findings = []
     apart = np.sqrt(((features[:, None, :] - features[None, :, :]) ** 2).sum(axis=2))
     np.fill_diagonal(apart, np.inf)
     worst = [int(i) for i in np.argsort(-np.abs(leave_one_out)) if abs(leave_one_out[i]) > _CONTRADICTS]
     for index in worst[:_MAX_NAMED]:
         twin = int(apart[index].argmin())
-        slower = "slower" if leave_one_out[index] > 0 else "faster"
-        text = (
-            f"run {_called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {slower} than "
-        )
+        way = words[0] if leave_one_out[index] > 0 else words[1]
+        text = f"run {_called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {way} than "
         if apart[index, twin] < _TWINS:
             text += f"the other runs say; the most alike is {_called(observations[twin])}"
         else:

@@ -76,6 +76,9 @@ def test_an_impossible_measurement_names_its_field(client: TestClient, measured:
     answer = client.post(PLAN, json={"step_time_s": 1e-3})
     assert (answer.status_code, measured["plan_id"]) == (422, "aaa")
     assert answer.json()["errors"][0]["pointer"] == "/step_time_s"
+    for peak in (1, 2**49):  # less than the weights, more than the GPU
+        answer = client.post(PLAN, json={"step_time_s": 300.0, "peak_memory_bytes": peak})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/peak_memory_bytes")
 
 
 def test_a_repeated_measurement_with_a_key_is_one(client: TestClient, measured: dict[str, Any]) -> None:

@@ -158,6 +158,26 @@ def test_a_peak_beyond_the_memory_of_the_gpu_is_left_out_and_said(
     assert len(finding) < 200
 
 
+def test_a_peak_that_does_not_hold_the_weights_is_left_out_and_said(
+    observations: list[Observation],
+) -> None:
+    runs = as_if(observations)[:4]
+    runs[0] = replace(runs[0], peak_memory_bytes=2.0**20, name="TOO-SMALL")  # MiB given as bytes
+    calibration = calibrate(runs, cluster="x")
+    assert calibration.num_runs == 3
+    assert any("TOO-SMALL is left out" in finding for finding in calibration.findings)
+
+
+def test_a_run_whose_peak_contradicts_the_others_is_called_smaller_not_faster(
+    observations: list[Observation],
+) -> None:
+    # a twelfth of what is usual still holds the weights
+    runs = [replace(one, peak_memory_bytes=36e9) for one in as_if(observations)[:12]]
+    runs[0] = replace(runs[0], peak_memory_bytes=3e9, name="ODD")
+    findings = calibrate(runs, cluster="x").findings
+    assert any("ODD" in finding and "smaller in memory" in finding for finding in findings)
+
+
 def test_only_impossible_runs_are_refused(observations: list[Observation]) -> None:
     with pytest.raises(InvalidProblemError, match="is left out"):
         calibrate([replace(observations[0], step_time_s=1e-3)], cluster="x")
