@@ -22,6 +22,7 @@ from solver.mixed.outer import Outer
 from solver.mixed.reach import Program, Reach
 
 _NS = 1e9
+_WIDEST = 0.2  # share of a step that bounds seldom miss
 _OPENED = 64  # rows whose fields are bounded together
 Layout = tuple[int, ...]
 
@@ -56,7 +57,7 @@ class PlacedFrontier:
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
     _heap: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)
-    _seen: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)  # fields popped
+    _solved: list[Field] = field(default_factory=list)
 
     @classmethod
     def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
@@ -100,8 +101,7 @@ class PlacedFrontier:
                 self._open(self._order[self._next : self._next + _OPENED])
                 self._next += _OPENED
             else:
-                bound, row, berths = heapq.heappop(self._heap)
-                self._seen.append((bound, row, berths))
+                _, row, berths = heapq.heappop(self._heap)
                 self.settle(Field(outer=self.outer, row=row, berths=berths))
 
     def _open(self, rows: IntArray) -> None:
@@ -141,6 +141,7 @@ class PlacedFrontier:
         if best is None:
             return
         self.solved += 1
+        self._solved.append(one)
         self.least_objective_s = min(self.least_objective_s, best.objective_s)
         score = one.simulated_s(best.placement)
         placed = Placed(self._key(one, score), score, best.objective_s, one.row, one.berths, best.placement)
@@ -168,18 +169,22 @@ class PlacedFrontier:
         return (round(score_s * _NS), *simple, row, *one.berths)
 
     def least_bound_s(self, best_s: float, tick: Callable[[], object], steps: int = 9) -> float:
-        """No placement of any row simulates faster; at most ``best_s``. Fields were opened up to there."""
-        left = [one for one in self._seen if one[0] < best_s]
-        reaches = [Reach(Field(outer=self.outer, row=row, berths=berths)) for _, row, berths in left]
-        unseen = min([best_s, self.waiting_s])
-        low, high = min([unseen, *(bound for bound, _, _ in left)]), best_s
+        """No placement of any row simulates faster; at most ``best_s``.
+
+        A refuted field has no placement within the cutoff of its time, which was no less; what waits keeps
+        its bound. Only other placements of solved fields are left, and they are bisected together.
+        """
+        reaches = [Reach(one) for one in self._solved]
+        high = min(best_s, self.waiting_s)
+        reaches = [reach for reach in reaches if reach.can_beat(high)]
+        if not reaches:
+            return high
+        low = high * (1.0 - _WIDEST)
+        if any(reach.can_beat(low) for reach in reaches):
+            low, high = 0.0, low
         for _ in range(steps):
             tick()
             middle = (low + high) / 2.0
             able = [reach for reach in reaches if reach.can_beat(middle)]
-            if able or unseen < middle:
-                high = middle
-                reaches = able or reaches
-            else:
-                low = middle
+            low, high, reaches = (low, middle, able) if able else (middle, high, reaches)
         return low
