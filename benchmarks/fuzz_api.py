@@ -26,7 +26,7 @@ from tests.servers import serving
 
 ROOT = Path(__file__).parents[1]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES, QUICK_EXAMPLES = 350, 12  # drawn for each address
+EXAMPLES, QUICK_EXAMPLES = 390, 12  # drawn for each address
 # Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
 PHASES = (
     ["--phases", "fuzzing"],
