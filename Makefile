@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch clean chaos chaos-short bench-service mutants reliability
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch test-launchers clean chaos chaos-short bench-service mutants reliability
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test-torch: ## what needs torch: meshwright profile, measured on this machine's 
 	@test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
 	@PYTHONWARNINGS=ignore .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'torch==2.13.0' --editable '.[dev]'
 	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/torch
+
+test-launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed")
+	@$(BIN)/python -m tests.launchers $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check
@@ -102,4 +105,4 @@ collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
 	    --out profiles/catalog/collectives/network.json
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-torch .venv-peers .venv-fuzz out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-torch .venv-peers .venv-fuzz .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -44,6 +44,15 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             allowed="0",
             nearest="0",
         )
+    model, seq = problem.model, workload.seq_length
+    positions = model.max_position_embeddings or seq
+    if model.learned_position_embeddings and seq > positions and name != "none":
+        yield FieldError(
+            pointer="/workload/seq_length",
+            message=f"{seq} is longer than the {positions} learned positions",
+            allowed=f"1 to {positions}",
+            nearest=str(positions),
+        )
     lacking = sorted(model_features(problem.model) & set(able.model_lacks))
     if lacking:
         yield FieldError(pointer="/model", message=f"{name} is not planned for {', '.join(lacking)}")

@@ -31,7 +31,6 @@ COMMON_RULES: tuple[Rule, ...] = (
     model_rules.ffn_divides_over_ranks,
     model_rules.sequence_divides_over_context,
     model_rules.sequence_divides_over_tensor_ranks,
-    model_rules.positions_cover_the_sequence,
     model_rules.experts_divide_over_ranks,
     model_rules.expert_ranks_divide_the_stage,
 )

@@ -9,7 +9,6 @@ from service.launchers.target import Target
 
 JSON_FILE = "ds_config.json"
 HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it knows
-_DTYPES = {"bf16": "bfp16", "fp16": "fp16", "fp32": "fp32"}  # of communication_data_type
 # Elements of 500 million and DeepSpeed's other defaults: the catalog's facts were taken with them.
 _BUCKET = 500_000_000
 _STAGE_3 = {
@@ -33,7 +32,7 @@ def json_file(head: str, target: Target) -> str:
         "gradient_accumulation_steps": config.num_microbatches,
         "bf16": {"enabled": workload.precision == "bf16"},
         "fp16": {"enabled": workload.precision == "fp16"},
-        "communication_data_type": _DTYPES[workload.precision if gradients != "fp32" else "fp32"],
+        "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
         "zero_optimization": _zero(config.zero_stage),
     }
     if config.tensor_parallel_size > 1:

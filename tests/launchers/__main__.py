@@ -1,0 +1,193 @@
+"""Exported plans before the launchers' own parsers: ``make test-launchers``.
+
+Hundreds of random plans of the search's own space must pass and mean what was planned; every mutant must be
+refused by our rules, and by the parser where it notices such. The last line counts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from profiles.capabilities import launcher_capabilities
+from profiles.errors import InvalidProblemError, RefusedExportError
+from profiles.library import find_model
+from service.launchers.registry import export, launcher_names
+from service.launchers.target import Target
+from solver.launcher_own import problem_faults
+from tests.launcher_plans import problem_of, random_targets
+from tests.launchers.environments import ENVIRONMENTS, TORCH_ENVIRONMENT, Environment, ready, versions
+from tests.launchers.mutants import MUTANTS, Mutant
+
+MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b")
+JUDGES = Path(__file__).parent / "judges"
+EXPORTER = {"torchtitan-0.3": "torchtitan", "torchtitan-0.2": "torchtitan"}
+
+
+Verdict = dict[str, Any]  # what the launcher has seen, and why it refused
+
+
+@dataclass
+class Count:
+    """What the last line says."""
+
+    launchers: int = 0
+    plans: int = 0
+    refused_mutants: int = 0
+    unnoticed_mutants: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """The figures in one line."""
+        return (
+            f"launchers={self.launchers} plans={self.plans} refused_mutants={self.refused_mutants} "
+            f"unnoticed_mutants={self.unnoticed_mutants}"
+        )
+
+
+def plans(launcher: str, count: int) -> Iterator[Target]:
+    """Random plans, equally many of each model that the launcher trains."""
+    able = launcher_capabilities(launcher)
+    problems = [problem_of(launcher, find_model(name), seq_length=4096) for name in MODELS]
+    problems = [problem for problem in problems if not list(problem_faults(problem, able))]
+    for index, problem in enumerate(problems):
+        share = count // len(problems) + (index < count % len(problems))
+        yield from random_targets(problem, share, random.Random(f"{launcher} {index}"))
+
+
+def case_of(found: Target, files: dict[str, str]) -> dict[str, object]:
+    """What a judge is told beside the files: as much as the cluster would tell it."""
+    launch = files["launch.sh"]
+    return {
+        "files": files,
+        "world_size": found.config.num_gpus,
+        "data_parallel_size": found.config.data_parallel_size,
+        "node_rank": found.num_nodes - 1,
+        "environment": dict(re.findall(r"^export (CUDA_\w+)=(\S+)$", launch, re.MULTILINE)),
+    }
+
+
+def verdicts(environment: Environment, judge: str, cases: list[dict[str, object]]) -> list[Verdict]:
+    """The judge's answers, in order."""
+    path = os.pathsep.join(filter(None, [str(environment.path) if environment.unpacked else ""]))
+    done = subprocess.run(
+        [str(environment.python), str(JUDGES / f"{judge}.py")],
+        input="".join(json.dumps(case) + "\n" for case in cases),
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(answers) != len(cases):
+        raise RuntimeError(f"{judge} broke down: {done.stderr[-800:]}")
+    return answers
+
+
+def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
+    """What the launcher understood otherwise than it was planned."""
+    config = found.config
+    planned: dict[str, object] = {
+        "num_layers": found.model.num_layers,
+        "num_kv_heads": found.model.num_kv_heads,
+        "ffn_hidden_size": found.model.ffn_hidden_size,
+        "last_rank": found.num_nodes - 1,
+        "stage_layers": list(config.stage_layers),
+    }
+    for name, value in seen.items():
+        wanted = planned[name] if name in planned else getattr(config, name, None)
+        if value != wanted:
+            yield f"{name}: {value} instead of {wanted}"
+
+
+def try_plans(name: str, environment: Environment, judge: str, targets: list[Target], count: Count) -> None:
+    """Every plan passes and is understood as it was planned."""
+    files = [export(one.plan, one.problem, one.problem.launcher).files for one in targets]
+    cases = [case_of(found, text) for found, text in zip(targets, files, strict=True)]
+    for found, verdict in zip(targets, verdicts(environment, judge, cases), strict=True):
+        count.plans += 1
+        if verdict["refusal"]:
+            count.faults.append(f"{name}: {found.config}: {verdict['refusal']}")
+        count.faults += [f"{name}: {found.config}: {text}" for text in differences(found, verdict["seen"])]
+
+
+def try_mutants(name: str, environment: Environment, judge: str, count: Count) -> None:
+    """Every mutant is refused by us, and by the launcher exactly where it is known to notice."""
+    launcher = EXPORTER.get(name, name)
+    mutants = MUTANTS[launcher]()
+    cases = [case_of(mutant.target, files_without_rules(launcher, mutant)) for mutant in mutants]
+    for mutant, verdict in zip(mutants, verdicts(environment, judge, cases), strict=True):
+        try:
+            export(mutant.target.plan, mutant.target.problem, launcher)
+            count.faults.append(f"{name}: we let pass: {mutant.name}")
+        except (RefusedExportError, InvalidProblemError):
+            pass
+        noticed = verdict["refusal"] is not None
+        count.refused_mutants += noticed
+        count.unnoticed_mutants += not noticed
+        if noticed != mutant.noticed:
+            word = verdict["refusal"] or "accepted"
+            count.faults.append(f"{name}: {mutant.name}: expected noticed={mutant.noticed}, was {word}")
+
+
+def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
+    """What our exporter would write if it had no rules."""
+    found = mutant.target
+    with patch("service.launchers.megatron_lm.refuse"), patch("service.launchers.common_rules.refuse"):
+        files = export(found.plan, found.problem, launcher).files
+    if mutant.edit:
+        old, new = mutant.edit
+        assert any(old in text for text in files.values()), mutant.name
+        files = {file: text.replace(old, new) for file, text in files.items()}
+    return files
+
+
+def try_scripts(plans_each: int, count: Count) -> None:
+    """Bash and torchrun read the scripts of every launcher; a node rank that is none is refused by ours."""
+    targets = [found for launcher in launcher_names() for found in plans(launcher, plans_each)]
+    try_plans("torchrun", TORCH_ENVIRONMENT, "torchrun", targets, count)
+    files = export(targets[0].plan, targets[0].problem, targets[0].problem.launcher).files
+    beyond = {**case_of(targets[0], files), "node_rank": targets[0].num_nodes}
+    (verdict,) = verdicts(TORCH_ENVIRONMENT, "torchrun", [beyond])
+    if not verdict["refusal"]:
+        count.faults.append("torchrun: a node rank beyond the last one was started")
+    count.unnoticed_mutants += 1
+
+
+def main() -> int:
+    """Try everything; 1 when anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plans", type=int, default=100, help="random plans for each launcher")
+    parser.add_argument("--only", nargs="*", default=[*ENVIRONMENTS, "torchrun"], help="launchers to try")
+    options = parser.parse_args()
+    count = Count()
+    unavailable = ready(TORCH_ENVIRONMENT)
+    for name in options.only:
+        environment = ENVIRONMENTS.get(name, TORCH_ENVIRONMENT)
+        why = unavailable or ready(environment)
+        if why:
+            print(f"{name}: skipped, not installable here: {why}")
+            continue
+        print(f"{name}: {versions(environment)}", flush=True)
+        count.launchers += 1
+        if name == "torchrun":
+            try_scripts(max(options.plans // 10, 2), count)
+            continue
+        judge = EXPORTER.get(name, name).replace("-", "_")
+        try_plans(name, environment, judge, list(plans(EXPORTER.get(name, name), options.plans)), count)
+        try_mutants(name, environment, judge, count)
+    for fault in count.faults:
+        print(f"fault: {fault[:600]}")
+    print(count.line())
+    return 1 if count.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

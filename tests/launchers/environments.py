@@ -1,0 +1,108 @@
+"""An environment of its own for every launcher, under one git-ignored folder; torch is shared by all.
+
+Versions are pinned. Megatron-LM's wheel asks for a newer Python than it needs, so it is unpacked, not
+installed; what else it needs to run is in ``judges/megatron_lm.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2] / ".venv-launchers"
+TORCH = (
+    "torch==2.13.0", "numpy", "packaging", "pandas", "tqdm", "pyyaml", "typing_extensions", "setuptools",
+    "wheel",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One launcher's environment."""
+
+    name: str
+    packages: tuple[str, ...]  # installed, dependencies included
+    unpacked: tuple[str, ...] = ()  # wheels of another Python, put on the path
+
+    @property
+    def folder(self) -> Path:
+        """Where it lives."""
+        return ROOT / self.name
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def path(self) -> Path:
+        """Unpacked wheels, to go first on the path."""
+        return self.folder / "unpacked"
+
+
+TORCH_ENVIRONMENT = Environment("torch", TORCH)
+ENVIRONMENTS = {
+    found.name: found
+    for found in (
+        Environment("megatron-lm", ("triton==3.9.0", "einops"), ("megatron-core==0.19.2",)),
+        Environment("deepspeed", ("deepspeed==0.19.8",)),
+        Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0")),
+        Environment("torchtitan-0.3", ("triton==3.9.0", "torchtitan==0.3.0")),
+        Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
+    )
+}
+
+
+def ready(environment: Environment) -> str | None:
+    """Make the environment where it is missing; why it cannot be had, or None."""
+    stamp = environment.folder / "ready"
+    if stamp.exists():
+        return None
+    try:
+        _make(environment)
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr or error)[-300:].replace("\n", " ")
+    stamp.touch()
+    return None
+
+
+def _make(environment: Environment) -> None:
+    _run(sys.executable, "-m", "venv", str(environment.folder))
+    if environment is not TORCH_ENVIRONMENT:
+        shared = next(TORCH_ENVIRONMENT.folder.glob("lib/python*/site-packages"))
+        own = next(environment.folder.glob("lib/python*/site-packages"))
+        (own / "torch.pth").write_text(f"{shared}\n")
+    _pip(environment, "install", "--no-build-isolation", *environment.packages)
+    for wheel in environment.unpacked:
+        _pip(
+            environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
+            "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
+            "--dest", str(environment.path), wheel,
+        )  # fmt: skip
+        for file in environment.path.glob("*.whl"):
+            zipfile.ZipFile(file).extractall(environment.path)
+
+
+def _pip(environment: Environment, command: str, *arguments: str) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check")
+    _run(str(environment.python), "-m", "pip", command, *quiet, *arguments)
+
+
+def _run(*command: str) -> None:
+    plain = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}  # DeepSpeed compiles nothing
+    subprocess.run(command, check=True, capture_output=True, text=True, env=plain)
+
+
+def versions(environment: Environment) -> str:
+    """The pinned packages as they are installed, torch among them."""
+    pinned = [name for name in environment.packages if "==" in name]
+    names = [package.partition("==")[0] for package in dict.fromkeys((*pinned, "torch==2.13.0"))]
+    code = "import sys; from importlib.metadata import version as v; print(*(f'{n} {v(n)}' for n in sys.argv[1:]))"
+    done = subprocess.run(
+        [str(environment.python), "-c", code, *names], check=True, capture_output=True, text=True
+    )
+    return ", ".join([done.stdout.strip().replace("+cpu", ""), *environment.unpacked])

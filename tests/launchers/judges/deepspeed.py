@@ -1,0 +1,58 @@
+"""DeepSpeed 0.19 on a CPU: its configuration, told the data-parallel size that a process group would tell.
+
+Without an initialised group it counts a world of one, whatever it is told; so its rank is set to 0 and an
+``mpu`` reports the size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
+
+from deepspeed.runtime import config as module
+from deepspeed.runtime.config import DeepSpeedConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+from protocol import Case, Seen, serve
+
+module.dist.get_rank = lambda *_args: 0
+module.dist.is_initialized = lambda *_args: True
+
+
+class Ranks:
+    """The model-parallel unit that DeepSpeed asks for the data-parallel size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def get_data_parallel_world_size(self) -> int:
+        """Ranks that see different data."""
+        return self.size
+
+
+def judge(case: Case) -> Seen:
+    """What DeepSpeed makes of its JSON."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(case["files"]["ds_config.json"])
+        file.flush()
+        config = DeepSpeedConfig(file.name, mpu=Ranks(case["data_parallel_size"]))
+    zero = config.zero_config
+    raw = json.loads(case["files"]["ds_config.json"])
+    return {
+        "global_batch_size": config.train_batch_size,
+        "micro_batch_size": config.train_micro_batch_size_per_gpu,
+        "num_microbatches": config.gradient_accumulation_steps,
+        "zero_stage": int(zero.stage),
+        "tensor_parallel_size": raw.get("tensor_parallel", {}).get("autotp_size", 1),
+        "data_parallel_size": config.world_size,
+    }
+
+
+if __name__ == "__main__":
+    serve(judge)

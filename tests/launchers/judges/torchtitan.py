@@ -1,0 +1,112 @@
+"""torchtitan 0.3 and 0.2 on a CPU: the configuration, the mesh, and the model's update from it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
+
+NEW = importlib.metadata.version("torchtitan") >= "0.3"
+if not NEW:
+    from torchtitan.models.llama3 import llama3_args
+    from torchtitan.models.llama3.model.model import FeedForward
+import torch  # noqa: E402
+from torch.distributed.pipelining.schedules import get_schedule_class  # noqa: E402
+from torchtitan.config.manager import ConfigManager  # noqa: E402
+from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent))
+from protocol import Case, Seen, serve  # noqa: E402
+
+SCHEDULES = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved_1f1b"}
+
+
+def judge(case: Case) -> Seen:
+    """What torchtitan makes of the plan's files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in case["files"].items():
+            (Path(folder) / name).write_text(text)
+        sys.path.insert(0, folder)
+        try:
+            return of_module(case) if NEW else of_toml(case, Path(folder))
+        finally:
+            sys.path.remove(folder)
+            for name in ("torchtitan_plan", "torchtitan_0_2_model"):
+                sys.modules.pop(name, None)
+            importlib.invalidate_caches()
+
+
+def of_module(case: Case) -> Seen:
+    """0.3: the module's function, then what the trainer does before it builds the model."""
+    config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
+    dims = ParallelDims.from_config(config.parallelism, case["world_size"])
+    model = config.model_spec.model
+    model.update_from_config(config=config)
+    recompute = type(config.activation_checkpoint).__qualname__.removesuffix("AC.Config").lower()
+    seen = seen_of(config, dims)
+    seen["num_layers"] = len(model.layers)
+    seen["ffn_hidden_size"] = model.layers[0].feed_forward.w1.out_features
+    seen["recompute_granularity"] = {"nonetype": "none"}.get(recompute, recompute)
+    return seen
+
+
+def of_toml(case: Case, folder: Path) -> Seen:
+    """0.2: the TOML, and the flavor that its own module registers."""
+    path = str(folder / "torchtitan_0_2.toml")
+    config: Any = ConfigManager().parse_args(["--job.config_file", path])
+    importlib.import_module(config.experimental.custom_import)
+    part = config.parallelism
+    dims = ParallelDims(
+        dp_replicate=part.data_parallel_replicate_degree, dp_shard=part.data_parallel_shard_degree,
+        cp=part.context_parallel_degree, tp=part.tensor_parallel_degree, pp=part.pipeline_parallel_degree,
+        ep=part.expert_parallel_degree, etp=part.expert_tensor_parallel_degree,
+        world_size=case["world_size"],
+    )  # fmt: skip
+    shape = llama3_args[config.model.flavor]
+    shape.update_from_config(config)
+    with torch.device("meta"):
+        mlp = FeedForward(shape.dim, 4 * shape.dim, shape.multiple_of, shape.ffn_dim_multiplier)
+    seen = seen_of(config, dims)
+    seen["num_layers"] = shape.n_layers
+    seen["ffn_hidden_size"] = mlp.w1.out_features
+    seen["recompute_granularity"] = config.activation_checkpoint.mode
+    return seen
+
+
+def seen_of(config: Any, dims: Any) -> Seen:
+    """The plan as torchtitan understood it."""
+    pp, parts = dims.pp, config.parallelism.module_fqns_per_model_part
+    split = [config_layers(part) for part in parts] if parts else None
+    local, gbs = config.training.local_batch_size, config.training.global_batch_size
+    dp = dims.dp_replicate * dims.dp_shard
+    mbs = config.parallelism.pipeline_parallel_microbatch_size if pp > 1 else local
+    if pp > 1:
+        get_schedule_class(config.parallelism.pipeline_parallel_schedule)
+    seen: Seen = {
+        "tensor_parallel_size": dims.tp,
+        "context_parallel_size": dims.cp,
+        "pipeline_parallel_size": pp,
+        "data_parallel_size": dp,
+        "micro_batch_size": mbs,
+        "num_microbatches": gbs // (dp * mbs),
+        "global_batch_size": gbs,
+    }
+    if split is not None:
+        seen["stage_layers"] = split
+        seen["virtual_pipeline_size"] = len(split) // pp
+        seen["pipeline_schedule"] = SCHEDULES[config.parallelism.pipeline_parallel_schedule]
+    return seen
+
+
+def config_layers(part: list[str]) -> int:
+    """Transformer layers of one stage."""
+    return sum(name.startswith("layers.") for name in part)
+
+
+if __name__ == "__main__":
+    serve(judge)

@@ -1,0 +1,173 @@
+"""Illegal plans: each breaks one thing, and says whether the launcher's own parser notices.
+
+The lists are those of the launchers' own sources; that a parser does or does not notice is checked anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from profiles.model import ModelSpec, MoeSpec
+from service.launchers.target import Target
+from solver.plan import Configuration
+from solver.problem import Workload
+from tests.launcher_cases import target
+
+LLAMA = ModelSpec(
+    name="small", num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32,
+    num_kv_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072, rotary_base=500_000,
+)  # fmt: skip
+EXPERTS = replace(LLAMA, moe=MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=14336))
+WIDE = replace(LLAMA, num_attention_heads=96, num_kv_heads=4, head_dim=128)
+PLAIN = Configuration(data_parallel_size=8, num_microbatches=4, stage_layers=(32,))
+TENSOR = replace(PLAIN, tensor_parallel_size=4, sequence_parallel=True)
+STAGES = replace(
+    PLAIN, pipeline_parallel_size=4, pipeline_schedule="1f1b", num_microbatches=8, stage_layers=(8,) * 4
+)
+CHUNKS = replace(
+    STAGES, virtual_pipeline_size=2, pipeline_schedule="interleaved_1f1b", stage_layers=(4,) * 8
+)
+SHARDED = replace(PLAIN, zero_stage=3, zero_shard_size=8)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One illegal plan of one launcher."""
+
+    name: str
+    target: Target
+    noticed: bool  # by the launcher's own parser, of every version that is tried
+    edit: tuple[str, str] | None = None  # text in the files that our exporter would not write so
+
+
+def of(
+    model: ModelSpec,
+    config: Configuration,
+    *,
+    seq_length: int = 4096,
+    per_node: int = 8,
+    **workload: object,
+) -> Target:
+    """A target whose workload differs from the one that its configuration conserves."""
+    plain = Workload(global_batch_size=config.global_batch_size, seq_length=seq_length)
+    changed = replace(plain, **workload)  # type: ignore[arg-type]
+    return target(model, config, workload=changed, gpus_per_node=per_node)
+
+
+def _batch(config: Configuration) -> Target:
+    return of(LLAMA, config, global_batch_size=config.global_batch_size + 1)
+
+
+def megatron_lm() -> list[Mutant]:
+    """What Megatron-LM refuses, fails on later, or never notices."""
+    return [*_megatron_lm_notices(), *_megatron_lm_lets_pass()]
+
+
+def _megatron_lm_notices() -> list[Mutant]:
+    ring = replace(PLAIN, context_parallel_size=4)
+    three = replace(PLAIN, tensor_parallel_size=3, sequence_parallel=True)
+    six = replace(PLAIN, tensor_parallel_size=6, sequence_parallel=True)
+    alone = replace(CHUNKS, pipeline_parallel_size=1, stage_layers=(16, 16))
+    two = replace(CHUNKS, pipeline_parallel_size=2, stage_layers=(8,) * 4)
+    return [
+        Mutant("batch of a sequence too many", _batch(PLAIN), noticed=True),
+        Mutant("30 layers over 4 stages", of(replace(LLAMA, num_layers=30), STAGES), noticed=True),
+        Mutant("virtual stages without stages", of(LLAMA, alone), noticed=True),
+        Mutant("virtual stages on two ranks without overlapped transfers",
+               of(LLAMA, two, framework_options={"overlap_transfer": False}), noticed=True),
+        Mutant("odd slices of a sequence", of(LLAMA, ring, seq_length=4100), noticed=True),
+        Mutant("heads not divided by tp", of(LLAMA, three), noticed=True),
+        Mutant("query groups and tp", of(WIDE, six), noticed=True),
+        Mutant("experts not divided by ep",
+               of(EXPERTS, replace(PLAIN, expert_parallel_size=3, data_parallel_size=24)), noticed=True),
+        Mutant("a layout with a layer too many", of(LLAMA, replace(STAGES, stage_layers=(9, 8, 8, 8))),
+               noticed=True),
+    ]  # fmt: skip
+
+
+def _megatron_lm_lets_pass() -> list[Mutant]:
+    block = replace(PLAIN, recompute_granularity="full", recompute_layers=99)
+    split = replace(STAGES, expert_parallel_size=8, data_parallel_size=12)
+    tensor_experts = replace(TENSOR, sequence_parallel=False, expert_parallel_size=8)
+    count = "--recompute-num-layers"
+    return [
+        Mutant("a stage's layers are lost", of(LLAMA, replace(STAGES, stage_layers=(7,) * 4)),
+               noticed=False),
+        Mutant("ranks of a stage and experts", of(EXPERTS, split), noticed=False),
+        Mutant("MLP not divided by tp", of(replace(LLAMA, ffn_hidden_size=14338), TENSOR), noticed=False),
+        Mutant("micro-batches and groups", of(LLAMA, replace(CHUNKS, num_microbatches=6)), noticed=False),
+        Mutant("experts and tp without sequence parallelism", of(EXPERTS, tensor_experts), noticed=False),
+        Mutant("sequence not divided by tp", of(LLAMA, TENSOR, seq_length=4098), noticed=False),
+        Mutant("an empty stage", of(LLAMA, replace(STAGES, stage_layers=(0, 11, 11, 10))), noticed=False),
+        Mutant("a layout of twice the stages", of(LLAMA, replace(STAGES, stage_layers=(3, *(4,) * 6, 5))),
+               noticed=False),
+        Mutant("tensor ranks across nodes", of(LLAMA, TENSOR, per_node=2), noticed=False),
+        Mutant("more recomputed layers than a chunk has", of(LLAMA, block), noticed=False,
+               edit=(f"uniform\n    {count} 1", f"block\n    {count} 99")),
+    ]  # fmt: skip
+
+
+def deepspeed() -> list[Mutant]:
+    """What DeepSpeed's configuration refuses or never notices."""
+    two = replace(PLAIN, zero_stage=2, zero_shard_size=8)
+    return [
+        Mutant("batch of a sequence too many", _batch(PLAIN), noticed=True),
+        Mutant("a fourth ZeRO stage", of(LLAMA, replace(SHARDED, zero_stage=4)), noticed=True),
+        Mutant("a negative ZeRO stage", of(LLAMA, replace(SHARDED, zero_stage=-1)), noticed=True),
+        Mutant("stages beside ZeRO-2", of(LLAMA, replace(STAGES, zero_stage=2, zero_shard_size=8)),
+               noticed=False),
+        Mutant("uneven stages", of(LLAMA, replace(STAGES, stage_layers=(9, 8, 8, 7))), noticed=False),
+        Mutant("tensor ranks beside ZeRO-3", of(LLAMA, replace(SHARDED, tensor_parallel_size=2)),
+               noticed=False),
+        Mutant("rings", of(LLAMA, replace(two, context_parallel_size=2, zero_shard_size=16)),
+               noticed=False),
+        Mutant("ZeRO in fp32", of(LLAMA, two, precision="fp32"), noticed=False),
+        Mutant("experts over too few ranks", of(EXPERTS, replace(two, expert_parallel_size=16)),
+               noticed=False),
+        Mutant("shards of half the ranks", of(LLAMA, replace(two, zero_shard_size=4)), noticed=False),
+    ]  # fmt: skip
+
+
+def torchtitan() -> list[Mutant]:
+    """What both versions of torchtitan refuse or never notice."""
+    titan = replace(STAGES, zero_stage=2, zero_shard_size=8)
+    mesh = replace(SHARDED, tensor_parallel_size=4, sequence_parallel=True, context_parallel_size=2,
+                   zero_shard_size=16)  # fmt: skip
+    return [
+        Mutant("shards that do not divide the ranks", of(LLAMA, replace(SHARDED, zero_shard_size=3)),
+               noticed=True),
+        Mutant("a mesh of fewer ranks", of(LLAMA, replace(SHARDED, zero_shard_size=5)), noticed=True),
+        Mutant("batch of a sequence too many", _batch(SHARDED), noticed=False),
+        Mutant("sequence not divided by tp and slices", of(LLAMA, mesh, seq_length=4104), noticed=False),
+        Mutant("a layer dropped", of(LLAMA, replace(titan, stage_layers=(8, 8, 8, 7))), noticed=False),
+        Mutant("a layer too many", of(LLAMA, replace(titan, stage_layers=(8, 8, 8, 9))), noticed=False),
+        Mutant("fewer micro-batches than stages", of(LLAMA, replace(titan, num_microbatches=2)),
+               noticed=False),
+        Mutant("experts' ranks in a dense model", of(LLAMA, replace(SHARDED, expert_parallel_size=3)),
+               noticed=False),
+    ]  # fmt: skip
+
+
+def accelerate() -> list[Mutant]:
+    """What accelerate refuses or never notices."""
+    two = replace(SHARDED, tensor_parallel_size=2)
+    return [
+        Mutant("tensor ranks beside plain replicas", of(LLAMA, replace(two, zero_shard_size=1)),
+               noticed=True),
+        Mutant("an unknown precision", of(LLAMA, SHARDED, precision="fp9"), noticed=True),
+        Mutant("ranks that are in no mesh", of(LLAMA, replace(SHARDED, zero_shard_size=3)), noticed=False),
+        Mutant("stages", of(LLAMA, replace(STAGES, zero_stage=3, zero_shard_size=8)), noticed=False),
+        Mutant("experts' ranks", of(EXPERTS, replace(SHARDED, expert_parallel_size=8)), noticed=False),
+        Mutant("selective recomputation", of(LLAMA, replace(SHARDED, recompute_granularity="selective")),
+               noticed=False),
+        Mutant("batch of a sequence too many", _batch(SHARDED), noticed=False),
+    ]  # fmt: skip
+
+
+MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
+    "megatron-lm": megatron_lm,
+    "deepspeed": deepspeed,
+    "torchtitan": torchtitan,
+    "accelerate": accelerate,
+}
