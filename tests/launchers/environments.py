@@ -48,7 +48,7 @@ TORCH_ENVIRONMENT = Environment("torch", TORCH)
 ENVIRONMENTS = {
     found.name: found
     for found in (
-        Environment("megatron-lm", ("triton==3.9.0", "einops"), ("megatron-core==0.19.2",)),
+        Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",)),
         Environment("deepspeed", ("deepspeed==0.19.8",)),
         Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0")),
         Environment("torchtitan-0.3", ("triton==3.9.0", "torchtitan==0.3.0")),
@@ -101,8 +101,8 @@ def versions(environment: Environment) -> str:
     """The pinned packages as they are installed, torch among them."""
     pinned = [name for name in environment.packages if "==" in name]
     names = [package.partition("==")[0] for package in dict.fromkeys((*pinned, "torch==2.13.0"))]
-    code = "import sys; from importlib.metadata import version as v; print(*(f'{n} {v(n)}' for n in sys.argv[1:]))"
+    code = "import importlib.metadata as m, sys\nprint(*(f'{n} {m.version(n)},' for n in sys.argv[1:]))"
     done = subprocess.run(
         [str(environment.python), "-c", code, *names], check=True, capture_output=True, text=True
     )
-    return ", ".join([done.stdout.strip().replace("+cpu", ""), *environment.unpacked])
+    return " ".join([done.stdout.strip().replace("+cpu", ""), *environment.unpacked])
