@@ -62,7 +62,8 @@ def test_a_problem_survives_its_canonical_request_and_json() -> None:
 
 @pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "gpt-3-175b", "qwen3-235b-a22b"])
 def test_every_kind_of_model_survives_its_canonical_request(model: str) -> None:
-    problem = parse_problem(request(model={"name": model}))
+    workload = {**WORKLOAD, "seq_length": 2048}  # as many positions as the oldest of them has learned
+    problem = parse_problem(request(model={"name": model}, workload=workload))
     assert parse_problem(problem_to_mapping(problem)) == problem
 
 
