@@ -141,6 +141,8 @@ class Runner:
         proved = answer is not None and answer.status in {"optimal", "infeasible"}
         if heartbeat.verdict == "lost" and not proved:
             return lambda: False  # what a stopped search found is no answer; the sweeper takes the job
+        if isinstance(running.error, DATABASE_AWAY) and not cancelled:
+            return lambda: False  # it did not get its profile; the sweeper takes the job, three times
         if self._leaving.is_set() and not cancelled and not proved:
             return lambda: engine.release(claim, checkpoint_of(answer))
         if answer is None:

@@ -55,7 +55,9 @@ def claim_first(
 
 def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
     """The id of a tenant's next queued job, skipping rows that another worker is claiming now."""
-    wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, jobs.c.expires_at_s > now_s()]
+    # An expression, as no index is to be used for it: SQLite would sort the whole queue.
+    in_time = jobs.c.expires_at_s + 0.0 > now_s()
+    wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
     if min_age_s > 0:
         wanted.append(jobs.c.created_at_s <= now_s() - min_age_s)
     order = (jobs.c.priority, jobs.c.created_at_s, jobs.c.id)

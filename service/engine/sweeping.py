@@ -86,7 +86,8 @@ def _end_leases(connection: Connection) -> Counter[str]:
 
 def _expire(connection: Connection) -> int:
     """Expire the queued jobs that nobody claimed in time."""
-    late = and_(jobs.c.state == "queued", jobs.c.expires_at_s <= now_s())
+    now = select(now_s()).scalar_subquery()  # read once: PostgreSQL then finds the late ones by index
+    late = and_(jobs.c.state == "queued", jobs.c.expires_at_s <= now)
     values = {"state": "expired", "finished_at_s": now_s()}
     return connection.execute(update(jobs).where(late).values(values)).rowcount
 
@@ -102,7 +103,7 @@ def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
     hinted_at_s = func.coalesce(jobs.c.hinted_at_s, jobs.c.created_at_s)
     waited_s = hinted_at_s - jobs.c.created_at_s
     pause_s = case((waited_s > hint_after_s, waited_s), else_=hint_after_s)
-    due = and_(jobs.c.state == "queued", hinted_at_s < now_s() - pause_s)
+    due = hinted_at_s < now_s() - pause_s
     first = oldest.limit(MAX_HINTS).scalar_subquery()
     marked = update(jobs).where(jobs.c.id.in_(first), due).values(hinted_at_s=now_s())
     found = connection.execute(marked.returning(jobs.c.created_at_s, jobs.c.id)).all()

@@ -12,7 +12,7 @@ from tests.chaos.witness import Verdict, Witness
 from tests.job_records import TINY_PROBLEM
 from tests.servers import Settings
 
-LEASE_S = 2.0
+LEASE_S = 3.0
 FREEZE_S = LEASE_S + 1.2
 OPEN_JOBS = 16  # submitted and not ended
 AHEAD_JOBS = 5  # submitted beyond the number that brings about the next fault
@@ -64,10 +64,14 @@ class Weather:
         busy = ended + OPEN_JOBS
         return busy if self.is_over else min(busy, max(ended, self._due[0][0]) + AHEAD_JOBS)
 
+    def may_crash(self) -> bool:
+        """Whether no running job lost a worker before: three times unlucky is poison, by design."""
+        return all(attempts == 1 for attempts in patiently(self._witness.busy_workers).values())
+
     def kill_everything(self) -> bool:
         """What a power cut does to a service on one machine."""
-        if any(attempts > 1 for attempts in self._witness.busy_workers().values()):
-            return False  # twice unlucky is enough: a third time would be poison, by design
+        if not self.may_crash():
+            return False
         self.done["kills"] += self.workers.kill_all() + self.api.kill_all()
         return True
 

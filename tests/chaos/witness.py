@@ -30,6 +30,7 @@ class Verdict:
     lost: int  # acknowledged, but not succeeded with its plan
     double: int  # ended twice, stored twice, or made twice of one idempotency key
     stuck: int  # neither queued for a reason nor ended
+    losses: tuple[str, ...]  # how the lost ones ended
     answers: int  # different answers to the one question; 1
     most_attempts: int
 
@@ -62,11 +63,13 @@ class Witness:
         plans = self._count("SELECT job_id, count(*) FROM plans GROUP BY job_id")
         endings = self._count("SELECT job_id, count(*) FROM endings GROUP BY job_id")
         ours = set(acknowledged.values())
-        lost = sum(states.get(job) != "succeeded" or not plans.get(job) for job in ours)
+        lost = sorted(job for job in ours if states.get(job) != "succeeded" or not plans.get(job))
+        ends = self._words("SELECT id, state || coalesce(CAST(problem AS VARCHAR), '') FROM jobs")
         twice = sum(endings.get(job, 0) > 1 or plans.get(job, 0) > 1 for job in states)
         surplus = len(states.keys() - ours) + len(acknowledged) - len(ours)
         return Verdict(
-            lost=lost,
+            lost=len(lost),
+            losses=tuple(f"{job}: {ends.get(job, 'gone')}" for job in lost),
             double=twice + surplus,
             stuck=sum(state in {"queued", "running"} for state in states.values()),
             answers=len(self._words("SELECT plan_id, 'answer' FROM plans")),

@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         name="a late job is claimed",
         file=CLAIM,
-        old=", jobs.c.expires_at_s > now_s()]",
-        new="]",
+        old="jobs.c.tenant == tenant, in_time]",
+        new="jobs.c.tenant == tenant]",
     ),
     Mutant(name="a lost claim stores plans", file=ENGINE, old="if held and rows:", new="if rows:"),
     Mutant(name="leaving costs an attempt", file=ENGINE, old="attempts=jobs.c.attempts - 1,", new=""),

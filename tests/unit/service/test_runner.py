@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from profiles.errors import InternalError
 from service.db.database import Database
@@ -112,6 +113,18 @@ def test_a_bug_of_the_search_fails_the_job_without_telling_its_text(
         "code": "internal_error",
         "detail": "the search broke with ZeroDivisionError; the worker's log has the details",
     }
+
+
+def test_a_search_that_cannot_read_its_profile_is_tried_again(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    away = OperationalError("SELECT", {}, Exception("the database is starting up"))
+    runner_of(engine, breaking(away)).run_next()
+    let_lease_run_out(database)
+    assert engine.sweep().requeued == 1
+    runner_of(engine, answering(an_answer())).run_next()
+    assert (job_in(database).state, job_in(database).attempts) == ("succeeded", 2)
 
 
 def test_an_error_of_the_planner_keeps_its_code(database: Database, engine: JobEngine) -> None:
