@@ -12,14 +12,14 @@ from profiles.errors import InvalidProblemError
 from profiles.measurements import MeasuredRun
 from profiles.model import ModelSpec
 from profiles.units import GIB
-from solver.run_cells import REQUIRED_COLUMNS
+from solver.run_cells import READ_COLUMNS
 
 NEEDED = (  # without these no run is predicted
     "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     "micro_batch_size", "global_batch_size", "seq_length",
 )  # fmt: skip
 _MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib", "memory_kind", "memory_rank", "oom")
-COLUMNS = (*REQUIRED_COLUMNS, "framework", "source", "model", *_MEASURED)
+COLUMNS = (*READ_COLUMNS, "framework", "source", "model", *_MEASURED)
 _FAMILIES = {"deepspeed": "deepspeed-zero"}  # others are called as the table calls them
 _AXES = ("tensor", "pipeline", "context")
 
@@ -133,7 +133,7 @@ def table_with(existing: str, row: Mapping[str, str]) -> str:
     if existing.strip():
         reader = csv.DictReader(io.StringIO(existing))
         columns = reader.fieldnames or ()
-        missing = set(REQUIRED_COLUMNS) - set(columns)
+        missing = set(READ_COLUMNS) - set(columns)
         if missing:
             raise InvalidProblemError.of("--into", f"is no table of runs: {min(missing)} is missing")
         rows = [old for old in reader if old.get("run_id") != row["run_id"]]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from profiles.errors import FieldError, InvalidProblemError
 
-# Without these no run can be expressed; the measured columns may be absent (weak labels).
-REQUIRED_COLUMNS = (
+# What a run is read from, beside what was measured.
+READ_COLUMNS = (
     "run_id", "cluster", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
     "num_kv_heads", "head_dim", "vocab_size", "tied_embeddings", "gated_mlp", "num_experts", "moe_top_k",
     "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "seq_length", "gpu", "num_gpus",
@@ -21,6 +21,11 @@ REQUIRED_COLUMNS = (
     "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
     "zero_stage", "zero_shard_size", "micro_batch_size", "global_batch_size", "optimizer",
     "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
+)  # fmt: skip
+# Without these no run can be expressed. Any other column may be absent: all its cells are unknown.
+REQUIRED_COLUMNS = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "gpu", "num_gpus",
+    "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "global_batch_size",
 )  # fmt: skip
 MAX_ROWS = 1_000_000
 COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md; an empty cell means unknown"

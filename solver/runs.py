@@ -62,7 +62,7 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     """All rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
 
     Raises:
-        InvalidProblemError: a required column is missing or a cell cannot be read.
+        InvalidProblemError: the file cannot be read or lacks a required column.
     """
     return tuple(_run_of(cells) for cells in read_cells(path))
 
@@ -83,17 +83,24 @@ def _shape_of(cells: Cells) -> RunShape:
     )
 
 
+_NOTHING_MEASURED = Measurement(
+    step_time_s=None,
+    peak_memory_bytes=None,
+    memory_kind="unknown",
+    memory_rank="unknown",
+    out_of_memory=None,
+)
+
+
 def _run_of(cells: Cells) -> Run:
-    """One row as a run; what cannot be expressed is refused with a reason."""
-    measured = _measurement_of(cells)
-    shape, reason = None, None
+    """One row as a run; what cannot be read or expressed is refused with a reason."""
+    shape, measured, reason = None, _NOTHING_MEASURED, None
     try:
+        measured = _measurement_of(cells)
         shape = _shape_of(cells)
     except RefusedRunError as error:
         reason = str(error)
     except InvalidProblemError as error:
-        if any(fault.pointer.startswith("/rows/") for fault in error.errors):
-            raise
         reason = error.errors[0].sentence()
     return Run(
         run_id=cells.text("run_id") or f"line-{cells.line}",

@@ -55,8 +55,8 @@ def test_help_and_version_exit_0() -> None:
     [
         (["plan", "--top"], "error: No such option: --top"),
         (
-            ["plan", "--num-nodes", "x"],
-            'error: --num-nodes: "x" is not N, N,N or LOW:HIGH',
+            ["plan", "--top-k", "x"],
+            "error: Invalid value for '--top-k': Input should be a valid int",
         ),
         (["plan", "--top-k"], "error: Option '--top-k' requires an argument. See: "),
         (["plan", "a.json", "b.json"], "error: Got unexpected extra argument(s) (b.json). See: "),

@@ -5,7 +5,7 @@ import pytest
 
 from profiles.errors import InvalidProblemError
 from profiles.units import GIB
-from solver.run_cells import REQUIRED_COLUMNS
+from solver.run_cells import READ_COLUMNS
 from solver.runs import CATALOG_RUNS, Run, read_runs
 
 ROW = {
@@ -33,7 +33,7 @@ MEASURED = (
 
 
 def table(path: Path, *rows: dict[str, str], without: str = "") -> Path:
-    names = [name for name in (*REQUIRED_COLUMNS, *MEASURED) if name != without]
+    names = [name for name in (*READ_COLUMNS, *MEASURED) if name != without]
     with path.open("w", encoding="utf-8", newline="") as handle:
         writer = csv.DictWriter(handle, names, extrasaction="ignore")
         writer.writeheader()
@@ -111,10 +111,30 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["many", "nan", "-1", "1.5", "inf"])
-def test_a_cell_that_is_no_count_names_line_and_column(tmp_path: Path, bad: str) -> None:
-    path = table(tmp_path / "runs.csv", ROW, ROW | {"num_layers": bad})
-    with pytest.raises(InvalidProblemError, match=r"rows\.1\.num_layers: line 3"):
-        read_runs(path)
+def test_a_cell_that_is_no_count_refuses_its_row_alone(tmp_path: Path, bad: str) -> None:
+    good, refused = read_runs(table(tmp_path / "runs.csv", ROW, ROW | {"num_layers": bad}))
+    assert good.shape is not None
+    assert refused.shape is None
+    assert "num_layers: line 3: " in (refused.refused_reason or "")
+
+
+def test_a_measured_cell_that_is_no_number_refuses_its_row(tmp_path: Path) -> None:
+    run = only(tmp_path, step_time_s="fast")
+    assert run.shape is None
+    assert run.measured.step_time_s is None
+    assert 'step_time_s: line 2: "fast" is not a number' in (run.refused_reason or "")
+
+
+def test_a_table_of_eleven_columns_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "num_layers,hidden_size,ffn_hidden_size,num_attention_heads,seq_length,gpu,num_gpus,"
+        "tensor_parallel_size,pipeline_parallel_size,micro_batch_size,global_batch_size\n"
+        "32,4096,16384,32,4096,h100-sxm-80gb,16,2,2,1,32\n"
+    )
+    run = read_runs(path)[0]
+    assert run.shape is not None
+    assert run.shape.configuration.data_parallel_size == 4  # 16 / (2 * 2)
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
