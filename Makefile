@@ -70,7 +70,7 @@ chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases (
 	@$(BIN)/python -m tests.chaos --json out/chaos.json
 
 bench-service: $(STAMP) ## requests and claims a second, job starts, memory, on both databases; writes docs/reliability.md
-	@$(BIN)/python -m benchmarks.service --write
+	@$(BIN)/python -m benchmarks.service_speed --write
 
 mutants: $(STAMP) ## faults in fence, lease and compare-and-set: each must turn the suite red
 	@$(BIN)/python -m tests.mutants
