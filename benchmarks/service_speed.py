@@ -1,4 +1,4 @@
-"""How fast the service answers: ``python -m benchmarks.service_speed [--write]``, on both databases, with keys.
+"""How fast the service answers: ``python -m benchmarks.service_speed [--write]``; both databases, keys on.
 
 A real server in a process of its own is asked over kept connections; this process asks, on the same
 cores. POST stores a new job each time, GET reads one by its id, list reads a page of 50. Claims are
