@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue
 from profiles.cluster import MAX_NODES
 from profiles.errors import FieldError, InvalidProblemError
 from profiles.power import power_of
+from profiles.profile import PLACING_LAUNCHER
 from profiles.reliability import Reliability
 from service.json_input import pointer
 from service.request_part import Part
@@ -21,6 +22,13 @@ from solver.problem import Problem
 MAX_COUNTS = 64  # numbers of nodes that are ranked together
 MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
 MAX_TOKENS = 10**18
+# Sizes and words that ``solver.mixed`` does not vary: its rows have no other value.
+PLACED_ONLY: Mapping[str, int | str] = {
+    "virtual_pipeline_size": 1,
+    "expert_tensor_parallel_size": 1,
+    "offload": "none",
+    "context_parallel_mode": "ring",
+}
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
@@ -89,6 +97,9 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
     if isinstance(given, NodeRange) and given.max - given.min >= MAX_SPAN:
         at = pointer("search", "num_nodes")
         raise InvalidProblemError.of(at, "the range is too wide", allowed=f"up to {MAX_SPAN} numbers")
+    if isinstance(given, NodeRange) and given.min > given.max:
+        at, ends = pointer("search", "num_nodes"), f"{given.min} to {given.max}"
+        raise InvalidProblemError.of(at, f"{ends} is empty", nearest=f"{given.max} to {given.min}")
     values = range(given.min, given.max + 1) if isinstance(given, NodeRange) else given
     return tuple(sorted(set(values)))
 
@@ -123,6 +134,7 @@ def _plain(config: Configuration) -> dict[str, object]:
 def run_limits(problem: Problem) -> Iterator[FieldError]:
     """Numbers of nodes, the deadline and the objective go together, and with the cluster."""
     yield from _node_faults(problem)
+    yield from _placed_faults(problem)
     options = problem.options
     if options.deadline_days is not None and options.total_tokens is None:
         at = pointer("workload", "total_tokens")
@@ -133,6 +145,34 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
                 power_of(group.gpu)
             except InvalidProblemError as fault:
                 yield from fault.errors
+
+
+def _placed_faults(problem: Problem) -> Iterator[FieldError]:
+    """What the search that places stages on unlike node groups does not take."""
+    if problem.cluster.is_homogeneous or problem.launcher != PLACING_LAUNCHER:
+        return
+    options = problem.options
+    beside = {
+        ("search", "objective"): options.objective != "step_time",
+        ("search", "pareto"): options.pareto,
+        ("search", "baseline"): options.baseline is not None,
+        ("search", "allow"): bool(options.allow),
+        ("search", "deadline_days"): options.deadline_days is not None,
+        ("search", "gpu_hour_price"): options.gpu_hour_price is not None,
+        ("workload", "global_batch_size"): bool(options.batch_sizes),
+        ("workload", "batch_ramp"): bool(options.batch_ramp),
+    }
+    for at in (at for at, given in beside.items() if given):
+        message = "several batches" if at[-1] == "global_batch_size" else at[-1]
+        message += " cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
+        yield FieldError(pointer=pointer(*at), message=message)
+    for name, only in PLACED_ONLY.items():
+        if options.pin.get(name, only) != only:
+            at, message = (
+                pointer("search", "pin", name),
+                f"only {only} where stages are placed on node groups",
+            )
+            yield FieldError(pointer=at, message=message, allowed=str(only), nearest=str(only))
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:

@@ -48,7 +48,7 @@ def ask(
         answered.append(Answered(variant=variant, answer=answer))
         if should_stop is not None and should_stop():
             break
-    answer = merged(problem, answered)
+    answer = merged(problem, answered, unasked=len(variants) - len(answered))
     first = variants[0]
     if is_plain(problem):  # odds are of the shortest step
         answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))

@@ -20,25 +20,29 @@ class Answered:
     answer: Answer
 
 
-def merged(asked: Problem, answered: Sequence[Answered]) -> Answer:
+def merged(asked: Problem, answered: Sequence[Answered], *, unasked: int = 0) -> Answer:
     """The best plans of all variants, with what holds for all of them.
 
-    Proved optimal when every variant's ranking is proved, or proved to have no plan.
+    Proved optimal when every variant's ranking is proved, or proved to have no plan; ``unasked`` variants
+    were never searched. A bound holds for all variants or is none.
     """
-    if len(answered) == 1 and asked.launcher != "any":
+    if len(answered) == 1 and not unasked and asked.launcher != "any":
         return answered[0].answer
     plans, first = _ranked(asked, answered), answered[0].answer
     if plans:
         first = next(one.answer for one in answered if one.answer.plans and _has(one, asked, plans[0]))
     answers = [one.answer for one in answered]
-    bounds = [one.bound_step_time_s for one in answers if one.plans]
-    claim, proved = _claim(answers, first), _status([one.status for one in answers]) == "optimal"
+    missing: list[Status] = ["unknown"] * unasked
+    status = _status([*(one.status for one in answers), *missing])
+    claim, proved = _claim(answers, first, unasked), status == "optimal"
     return replace(
         first,
-        status=_status([one.status for one in answers]),
+        status=status,
         plans=plans,
         certified_by=first.certified_by if proved else (),
-        bound_step_time_s=min((bound for bound in bounds if bound is not None), default=None),
+        bound_step_time_s=min(
+            _bounds([one.bound_step_time_s for one in _open(answers)], unasked), default=None
+        ),
         gap=claim.gap if claim else None,
         objective=claim,
         space_size=_sum(answers, lambda one: one.space_size),
@@ -96,14 +100,25 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> tuple[Plan, ...]:
     )
 
 
-def _claim(answers: Sequence[Answer], first: Answer) -> ObjectiveClaim | None:
+def _open(answers: Sequence[Answer]) -> list[Answer]:
+    """Those that are not proved to have no plan."""
+    return [one for one in answers if one.status != "infeasible"]
+
+
+def _bounds(found: Sequence[float | None], unasked: int) -> list[float]:
+    """The bounds of all variants; none where one of them has none: its plans could be beyond the others."""
+    known = [bound for bound in found if bound is not None]
+    return known if len(known) == len(found) and not unasked else []
+
+
+def _claim(answers: Sequence[Answer], first: Answer, unasked: int) -> ObjectiveClaim | None:
     """The first plan's objective against the best bound of all variants."""
-    claims = [one.objective for one in answers if one.objective is not None and one.plans]
+    claims = [one.objective for one in _open(answers)]
     own = first.objective
     if own is None or own.value is None:
         return own
     rate = own.name == "tokens_per_s_per_gpu"
-    known = [claim.bound for claim in claims if claim.bound is not None]
-    bound = (max if rate else min)(known) if len(known) == len(claims) and known else None
+    known = _bounds([None if claim is None else claim.bound for claim in claims], unasked)
+    bound = (max if rate else min)(known, default=None)
     gap = relative_gap(1 / own.value, 1 / bound) if rate and bound else relative_gap(own.value, bound)
     return replace(own, bound=bound, gap=gap)

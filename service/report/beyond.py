@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from service.report import figures
-from service.report.wrapping import tied, wrapped
+from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
 
 _NAMES = {
@@ -16,6 +16,7 @@ _NAMES = {
 }
 _MINUTE_S = 60.0
 _BAR = 20  # characters of the heaviest point's bar
+_BARS_FROM = 80  # columns; a narrower terminal has no room for them
 
 
 def beyond_lines(answer: Answer, width: int) -> list[Text]:
@@ -34,15 +35,36 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
 def _front(front: ParetoFront, width: int) -> list[Text]:
     """Points of the front, fastest first, with bars of their memory."""
     lines = [wrapped(f"Step time and peak memory: {front.claim}.", width, indent=2, hang=2)]
+    words = _front_words(front)
     heaviest = max((point.plan.prediction.peak_memory_bytes for point in front.points), default=1)
-    for point in front.points:
-        seen, config = point.plan.prediction, point.plan.config
+    for point, said in zip(front.points, words, strict=True):
+        seen = point.plan.prediction
         bar = "█" * max(round(_BAR * seen.peak_memory_bytes / heaviest), 1)
-        gpus = f"{config.num_gpus} GPUs · " if len(_gpus(front)) > 1 else ""
-        words = f"{gpus}{figures.configuration_words(config)}"
-        cells = f"{figures.seconds(seen.step_time_s):>8} {figures.gib(seen.peak_memory_bytes):>6} GiB"
-        lines.append(Text(f"    {cells} {bar:<{_BAR}} {words}"[:width]))
+        cells = f"{figures.seconds(seen.step_time_s):>8} {figures.gib(seen.peak_memory_bytes):>6} GiB "
+        cells += f"{bar:<{_BAR}} " if width >= _BARS_FROM else ""
+        lines.append(wrapped(tied(cells) + pieces(said, "·"), width, indent=4, hang=len(cells)))
     return lines
+
+
+def _front_words(front: ParetoFront) -> list[str]:
+    """Each point's configuration; those that only their split tells apart with their layers."""
+    several = len(_gpus(front)) > 1
+    words = [
+        " · ".join(
+            [
+                *([f"{point.plan.config.num_gpus} GPUs"] if several else []),
+                figures.configuration_words(point.plan.config),
+                *point.plan.workload.values(),
+            ]
+        )
+        for point in front.points
+    ]
+    return [
+        f"{said} · layers {figures.split(point.plan.config.stage_layers)}"
+        if words.count(said) > 1
+        else said
+        for said, point in zip(words, front.points, strict=True)
+    ]
 
 
 def _gpus(front: ParetoFront) -> set[int]:
@@ -74,11 +96,11 @@ def _baseline(baseline: Baseline, plans: int) -> str:
     """The client's own configuration."""
     place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
     gap = "" if baseline.gap_to_best is None else f", {_gap(baseline.gap_to_best)} #1"
-    words = figures.configuration_words(baseline.config)
-    said = f"Your configuration ({tied(words)}): {figures.step_time(baseline.prediction)}, {place}{gap}."
+    own = f"Your configuration ({tied(figures.configuration_words(baseline.config))})"
+    step = figures.step_time(baseline.prediction)
     if baseline.problems:
-        said += f" It cannot run: {'; '.join(baseline.problems)}."
-    return said
+        return f"{own} cannot run: {'; '.join(baseline.problems)}. If it could: {step}{gap}."
+    return f"{own}: {step}, {place}{gap}."
 
 
 def _gap(share: float) -> str:

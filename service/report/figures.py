@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from profiles.units import GIB, TERA
@@ -94,6 +94,15 @@ def configuration_words(configuration: Configuration) -> str:
     return " · ".join(words)
 
 
+def split(stage_layers: Sequence[int]) -> str:
+    """``3 4×18 5``: runs of equal chunks are counted."""
+    runs: list[tuple[int, int]] = []
+    for layers in stage_layers:
+        length = runs.pop()[1] if runs and runs[-1][0] == layers else 0
+        runs.append((layers, length + 1))
+    return " ".join(f"{layers}×{length}" if length > 1 else f"{layers}" for layers, length in runs)
+
+
 def placement(configuration: Configuration) -> str:
     """``2 × a100-sxm-80gb, 8 nodes each, tp 1 │ …``: runs of stages that stand on like nodes."""
     runs = [(stage, len(list(run))) for stage, run in groupby(configuration.stage_groups)]
@@ -101,6 +110,15 @@ def placement(configuration: Configuration) -> str:
         f"{length} × {stage.group}, {nodes(stage)}, tp {stage.tensor_parallel_size}"
         for stage, length in runs
     )
+
+
+def kind_of_replica(configuration: Configuration) -> str:
+    """``dp 16 · mbs 1, 3 micro-batches │ layers 32 │ 1 × h100-sxm-80gb, …``: one class of replicas."""
+    layers = split(configuration.stage_layers)
+    count = configuration.num_microbatches
+    share = f"{count} micro-batch{'es' if count > 1 else ''}"
+    words = f"{configuration_words(configuration)}, {share}"
+    return f"{words} │ layers {layers} │ {placement(configuration)}"
 
 
 def nodes(stage: StageGroup) -> str:

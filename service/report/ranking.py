@@ -46,22 +46,38 @@ def _size(name: str) -> Callable[[Plan], str]:
 
 def _differing(plans: Sequence[Plan]) -> list[Column]:
     """What the request left open and plans differ in."""
-    columns = []
-    if len({plan.config.num_gpus for plan in plans}) > 1:
-        columns.append(Column(title="GPUs", cell=lambda plan: str(plan.config.num_gpus)))
-    if len({plan.config.global_batch_size for plan in plans}) > 1:
-        columns.append(Column(title="batch", cell=lambda plan: str(plan.config.global_batch_size)))
-    if any(plan.workload for plan in plans):
-        columns.append(Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"))
-    if any(_hybrid(plan) for plan in plans):
-        columns.append(Column(title="shards", cell=lambda plan: str(plan.config.zero_shard_size)))
-    if any(plan.config.context_parallel_mode != "ring" for plan in plans):
-        columns.append(Column(title="cp by", cell=_mode, left=True))
-    if any(plan.config.offload != "none" for plan in plans):
-        columns.append(Column(title="offload", cell=lambda plan: plan.config.offload, left=True))
-    if any(plan.launchers for plan in plans):
-        columns.append(Column(title="launchers", cell=lambda plan: ", ".join(plan.launchers), left=True))
-    return columns
+    shown: list[tuple[bool, Column]] = [
+        (
+            len({plan.config.num_gpus for plan in plans}) > 1,
+            Column(title="GPUs", cell=lambda plan: str(plan.config.num_gpus)),
+        ),
+        (
+            len({plan.config.global_batch_size for plan in plans}) > 1,
+            Column(title="batch", cell=lambda plan: str(plan.config.global_batch_size)),
+        ),
+        (
+            any(plan.workload for plan in plans),
+            Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"),
+        ),
+        (any(_hybrid(plan) for plan in plans), Column(title="shards", cell=_size("zero_shard_size"))),
+        (
+            any(plan.config.expert_tensor_parallel_size > 1 for plan in plans),
+            Column(title="etp", cell=_size("expert_tensor_parallel_size")),
+        ),
+        (
+            any(plan.config.context_parallel_mode != "ring" for plan in plans),
+            Column(title="cp by", cell=_mode, left=True),
+        ),
+        (
+            any(plan.config.offload != "none" for plan in plans),
+            Column(title="offload", cell=_size("offload"), left=True),
+        ),
+        (
+            any(plan.launchers for plan in plans),
+            Column(title="launchers", cell=lambda plan: ", ".join(plan.launchers), left=True),
+        ),
+    ]
+    return [column for differs, column in shown if differs]
 
 
 def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
@@ -114,7 +130,7 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
     while _width(columns, plans) > width:
         last = max(columns, key=lambda column: column.leaves)
         if not last.leaves:
-            lines = [wrapped(_line(plan), width, hang=3) for plan in plans]
+            lines = [wrapped(_line(plan, _differing(plans)), width, hang=3) for plan in plans]
             return Group(*lines, wrapped(_BAND, width, indent=2))
         columns.remove(last)
         left_out += [last.title.rstrip("*")] * bool(last.title)
@@ -142,9 +158,10 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
     return table
 
 
-def _line(plan: Plan) -> str:
-    """One plan in words."""
-    words = pieces(figures.configuration_words(plan.config), "·")
+def _line(plan: Plan, differing: Sequence[Column]) -> str:
+    """One plan in words, with what plans differ in beyond the sizes."""
+    others = [f"{column.title} {column.cell(plan)}" for column in differing]
+    words = pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
     cells = (figures.step_time(plan.prediction), figures.peak_memory(plan.prediction))
     number = f"{plan.rank}. " if plan.rank else ""
     return f"{number}{words}: {', '.join(map(tied, cells))}"

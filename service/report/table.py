@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from solver.plan import Configuration, Plan, Prediction
 
@@ -18,14 +19,28 @@ _FIGURES = tuple(
 )
 
 
+_DECIDED = ("launchers", "workload", "placement")
+
+
 def to_csv(plans: Sequence[Plan]) -> str:
-    """One line a plan; ``stage_layers`` is joined by blanks."""
+    """One line a plan; lists are joined by blanks.
+
+    ``launchers`` and ``workload`` (``precision=fp8``) say what a request left open was decided to be;
+    ``placement`` is JSON: the node groups of a mixed cluster's stages, or its classes of replicas.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rank", "plan_id", *_SIZES, "stage_layers", *_FIGURES])
+    writer.writerow(["rank", "plan_id", *_SIZES, "stage_layers", *_FIGURES, *_DECIDED])
     for plan in plans:
         layers = " ".join(map(str, plan.config.stage_layers))
         sizes = [getattr(plan.config, name) for name in _SIZES]
         figures = [getattr(plan.prediction, name) for name in _FIGURES]
-        writer.writerow([plan.rank, plan.plan_id, *sizes, layers, *figures])
+        writer.writerow([plan.rank, plan.plan_id, *sizes, layers, *figures, *_decided(plan)])
     return text.getvalue()
+
+
+def _decided(plan: Plan) -> list[str]:
+    """What a request left open, and where stages stand; empty where there was no choice."""
+    workload = " ".join(f"{name}={value}" for name, value in plan.workload.items())
+    placed = [asdict(one) for one in plan.config.replicas or plan.config.stage_groups]
+    return [" ".join(plan.launchers), workload, json.dumps(placed) if placed else ""]

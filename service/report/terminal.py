@@ -155,25 +155,18 @@ def _causes(
     rows = {
         f"time of a step{whose}": figures.times(prediction.time_breakdown_s, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
-        "layers of each chunk": _split(configuration.stage_layers),
+        "layers of each chunk": figures.split(configuration.stage_layers),
     }
     if configuration.stage_groups:
         rows["node group of stages"] = figures.placement(configuration)
+    for number, one in enumerate(configuration.replicas):
+        rows[f"replicas of kind {number}"] = figures.kind_of_replica(one)
     label = max(map(len, rows)) + 3
     lines = {name: f"{name:<{label}}" for name in rows}
     return [
         wrapped(tied(lines[name]) + pieces(value, "│"), width, indent=2, hang=label)
         for name, value in rows.items()
     ]
-
-
-def _split(stage_layers: Sequence[int]) -> str:
-    """``3 4×18 5``: runs of equal chunks are counted."""
-    runs: list[tuple[int, int]] = []
-    for layers in stage_layers:
-        length = runs.pop()[1] if runs and runs[-1][0] == layers else 0
-        runs.append((layers, length + 1))
-    return " ".join(f"{layers}×{length}" if length > 1 else f"{layers}" for layers, length in runs)
 
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:

@@ -125,3 +125,38 @@ def test_what_is_allowed_survives_in_a_fixed_order() -> None:
     assert problem.options.allow == ("offload", "fp8", "muon")
     survives(request(allow=["muon", "fp8", "offload"], pareto=True))
     assert fault(request(allow=["fp9"])).pointer == "/search/allow/0"
+
+
+@pytest.mark.parametrize(
+    ("search", "at"),
+    [
+        ({"objective": "energy_per_token"}, "/search/objective"),
+        ({"objective": "tokens_per_s_per_gpu"}, "/search/objective"),
+        ({"pareto": True}, "/search/pareto"),
+        ({"baseline": {}}, "/search/baseline"),
+        ({"allow": ["offload"]}, "/search/allow"),
+        ({"gpu_hour_price": 2.0}, "/search/gpu_hour_price"),
+        ({"pin": {"offload": "optimizer"}}, "/search/pin/offload"),
+        ({"pin": {"virtual_pipeline_size": 2}}, "/search/pin/virtual_pipeline_size"),
+    ],
+)
+def test_what_placed_stages_do_not_take_is_refused_and_not_left_out(search: Request, at: str) -> None:
+    groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
+    mixed = {**request(cluster={"groups": groups}, **search), "launcher": "none"}
+    assert fault(mixed).pointer == at
+    alike = {**mixed, "cluster": {"groups": [groups[0], groups[0]]}}
+    assert parse_problem(alike).cluster.is_homogeneous
+
+
+def test_several_batches_are_not_searched_on_placed_stages() -> None:
+    groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
+    mixed = {**request({"groups": groups}, {"global_batch_size": [64, 128]}), "launcher": "none"}
+    assert fault(mixed).pointer == "/workload/global_batch_size"
+    ramp = [{"batch": 64, "until_tokens": 10**9}]
+    mixed = {**request({"groups": groups}, {"batch_ramp": ramp}), "launcher": "none"}
+    assert "/workload/batch_ramp" in fault(mixed).pointer
+
+
+def test_an_empty_range_of_nodes_is_refused() -> None:
+    found = fault(request(cluster={"name": "dgx-h100", "num_nodes": {"min": 3, "max": 1}}))
+    assert (found.pointer, found.nearest) == ("/search/num_nodes", "1 to 3")

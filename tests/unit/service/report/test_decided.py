@@ -1,0 +1,67 @@
+"""Whatever was decided stands in the table, in its lines on a narrow terminal, and in the CSV."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+from rich.console import Console
+
+from service.report.beyond import beyond_lines
+from service.report.table import to_csv
+from service.report.terminal import render_answer
+from solver.plan import Answer, Configuration, ParetoFront, ParetoPoint, StageGroup
+from tests.builders import a_plan, a_problem, an_answer
+
+ON_A100 = StageGroup(group="a100-sxm-80gb", num_gpus=16, num_nodes=2.0, tensor_parallel_size=1)
+CLASSES = (
+    Configuration(data_parallel_size=16, stage_layers=(32,), stage_groups=(ON_A100,)),
+    Configuration(
+        data_parallel_size=16,
+        num_microbatches=3,
+        stage_layers=(32,),
+        stage_groups=(replace(ON_A100, group="h100-sxm-80gb"),),
+    ),
+)
+
+
+def text_of(answer: Answer, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    with console.capture() as capture:
+        console.print(render_answer(answer, a_problem(), width=width))
+    return capture.get()
+
+
+def test_lines_of_a_narrow_terminal_tell_plans_apart_as_the_table_does() -> None:
+    plain = replace(a_plan(), launchers=("megatron-lm",))
+    fp8 = replace(a_plan(rank=2), workload={"precision": "fp8"}, launchers=("megatron-bridge",))
+    for width in (40, 60, 200):
+        text = text_of(an_answer(plain, fp8), width)
+        assert "fp8" in text
+        assert "megatron-bridge" in text
+
+
+def test_classes_of_replicas_stand_below_the_ranking_with_their_share_and_their_nodes() -> None:
+    text = text_of(an_answer(a_plan(replicas=CLASSES)), 160)
+    assert "replicas of kind 0" in text
+    assert "dp 16 · mbs 1, 3 micro-batches │ layers 32 │ 1 × h100-sxm-80gb, 2 nodes, tp 1" in text
+
+
+def test_csv_carries_launchers_workload_and_placement() -> None:
+    plan = replace(
+        a_plan(replicas=CLASSES), workload={"precision": "fp8"}, launchers=("megatron-lm", "none")
+    )
+    placed, plain = csv.DictReader(io.StringIO(to_csv([plan, a_plan(rank=2)])))
+    assert (placed["launchers"], placed["workload"]) == ("megatron-lm none", "precision=fp8")
+    assert [one["num_microbatches"] for one in json.loads(placed["placement"])] == [1, 3]
+    assert (plain["launchers"], plain["workload"], plain["placement"]) == ("", "", "")
+
+
+def test_points_of_a_front_that_only_their_split_tells_apart_show_it_whole() -> None:
+    plans = [a_plan(stage_layers=(1, *(4,) * 18, 7)), a_plan(stage_layers=(4,) * 20)]
+    points = tuple(ParetoPoint(plan=plan, budget_bytes=1) for plan in plans)
+    front = ParetoFront(points=points, complete=True, memory_step=1.04, claim="all proved")
+    lines = [line.plain for line in beyond_lines(an_answer(pareto=front), 60)]
+    assert sum("1 4×18 7" in line for line in lines) == 1
+    assert sum("4×20" in line for line in lines) == 1
+    assert max(len(part) for line in lines for part in line.split("\n")) <= 60
