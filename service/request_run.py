@@ -162,10 +162,10 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         ("workload", "global_batch_size"): bool(options.batch_sizes),
         ("workload", "batch_ramp"): bool(options.batch_ramp),
     }
-    for at in (at for at, given in beside.items() if given):
-        message = "several batches" if at[-1] == "global_batch_size" else at[-1]
+    for path in (path for path, given in beside.items() if given):
+        message = "several batches" if path[-1] == "global_batch_size" else path[-1]
         message += " cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
-        yield FieldError(pointer=pointer(*at), message=message)
+        yield FieldError(pointer=pointer(*path), message=message)
     for name, only in PLACED_ONLY.items():
         if options.pin.get(name, only) != only:
             at, message = (

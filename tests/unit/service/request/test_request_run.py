@@ -133,7 +133,7 @@ def test_what_is_allowed_survives_in_a_fixed_order() -> None:
         ({"objective": "energy_per_token"}, "/search/objective"),
         ({"objective": "tokens_per_s_per_gpu"}, "/search/objective"),
         ({"pareto": True}, "/search/pareto"),
-        ({"baseline": {}}, "/search/baseline"),
+        ({"baseline": {"tensor_parallel_size": 2}}, "/search/baseline"),
         ({"allow": ["offload"]}, "/search/allow"),
         ({"gpu_hour_price": 2.0}, "/search/gpu_hour_price"),
         ({"pin": {"offload": "optimizer"}}, "/search/pin/offload"),
@@ -142,7 +142,7 @@ def test_what_is_allowed_survives_in_a_fixed_order() -> None:
 )
 def test_what_placed_stages_do_not_take_is_refused_and_not_left_out(search: Request, at: str) -> None:
     groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
-    mixed = {**request(cluster={"groups": groups}, **search), "launcher": "none"}
+    mixed = {**request({"groups": groups}), "search": search, "launcher": "none"}
     assert fault(mixed).pointer == at
     alike = {**mixed, "cluster": {"groups": [groups[0], groups[0]]}}
     assert parse_problem(alike).cluster.is_homogeneous
