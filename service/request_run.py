@@ -29,6 +29,7 @@ PLACED_ONLY: Mapping[str, int | str] = {
     "offload": "none",
     "context_parallel_mode": "ring",
 }
+NOT_PLACED = "cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
@@ -147,15 +148,19 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
                 yield from fault.errors
 
 
+def places_stages(problem: Problem) -> bool:
+    """Whether stages are placed on unlike node groups."""
+    return problem.launcher == PLACING_LAUNCHER and not problem.cluster.is_homogeneous
+
+
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:
     """What the search that places stages on unlike node groups does not take."""
-    if problem.cluster.is_homogeneous or problem.launcher != PLACING_LAUNCHER:
+    if not places_stages(problem):
         return
     options = problem.options
     beside = {
         ("search", "objective"): options.objective != "step_time",
         ("search", "pareto"): options.pareto,
-        ("search", "baseline"): options.baseline is not None,
         ("search", "allow"): bool(options.allow),
         ("search", "deadline_days"): options.deadline_days is not None,
         ("search", "gpu_hour_price"): options.gpu_hour_price is not None,
@@ -163,9 +168,8 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         ("workload", "batch_ramp"): bool(options.batch_ramp),
     }
     for path in (path for path, given in beside.items() if given):
-        message = "several batches" if path[-1] == "global_batch_size" else path[-1]
-        message += " cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
-        yield FieldError(pointer=pointer(*path), message=message)
+        what = "several batches" if path[-1] == "global_batch_size" else path[-1]
+        yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
     for name, only in PLACED_ONLY.items():
         if options.pin.get(name, only) != only:
             at, message = (
