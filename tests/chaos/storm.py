@@ -37,6 +37,8 @@ class Weather:
         self.done: Counter[str] = Counter()
         self._draw = random.Random(storm.seed)
         self._witness = witness
+        self._jobs = storm.jobs
+        self._all_ended = False
         celery = [*WORKER, "--celery"] if "redis_url" in settings else WORKER
         self.workers = Fleet(settings, [WORKER, *[celery] * (NUM_WORKERS - 1)])
         self.api = Fleet(settings, [API])
@@ -52,6 +54,7 @@ class Weather:
 
     def blow(self, ended: int) -> None:
         """Bring about the next fault once enough jobs have ended; one that hits nobody waits."""
+        self._all_ended = ended >= self._jobs
         if self._due and ended >= self._due[0][0] and self.takes[self._due[0][1]]():
             self.done[self._due.pop(0)[1]] += 1
 
@@ -79,6 +82,8 @@ class Weather:
         """The worker of a running job that never lost one before."""
         busy = patiently(self._witness.busy_workers)
         unhurt = sorted(pid for pid, attempts in busy.items() if attempts == 1)
+        if not unhurt and self._all_ended:  # they were faster than the storm: an idle worker will do
+            return self.workers.any_pid(self._draw)
         return self._draw.choice(unhurt) if unhurt else None
 
     def _kill_worker(self) -> bool:
