@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from solver.baseline import score_s
-from solver.plan import Answer, ObjectiveClaim, Plan, Status
+from solver.plan import Answer, Infeasibility, ObjectiveClaim, Plan, Status
 from solver.problem import Problem
 from solver.search.watch import relative_gap
 from solver.variants import Variant, workload_of
@@ -28,7 +29,8 @@ def merged(asked: Problem, answered: Sequence[Answered], *, unasked: int = 0) ->
     """
     if len(answered) == 1 and not unasked and asked.launcher != "any":
         return answered[0].answer
-    plans, first = _ranked(asked, answered), answered[0].answer
+    plans, told = _ranked(asked, answered), min(answered, key=_effort)
+    first = told.answer
     if plans:
         first = next(one.answer for one in answered if one.answer.plans and _has(one, asked, plans[0]))
     answers = [one.answer for one in answered]
@@ -53,8 +55,31 @@ def merged(asked: Problem, answered: Sequence[Answered], *, unasked: int = 0) ->
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=tuple(dict.fromkeys(warning for one in answers for warning in one.warnings)),
         notes={**first.notes, "variants": str(len(answered))},
-        infeasible=None if plans else first.infeasible,
+        infeasible=None if plans else _said(told, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
+    )
+
+
+def _effort(one: Answered) -> tuple[float, float]:
+    """What orders searches without a plan: the cost of their cheapest change, then the memory they lack."""
+    found = one.answer.infeasible
+    if found is None:
+        return inf, inf
+    lacks = inf if found.nearest is None else found.nearest.needed_bytes - found.nearest.limit_bytes
+    return min((remedy.gpu_s_per_token for remedy in found.remedies), default=inf), lacks
+
+
+def _said(told: Answered, asked: Problem) -> Infeasibility | None:
+    """Why the search that comes nearest has no plan; it names its launcher where any would do."""
+    found, launcher = told.answer.infeasible, told.variant.problem.launcher
+    if found is None or asked.launcher == launcher:
+        return found
+    under = f"under {launcher}"
+    return replace(
+        found,
+        reasons=tuple(f"{under}: {reason}" for reason in found.reasons),
+        changes=tuple(f"{change} {under}" for change in found.changes),
+        remedies=tuple(replace(remedy, change=f"{remedy.change} {under}") for remedy in found.remedies),
     )
 
 

@@ -32,7 +32,7 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
     """The whole answer, laid out for ``width`` columns."""
     if answer.status == "infeasible":
         return Group(*_infeasible(answer, problem, width))
-    parts: list[RenderableType] = [header(problem, width), *_search_lines(answer, width)]
+    parts: list[RenderableType] = [header(problem, width), *_search_lines(answer, problem, width)]
     if answer.plans:
         best = answer.plans[0]
         parts += [Text(), _table(answer.plans, problem, width)]
@@ -103,13 +103,14 @@ def _clean(text: str) -> str:
     return "".join(char for char in text if char.isprintable())
 
 
-def _search_lines(answer: Answer, width: int) -> list[Text]:
+def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     """What was searched, and what is certain about the first plan."""
     size, explored = figures.count(answer.space_size), figures.count(answer.explored)
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
     fit = f", up to {figures.count(answer.fit)} fit" if answer.plans else ""
     searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
     claim, style = _claim(answer)
+    claim += _gpus(answer, problem)
     if answer.plans and answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
         claim += f" (simulated {tied(figures.seconds(step))}; "
@@ -119,6 +120,15 @@ def _search_lines(answer: Answer, width: int) -> list[Text]:
         wrapped(f"{searched}{tied(figures.count(answer.legal))} legal{fit}", width),
         wrapped(claim, width, style=style),
     ]
+
+
+def _gpus(answer: Answer, problem: Problem) -> str:
+    """How many GPUs the first plan takes, where that is not all of them."""
+    used = answer.plans[0].config.num_gpus if answer.plans else problem.cluster.num_gpus
+    if used == problem.cluster.num_gpus:
+        return ""
+    fewest = ", the fewest that have a plan" if answer.notes.get("gpus") == "fewest" else ""
+    return f", on {tied(f'{used} of {problem.cluster.num_gpus} GPUs')}{fewest}"
 
 
 def _remainder(answer: Answer) -> str:

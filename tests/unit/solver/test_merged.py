@@ -6,10 +6,10 @@ import pytest
 
 from profiles.profile import default_profile
 from solver.merged import Answered, merged
-from solver.plan import Answer
+from solver.plan import Answer, Infeasibility, Remedy
 from solver.problem import Problem
 from solver.variants import Variant
-from tests.builders import a_problem, an_answer, an_infeasible_answer
+from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
 
 ASKED = replace(a_problem(), launcher="any")
 
@@ -45,3 +45,17 @@ def test_searches_that_never_began_leave_nothing_proved() -> None:
         cut = merged(asked, answered(an_answer()), unasked=1)
         assert (cut.status, cut.bound_step_time_s, cut.certified_by) == ("feasible", None, ())
     assert merged(ASKED, answered(an_infeasible_answer()), unasked=1).status == "unknown"
+
+
+def test_without_a_plan_the_launcher_whose_change_costs_least_is_told_and_named() -> None:
+    def lost(gpu_s_per_token: float) -> Answer:
+        remedy = Remedy(change="16 nodes", config=a_configuration(), step_time_s=12.0, num_gpus=128,
+                        gpu_s_per_token=gpu_s_per_token, peak_memory_bytes=1)  # fmt: skip
+        found = Infeasibility(reasons=("memory: 1 GiB short",), changes=("16 nodes",), remedies=(remedy,))
+        return replace(an_infeasible_answer(), infeasible=found)
+
+    none = merged(ASKED, answered(lost(7.0), lost(1.0), an_infeasible_answer())).infeasible
+    assert none is not None
+    assert [one.gpu_s_per_token for one in none.remedies] == [1.0]
+    assert none.remedies[0].change == none.changes[0] == "16 nodes under megatron-lm"
+    assert none.reasons == ("under megatron-lm: memory: 1 GiB short",)

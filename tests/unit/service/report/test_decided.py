@@ -65,3 +65,10 @@ def test_points_of_a_front_that_only_their_split_tells_apart_show_it_whole() -> 
     assert sum("1 4×18 7" in line for line in lines) == 1
     assert sum("4×20" in line for line in lines) == 1
     assert max(len(part) for line in lines for part in line.split("\n")) <= 60
+
+
+def test_a_plan_on_fewer_gpus_than_the_question_names_says_on_how_many() -> None:
+    # tp 8, pp 4, dp 4 take 128 GPUs; tp 8 alone with dp 4 takes 32 of them
+    assert " of 128 GPUs" not in text_of(an_answer(), 200)
+    few = an_answer(a_plan(pipeline_parallel_size=1), notes={"gpus": "fewest"})
+    assert "on 32 of 128 GPUs, the fewest that have a plan" in text_of(few, 200)
