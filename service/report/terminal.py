@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from profiles.capabilities import launchers_of
 from profiles.profile import default_profile
 from service.report import figures
 from service.report.beyond import beyond_lines
@@ -206,10 +207,13 @@ def _profile(answer: Answer, problem: Problem) -> str:
     if title is not None and (not problem.cluster.is_homogeneous or not title.endswith(_UNCALIBRATED)):
         return title
     version = answer.versions.get("profile", "unknown")
-    here = default_profile(problem.cluster, problem.launcher)
-    if here.version != version:
-        return f"version {version}, not the catalog's: calibrated, or of another release"
-    return f"{here.group.gpu.display_name} under {here.framework.name}, from the catalog, {_GENERAL}"
+    for launcher in launchers_of(problem.launcher):
+        here = default_profile(problem.cluster, launcher)
+        if here.version == version:
+            return (
+                f"{here.group.gpu.display_name} under {here.framework.name}, from the catalog, {_GENERAL}"
+            )
+    return f"version {version}, not the catalog's: calibrated, or of another release"
 
 
 def _next(answer: Answer, problem: Problem) -> str:

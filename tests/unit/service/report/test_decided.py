@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from profiles.profile import default_profile
 from service.report.beyond import beyond_lines
 from service.report.table import to_csv
 from service.report.terminal import render_answer
@@ -72,3 +73,13 @@ def test_a_plan_on_fewer_gpus_than_the_question_names_says_on_how_many() -> None
     assert " of 128 GPUs" not in text_of(an_answer(), 200)
     few = an_answer(a_plan(pipeline_parallel_size=1), notes={"gpus": "fewest"})
     assert "on 32 of 128 GPUs, the fewest that have a plan" in text_of(few, 200)
+
+
+def test_the_catalog_profile_of_a_launcher_that_any_chose_is_called_the_catalogs() -> None:
+    problem = replace(a_problem(), launcher="any")
+    version = default_profile(problem.cluster, "torchtitan").version
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    with console.capture() as capture:
+        console.print(render_answer(an_answer(versions={"profile": version}), problem, width=200))
+    assert "from the catalog" in capture.get()
+    assert "not the catalog's" not in capture.get()
