@@ -19,7 +19,8 @@ from solver.cost.assemble import Chunks, Stages, assemble, chunks_of
 from solver.cost.context import context_of
 from solver.cost.layers_measured import is_timed, log_sigma_of_timed
 from solver.cost.measured_range import extrapolated
-from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
+from solver.cost.memory import memory_limit_bytes as limit_of
+from solver.cost.memory import out_of_memory_probability
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.cost.schedule import V_SHAPED, fill_share
@@ -182,35 +183,74 @@ def _prediction(
     finish = _finish_s(priced, row, configuration)
     rank = int(np.argmax(finish + priced.stages.rank_tail_s[row, : len(finish)]))
     breakdown = _breakdown_s(priced, row, configuration, finish, rank)
-    step = sum(breakdown.values())
     stages = _stage_predictions(priced, row, configuration)
     heaviest = max(stages, key=lambda stage: stage.peak_memory_bytes)
-    limit = memory_limit_bytes(problem)
-    seq = problem.workload.seq_length
-    rate = configuration.global_batch_size * seq / step / configuration.num_gpus
-    peak = profile.group.gpu.peak_bf16_flops
-    flops = problem.model.model_flops_per_token(seq, frozen=problem.workload.lora_rank > 0)
-    again = recomputed_flops_per_token(problem.model, seq, configuration, priced.layout)
     sigma = float(priced.log_time_sigma[row])
-    band = exp(Z_80_PERCENT * (log_sigma_of_timed(sigma, breakdown) if priced.layers_timed[row] else sigma))
+    return prediction_of(
+        problem,
+        configuration,
+        breakdown,
+        stages,
+        heaviest=heaviest,
+        memory_limit_bytes=limit_of(problem),
+        peak_flops=profile.group.gpu.peak_bf16_flops,
+        log_time_sigma=log_sigma_of_timed(sigma, breakdown) if priced.layers_timed[row] else sigma,
+        log_memory_sigma=profile.log_memory_sigma,
+        extrapolated=() if priced.layers_timed[row] else priced.extrapolated[row],
+    )
+
+
+def prediction_of(
+    problem: Problem,
+    configuration: Configuration,
+    breakdown_s: dict[str, float],
+    stages: tuple[StagePrediction, ...],
+    *,
+    heaviest: StagePrediction,
+    memory_limit_bytes: int,
+    peak_flops: float,
+    log_time_sigma: float,
+    log_memory_sigma: float,
+    extrapolated: tuple[str, ...] = (),
+) -> Prediction:
+    """What a step's causes and its stages' memory come to: rates, interval and risk.
+
+    Args:
+        problem: the question.
+        configuration: what is predicted.
+        breakdown_s: seconds of a step by cause; they sum up to the step.
+        stages: memory of every stage.
+        heaviest: the stage that decides whether memory lasts.
+        memory_limit_bytes: of its GPU.
+        peak_flops: dense bf16 peak of a GPU, FLOP/s.
+        log_time_sigma: spread of ln(measured / predicted) step time.
+        log_memory_sigma: the same of peak memory.
+        extrapolated: what lies outside the measured range.
+    """
+    step, seq = sum(breakdown_s.values()), problem.workload.seq_length
+    rate = configuration.global_batch_size * seq / step / configuration.num_gpus
+    flops = problem.model.model_flops_per_token(seq, frozen=problem.workload.lora_rank > 0)
+    layout = LayerLayout.of(problem.model)
+    again = recomputed_flops_per_token(problem.model, seq, configuration, layout)
+    band = exp(Z_80_PERCENT * log_time_sigma)
     return Prediction(
         step_time_s=step,
         step_time_low_s=step / band,
         step_time_high_s=step * band,
         tokens_per_s_per_gpu=rate,
-        mfu=rate * flops / peak,
-        hfu=rate * (flops + again) / peak,
-        peak_flops_per_gpu=peak,
-        bubble_fraction=breakdown["bubble"] / step,
+        mfu=rate * flops / peak_flops,
+        hfu=rate * (flops + again) / peak_flops,
+        peak_flops_per_gpu=peak_flops,
+        bubble_fraction=breakdown_s["bubble"] / step,
         peak_memory_bytes=heaviest.peak_memory_bytes,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=memory_limit_bytes,
         heaviest_stage=heaviest.stage,
         out_of_memory_probability=out_of_memory_probability(
-            heaviest.peak_memory_bytes, limit, profile.log_memory_sigma
+            heaviest.peak_memory_bytes, memory_limit_bytes, log_memory_sigma
         ),
-        time_breakdown_s=breakdown,
+        time_breakdown_s=breakdown_s,
         stages=stages,
-        extrapolated=() if priced.layers_timed[row] else priced.extrapolated[row],
+        extrapolated=extrapolated,
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import exp
 
 import numpy as np
 
@@ -17,12 +16,12 @@ from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import Stages, assemble, chunks_of
 from solver.cost.communication import sent_bytes
 from solver.cost.context import context_of
-from solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
+from solver.cost.memory import memory_budget_bytes, memory_limit_bytes
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.mixed.fleet import Fleet
 from solver.plan import Configuration, Prediction, StageGroup, StagePrediction
-from solver.predict import Z_80_PERCENT, recomputed_flops_per_token
+from solver.predict import prediction_of
 from solver.problem import Problem
 from solver.search.simulate import rank_finish_s
 from solver.spread import log_time_sigma
@@ -198,8 +197,8 @@ def mean_peak_flops(fleet: Fleet, stage_groups: tuple[StageGroup, ...]) -> float
     return total / sum(one.num_gpus for one in stage_groups)
 
 
-def _band(pipeline: PlacedPipeline) -> float:
-    """Half width of the 80 % interval as a factor: that of the least certain group in use."""
+def _log_time_sigma(pipeline: PlacedPipeline) -> float:
+    """Spread of ln(measured / predicted) step time: that of the least certain group in use."""
     config, sigmas = pipeline.config, []
     split: IntArray = np.array([config.stage_layers], dtype=np.int64)
     for group in {stage.group for stage in pipeline.stages}:
@@ -207,7 +206,7 @@ def _band(pipeline: PlacedPipeline) -> float:
         columns = Columns.of([alike(config, one.tensor_parallel_size)])
         fleet = pipeline.fleet
         sigmas.append(log_time_sigma(fleet.problems[group], columns, split, fleet.profiles[group])[0])
-    return exp(Z_80_PERCENT * float(max(sigmas)))
+    return float(max(sigmas))
 
 
 def predict_placed(problem: Problem, profile: Profile, config: Configuration) -> Prediction:
@@ -217,31 +216,17 @@ def predict_placed(problem: Problem, profile: Profile, config: Configuration) ->
     ends = [end + stage.tail_s for end, stage in zip(finish, pipeline.stages, strict=True)]
     last = int(np.argmax(ends))
     causes = _causes_s(pipeline, last, finish[last])
-    step = sum(causes.values())
     stages = _stage_predictions(pipeline)
     heaviest = max(stages, key=lambda one: one.peak_memory_bytes / (one.memory_limit_bytes or 1))
-    limit, sigma = heaviest.memory_limit_bytes or 0, profile.by_group[pipeline.stages[heaviest.stage].group]
-    seq, gpus = problem.workload.seq_length, config.num_gpus
-    rate = config.global_batch_size * seq / step / gpus
-    peak = mean_peak_flops(pipeline.fleet, config.stage_groups)
-    flops = problem.model.model_flops_per_token(seq, frozen=problem.workload.lora_rank > 0)
-    again = recomputed_flops_per_token(problem.model, seq, config, LayerLayout.of(problem.model))
-    band = _band(pipeline)
-    return Prediction(
-        step_time_s=step,
-        step_time_low_s=step / band,
-        step_time_high_s=step * band,
-        tokens_per_s_per_gpu=rate,
-        mfu=rate * flops / peak,
-        hfu=rate * (flops + again) / peak,
-        peak_flops_per_gpu=peak,
-        bubble_fraction=causes["bubble"] / step,
-        peak_memory_bytes=heaviest.peak_memory_bytes,
-        memory_limit_bytes=limit,
-        heaviest_stage=heaviest.stage,
-        out_of_memory_probability=out_of_memory_probability(
-            heaviest.peak_memory_bytes, limit, sigma.log_memory_sigma
-        ),
-        time_breakdown_s=causes,
-        stages=stages,
+    of_group = profile.by_group[pipeline.stages[heaviest.stage].group]
+    return prediction_of(
+        problem,
+        config,
+        causes,
+        stages,
+        heaviest=heaviest,
+        memory_limit_bytes=heaviest.memory_limit_bytes or 0,
+        peak_flops=mean_peak_flops(pipeline.fleet, config.stage_groups),
+        log_time_sigma=_log_time_sigma(pipeline),
+        log_memory_sigma=of_group.log_memory_sigma,
     )

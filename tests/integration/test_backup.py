@@ -53,9 +53,8 @@ def test_a_copy_made_under_load_is_whole_and_serves_again(tmp_path: Path) -> Non
         assert httpx.get(f"{again.url}/v1/jobs/{lost}").status_code == 404  # it came after the copy
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # its files are looked at
 def test_the_log_of_a_killed_server_does_not_reach_the_copy(tmp_path: Path, database: Database) -> None:
-    if database.dialect != "sqlite":
-        pytest.skip("a file is copied")
     file, copy = Path(str(database.url.database)), tmp_path / "copy.db"
     add_job(database, "kept")
     back_up(file, copy)
