@@ -51,7 +51,7 @@ class _Priced:
     extrapolated: list[tuple[str, ...]]  # what lies outside the measured range, by row
 
 
-def _padded(configurations: Sequence[Configuration]) -> IntArray:
+def padded(configurations: Sequence[Configuration]) -> IntArray:
     """Splits as one array (n, C), zeros behind each row's chunks."""
     width = max(len(c.stage_layers) for c in configurations)
     rows = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
@@ -63,7 +63,7 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
     layout = LayerLayout.of(problem.model)
     columns = Columns.of(configurations)
     prices = price(problem, columns, profile)
-    splits = _padded(configurations)
+    splits = padded(configurations)
     return _Priced(
         layout=layout,
         columns=columns,

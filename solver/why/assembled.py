@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
 from solver.cost.assemble import Chunks, Stages, assemble, chunks_of, objective_s
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.plan import Configuration
+from solver.predict import padded
 from solver.problem import Problem
 
 
@@ -29,9 +28,7 @@ class Assembled:
     @classmethod
     def of(cls, problem: Problem, profile: Profile, configurations: Sequence[Configuration]) -> Assembled:
         """Price and add up; there is at least one configuration."""
-        width = max(len(c.stage_layers) for c in configurations)
-        padded = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
-        columns, splits = Columns.of(configurations), np.array(padded, dtype=np.int64)
+        columns, splits = Columns.of(configurations), padded(configurations)
         layout, prices = LayerLayout.of(problem.model), price(problem, columns, profile)
         return cls(
             columns=columns,
