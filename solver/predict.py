@@ -85,7 +85,7 @@ def _layers_timed(problem: Problem, columns: Columns, profile: Profile, layout: 
     return np.asarray(np.all([is_timed(ctx, kind) for kind in layout.kinds], axis=0))
 
 
-def _can_simulate(configuration: Configuration) -> bool:
+def can_simulate(configuration: Configuration) -> bool:
     """Whether the micro-batches fit the groups in which the schedule's order is written."""
     c = configuration
     whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
@@ -95,7 +95,7 @@ def _can_simulate(configuration: Configuration) -> bool:
 def _finish_s(priced: _Priced, row: int, configuration: Configuration) -> FloatArray:
     """When each rank ends its last pass: simulated, or by the closed form of its schedule."""
     c, pp = configuration, configuration.pipeline_parallel_size
-    if _can_simulate(c):
+    if can_simulate(c):
         num_chunks = len(c.stage_layers)
         finish = rank_finish_s(
             priced.stages.chunk_forward_s[row, :num_chunks].tolist(),

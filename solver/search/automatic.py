@@ -11,6 +11,7 @@ tries the orders of ZB-H1 (within p) and ZB-H2 (within 2 p).
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # Memory of a micro-batch that waits for its weight gradient alone, over that of one in flight: 32 of
@@ -60,7 +61,11 @@ def candidates(pp: int, num_microbatches: int, most_held: int) -> list[Limits]:
 
 
 def automatic_finish_s(
-    forward_s: tuple[float, ...], input_s: tuple[float, ...], weight_s: tuple[float, ...], limits: Limits
+    forward_s: tuple[float, ...],
+    input_s: tuple[float, ...],
+    weight_s: tuple[float, ...],
+    limits: Limits,
+    on_pass: Callable[[int, str, float], None] | None = None,
 ) -> tuple[list[float], float]:
     """When each rank ends its last pass, and the most micro-batches that a rank held at once.
 
@@ -69,6 +74,7 @@ def automatic_finish_s(
         input_s: input gradient.
         weight_s: weight gradient.
         limits: micro-batches, and how many of them may wait.
+        on_pass: is told of every pass: its rank, its kind (forward, input, weight), when it starts.
     """
     last, peak = len(forward_s) - 1, 0.0
     ranks = [_Rank() for _ in forward_s]
@@ -79,6 +85,8 @@ def automatic_finish_s(
         kind = None if now < me.free_s else _next_pass(ranks, rank, now, limits)
         if kind is None:
             continue
+        if on_pass is not None:
+            on_pass(rank, kind, now)
         if kind == "forward":
             me.free_s = now + forward_s[rank]
             me.forward_end_s.append(me.free_s)

@@ -67,7 +67,7 @@ def rank_finish_s(
         return [m * (sum(forward) + sum(backward))]
     weight: tuple[float, ...] = ()
     if schedule in SPLIT_BACKWARD:
-        weight = tuple(weight_s) if weight_s is not None else _third_s(forward, backward)
+        weight = tuple(weight_s) if weight_s is not None else third_s(forward, backward)
     limit = _AUTOMATIC_PASSES if schedule in AUTOMATIC else MAX_PASSES
     few = min(m, max(limit // (2 * len(forward) * pp), 4) * pp)
     finish = partial(_finish_s, (forward, backward, weight), pp=pp, schedule=schedule)
@@ -80,7 +80,7 @@ def rank_finish_s(
     return [finish + further for finish in simulated]
 
 
-def _third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tuple[float, ...]:
+def third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tuple[float, ...]:
     """Weight gradients of chunks whose three kinds of pass take equally long; at most the backward pass."""
     return tuple(min((f + b) / 3.0, b) for f, b in zip(forward_s, backward_s, strict=True))
 
@@ -110,26 +110,38 @@ def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedu
 
     ``seconds`` are forward passes, whole backward passes, and weight gradients or nothing.
     """
-    forward_s, backward_s, weight_s = seconds
-    vpp = len(forward_s) // pp
-    input_s = tuple(b - w for b, w in zip(backward_s, weight_s, strict=True)) if weight_s else backward_s
-    block_s = [0.0, *forward_s, *reversed(input_s)]
-    end = [0.0] * m + [-1.0] * (m * (len(block_s) - 1))
-    for own in weight_s:
-        block_s += [0.0, own]
-        end += [0.0] * m + [-1.0] * m
-    orders = _orders(pp, vpp, m, schedule)
-    found = [_run(orders, block_s, end, m=m, schedule=schedule)]
-    if schedule in AUTOMATIC and vpp == 1:
+    forward_s, _, weight_s = seconds
+    block_s, end = blocks_of(seconds, m)
+    orders = orders_of(pp, len(forward_s) // pp, m, schedule)
+    found = [run_orders(orders, block_s, end, m=m, schedule=schedule)]
+    if schedule in AUTOMATIC and len(forward_s) == pp:
         limits = candidates(pp, m, AUTOMATIC[schedule] * pp)
+        input_s = input_gradients_s(seconds)
         found += [automatic_finish_s(forward_s, input_s, weight_s, limit)[0] for limit in limits]
     if schedule in BYPASSES_SYNC:
         found = [_from_own_start_s(finish_s, forward_s) for finish_s in found]
     return min(found, key=max)
 
 
+def input_gradients_s(seconds: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """The backward passes without their weight gradients, where those are passes of their own."""
+    _, backward_s, weight_s = seconds
+    return tuple(b - w for b, w in zip(backward_s, weight_s, strict=True)) if weight_s else backward_s
+
+
+def blocks_of(seconds: tuple[tuple[float, ...], ...], m: int) -> tuple[list[float], list[float]]:
+    """Seconds of each block of slots, and when each is done: 0: always, -1: not yet."""
+    forward_s, _, weight_s = seconds
+    block_s = [0.0, *forward_s, *reversed(input_gradients_s(seconds))]
+    end = [0.0] * m + [-1.0] * (m * (len(block_s) - 1))
+    for own in weight_s:
+        block_s += [0.0, own]
+        end += [0.0] * m + [-1.0] * m
+    return block_s, end
+
+
 @lru_cache(maxsize=8)
-def _orders(pp: int, vpp: int, m: int, schedule: str) -> list[list[int]]:
+def orders_of(pp: int, vpp: int, m: int, schedule: str) -> list[list[int]]:
     """The passes of all ranks; nobody changes them."""
     return [slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
 
@@ -147,7 +159,7 @@ def _from_own_start_s(finish_s: list[float], forward_s: tuple[float, ...]) -> li
     return [finish - start for finish, start in zip(finish_s, starts, strict=True)]
 
 
-def _run(
+def run_orders(
     orders: list[list[int]], block_s: list[float], end: list[float], *, m: int, schedule: str
 ) -> list[float]:
     """Run every rank's passes; ``end`` holds when each slot is done, or -1 while it is not."""

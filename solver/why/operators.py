@@ -1,0 +1,134 @@
+"""The main operators of a plan's forward pass, with the work they do and the time they are priced at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.model import LayerKind
+from profiles.profile import Profile
+from solver.columns import Columns
+from solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
+from solver.cost.context import Context, context_of
+from solver.cost.prices import LayerLayout
+from solver.plan import Configuration
+from solver.problem import Problem
+from solver.roofline import OperatorPoint, Roofline
+
+_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output
+_ATTENTION = ("attention in (QKV)", "attention out")
+_LATENT = ("query up", "query down", "key/value down", "key/value up", "attention out")
+_DENSE = ("MLP up", "MLP down")
+_EXPERTS = "routed experts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """One configuration's context; every array of it has one entry."""
+
+    ctx: Context
+    layers: int  # of the kind at hand
+
+    def gemm(self, name: str, gemm: Gemm, precision: str) -> OperatorPoint:
+        """One plain product."""
+        seconds = float(gemm_seconds(self.ctx, [gemm], precision).forward[0])
+        return self.point(name, _flops(gemm), _bytes(gemm, precision), seconds, precision)
+
+    def point(
+        self, name: str, flops: float, moved_bytes: float, seconds: float, precision: str
+    ) -> OperatorPoint:
+        """One operator."""
+        gpu = self.ctx.gpu
+        peak = gpu.peak_flops.get(precision) or gpu.peak_bf16_flops
+        return OperatorPoint(
+            name=name,
+            flops=flops,
+            moved_bytes=moved_bytes,
+            seconds=seconds,
+            peak_flops=peak,
+            layers=self.layers,
+        )
+
+
+def roofline_of(problem: Problem, profile: Profile, config: Configuration) -> Roofline | None:
+    """The main operators of one micro-batch's forward pass; None where layers were timed as a whole.
+
+    Placed configurations are read on their first stage's node group.
+    """
+    if profile.layers is not None or config.stage_groups or config.replicas:
+        return None
+    ctx, layout = context_of(problem, Columns.of([config]), profile), LayerLayout.of(problem.model)
+    counts = layout.cumulative[-1]
+    points: list[OperatorPoint] = []
+    for kind, count in zip(layout.kinds, counts.tolist(), strict=True):
+        points += [one for one in _layer(ctx, kind, round(count)) if _new(one, points)]
+    head = Gemm(m=ctx.tokens, n=problem.model.vocab_size / ctx.t, k=problem.model.hidden_size)
+    points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
+    return Roofline(
+        gpu=ctx.gpu.display_name,
+        bytes_per_s=ctx.gpu.hbm_bytes_per_s,
+        peak_flops=max(point.peak_flops for point in points),
+        points=tuple(points),
+    )
+
+
+def _new(point: OperatorPoint, points: list[OperatorPoint]) -> bool:
+    """Whether no other kind of layer runs the same operator."""
+    return all((point.name, point.flops) != (one.name, one.flops) for one in points)
+
+
+def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint]:
+    """The operators of one layer of a kind."""
+    read, precision = _Reader(ctx=ctx, layers=layers), ctx.linear_precision
+    gemms = layer_gemms(ctx, kind)
+    plain = [gemm for gemm in gemms if not gemm.grouped]
+    for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):
+        yield read.gemm(name, gemm, precision)
+    flops, moved = _attention_work(ctx)
+    seconds = float(core_attention(ctx).forward[0])
+    yield read.point("attention core", flops, moved, seconds, "bf16")
+    grouped = [gemm for gemm in gemms if gemm.grouped]
+    if grouped:
+        whole = linear_seconds(ctx, kind).forward
+        rest = gemm_seconds(ctx, plain, precision).forward
+        work = sum(map(_flops, grouped)), sum(_bytes(gemm, precision) for gemm in grouped)
+        yield read.point(_EXPERTS, *work, float((whole - rest)[0]), precision)
+
+
+def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
+    """What the plain products of a layer are, in the order of ``layer_gemms``."""
+    names = list(_ATTENTION)
+    if ctx.model.mla is not None:
+        names = [name for name in _LATENT if ctx.model.mla.q_lora_rank or name != "query down"]
+    shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
+    return [*names, *(name.replace("MLP", shared) for name in _DENSE)][:count]
+
+
+def _one(value: object) -> float:
+    """The only entry of an array, or a number."""
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+def _flops(gemm: Gemm) -> float:
+    """``2 m n k``, of all equal products."""
+    return 2.0 * _one(gemm.m) * _one(gemm.n) * _one(gemm.k) * _one(gemm.count)
+
+
+def _bytes(gemm: Gemm, precision: str) -> float:
+    """Both inputs read, the output written in 2 bytes."""
+    m, n, k = _one(gemm.m), _one(gemm.n), _one(gemm.k)
+    return _one(gemm.count) * ((m + n) * k * _ELEMENT_BYTES.get(precision, 2.0) + 2.0 * m * n)
+
+
+def _attention_work(ctx: Context) -> tuple[float, float]:
+    """FLOPs of the causal scores and weighted values; queries, keys, values read, output written.
+
+    ``2 tokens heads (qk + v) attended / t`` (Dao 2023, arXiv:2307.08691); scores stay on the chip.
+    """
+    model, tokens = ctx.model, _one(ctx.tokens)
+    heads, kv = model.num_attention_heads / _one(ctx.t), max(model.num_kv_heads / _one(ctx.t), 1.0)
+    width = model.head_dim + model.v_head_dim
+    flops = 2.0 * tokens * heads * width * model.attended_tokens(ctx.seq_length)
+    return flops, 2.0 * tokens * width * (heads + kv * _one(ctx.c))
