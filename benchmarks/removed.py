@@ -14,7 +14,7 @@ import numpy as np
 
 from profiles.cluster import GpuSpec
 from profiles.collective_tables import IndexArray, SlowdownTable
-from profiles.collectives import Fabric, Group
+from profiles.collectives import Blocks, Fabric, Group
 from profiles.operators import GpuOperators, operators_of
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
@@ -49,9 +49,9 @@ def _as_ones(columns: Columns, _profile: Profile) -> FloatArray:
     return np.ones(len(columns))
 
 
-def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
+def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Blocks | None = None) -> Group:
     """A group that crosses islands on one rail, however many rails its ranks own there."""
-    group = _GROUP_OF(size, stride, fabric)
+    group = _GROUP_OF(size, stride, fabric, blocks)
     rate = fabric.lines.ring_bytes_per_s(np.ones_like(size), group.islands)
     return replace(group, ring_s_per_byte=(size - 1.0) / rate)
 

@@ -34,6 +34,10 @@ class Capabilities:
     offload: tuple[str, ...] = ("none",)
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)
+    rank_orders: tuple[str, ...] = (
+        "tp-cp-dp-pp",
+    )  # mesh axes, fastest first; the launcher's own comes first
+    data_parallel_alike: bool = False  # in another order experts have as many replicas as attention
     precisions: tuple[str, ...] = ("bf16", "fp16")
     optimizers: tuple[str, ...] = ()  # empty: not limited by the launcher
     adapters: bool = False  # low-rank ones beside a frozen model
@@ -63,7 +67,8 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
-_LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages")
+_LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
+             "data_parallel_alike")  # fmt: skip
 _LIMITING_WORDS = ("model_lacks", "constraints")
 
 

@@ -1,7 +1,7 @@
 """Seconds of collectives, and which links a group of ranks crosses.
 
-Ranks are laid out tp fastest, then cp, dp, pp (the order of Megatron-LM, DeepSpeed, torchtitan and
-nanotron), so a group is a size and a stride. Bus bytes (Thakur, Rabenseifner and Gropp 2005,
+Ranks are laid out axis by axis, so a group is a size and a stride (``Blocks``: where other stages lie in
+between). Bus bytes (Thakur, Rabenseifner and Gropp 2005,
 "Optimization of Collective Communication Operations in MPICH"; nccl-tests, ``doc/PERFORMANCE.md``): an
 all-gather, a reduce-scatter or an all-to-all moves ``(n - 1) / n`` of the payload through each rank, an
 all-reduce twice that. ``collective_tables`` says how far they stay behind the line rate.
@@ -30,6 +30,14 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How the ranks of one pipeline stage lie: blocks side by side, those of other stages in between."""
+
+    size: FloatArray  # ranks of a block; all of the stage's where stages are outermost
+    stages: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Ranks of one collective; arrays of shape (n,)."""
 
@@ -42,9 +50,17 @@ class Group:
     start_s: FloatArray  # of any collective; 0 for a rank alone
 
     @classmethod
-    def of(cls, size: FloatArray, stride: FloatArray, fabric: Fabric) -> Group:
-        """The group of ``size`` ranks that lie ``stride`` apart."""
-        inside = np.minimum(size, np.maximum(np.floor(fabric.lines.island_gpus / stride), 1.0))
+    def of(
+        cls, size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Blocks | None = None
+    ) -> Group:
+        """The group of ``size`` ranks that lie ``stride`` apart among those of their stage.
+
+        None for ``blocks``: the ranks of a stage lie side by side.
+        """
+        island = fabric.lines.island_gpus
+        inside = _together(size, stride, island)
+        if blocks is not None:
+            inside = _together_in_blocks(size, stride, island, blocks)
         islands = np.ceil(size / inside)
         others = size - 1.0
         return cls(
@@ -56,6 +72,20 @@ class Group:
             exchange_s_per_byte=others / fabric.lines.exchange_bytes_per_s(inside, islands),
             start_s=np.where(size > 1, fabric.launch_s, 0.0),
         )
+
+
+def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> FloatArray:
+    """How many of ``size`` ranks, ``stride`` apart, share an island."""
+    return np.asarray(np.minimum(size, np.maximum(np.floor(island_gpus / stride), 1.0)))
+
+
+def _together_in_blocks(
+    size: FloatArray, stride: FloatArray, island_gpus: float, blocks: Blocks
+) -> FloatArray:
+    """The same where a stage's ranks lie in blocks: those of one block, times the blocks within reach."""
+    near = np.minimum(size, np.maximum(np.floor(blocks.size / stride), 1.0))
+    step = np.maximum(stride * near, blocks.size) * blocks.stages
+    return _together(near, stride, island_gpus) * _together(np.ceil(size / near), step, island_gpus)
 
 
 def all_gather_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:

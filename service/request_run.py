@@ -28,6 +28,7 @@ PLACED_ONLY: Mapping[str, int | str] = {
     "expert_tensor_parallel_size": 1,
     "offload": "none",
     "context_parallel_mode": "ring",
+    "rank_order": "tp-cp-dp-pp",
 }
 NOT_PLACED = "cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]

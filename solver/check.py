@@ -27,6 +27,7 @@ from solver.mixed.check import placed_violations
 from solver.plan import Configuration, Plan, Prediction, plan_id_of
 from solver.predict import predict
 from solver.problem import Problem
+from solver.rank_orders import RANK_ORDERS, plain_order
 
 _RELATIVE = 1e-9  # sums of the same numbers in another order
 _ROUNDED_BYTES = 16  # a prediction rounds each of its memory terms to a byte
@@ -148,6 +149,20 @@ def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"zero_shard_size = {config.zero_shard_size} does not divide the ranks that share weights"
 
 
+def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """The order of the ranks is the launcher's, and none that says the same as another."""
+    able, order = launcher_capabilities(problem.launcher), config.rank_order
+    if order not in able.rank_orders:
+        yield f"{able.launcher} does not number ranks by {order}"
+    elif plain_order(config) != order:
+        yield f"rank_order = {order} numbers the ranks as {plain_order(config)} does"
+    if able.data_parallel_alike and order != RANK_ORDERS[0]:
+        inner = config.tensor_parallel_size * config.context_parallel_size
+        experts = config.expert_parallel_size * config.expert_tensor_parallel_size
+        if experts != (inner if problem.model.moe is not None else config.context_parallel_size):
+            yield f"{able.launcher} needs as many replicas of experts as of attention with {order}"
+
+
 def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """What the launcher cannot express."""
     able = launcher_capabilities(problem.launcher)
@@ -168,6 +183,7 @@ def _launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if config.expert_parallel_size > 1 and not able.expert_parallel:
         yield f"{able.launcher} has no expert parallelism"
     yield from _launcher_state_faults(problem, config)
+    yield from _order_faults(problem, config)
     yield from own_faults(problem, able, config)
 
 

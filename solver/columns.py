@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.plan import Configuration
+from solver.rank_orders import RANK_ORDERS
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -56,10 +57,11 @@ class Columns:
     recompute_layers: IntArray  # of each chunk, for "full"; ALL_LAYERS: every one; else 0
     offload: IntArray = field(default_factory=_nothing)  # index into OFFLOAD
     context_parallel_mode: IntArray = field(default_factory=_nothing)  # index into CONTEXT_MODES
+    rank_order: IntArray = field(default_factory=_nothing)  # index into RANK_ORDERS
 
     def __post_init__(self) -> None:
-        """Nothing is offloaded, and attention runs in rings, where nobody says otherwise."""
-        for name in ("offload", "context_parallel_mode"):
+        """Unless said otherwise nothing is offloaded, attention runs in rings, stages are outermost."""
+        for name in ("offload", "context_parallel_mode", "rank_order"):
             if len(getattr(self, name)) != len(self):
                 object.__setattr__(self, name, np.zeros(len(self), dtype=np.int64))
 
@@ -126,11 +128,15 @@ class Columns:
             recompute_layers=layers,
             offload=OFFLOAD[get("offload")],
             context_parallel_mode=CONTEXT_MODES[get("context_parallel_mode")],
+            rank_order=RANK_ORDERS[get("rank_order")],
             stage_layers=tuple(int(count) for count in stage_layers),
         )
 
 
-_WORDS = {"pipeline_schedule": SCHEDULES, "offload": OFFLOAD, "context_parallel_mode": CONTEXT_MODES}
+_WORDS = {
+    "pipeline_schedule": SCHEDULES, "offload": OFFLOAD, "context_parallel_mode": CONTEXT_MODES,
+    "rank_order": RANK_ORDERS,
+}  # fmt: skip
 _PLAIN = (
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size",
     "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size",

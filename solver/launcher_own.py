@@ -17,6 +17,7 @@ from solver.constraints import broken_by, constraint_of
 from solver.own_balance import own_balance
 from solver.plan import Configuration
 from solver.problem import Problem
+from solver.rank_orders import RANK_ORDERS
 from solver.rule import Rule
 
 
@@ -136,6 +137,7 @@ def is_a_row(config: Configuration) -> bool:
         and config.recompute_granularity in RECOMPUTE
         and config.offload in OFFLOAD
         and config.context_parallel_mode in CONTEXT_MODES
+        and config.rank_order in RANK_ORDERS
     )
 
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from profiles.capabilities import Capabilities
 from solver.columns import ALL_LAYERS, CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
+from solver.cost.placement import DEFAULT
 from solver.launcher_own import own_rules
 from solver.problem import Problem
+from solver.rank_orders import RANK_ORDERS
 from solver.rule import Rule
 
 _FULL = RECOMPUTE.index("full")
@@ -19,7 +21,11 @@ _FULL = RECOMPUTE.index("full")
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Every limit of a launcher."""
     return chain(
-        _step_rules(able), _mesh_rules(problem, able), _state_rules(problem, able), own_rules(problem, able)
+        _step_rules(able),
+        _mesh_rules(problem, able),
+        _order_rules(problem, able),
+        _state_rules(problem, able),
+        own_rules(problem, able),
     )
 
 
@@ -101,5 +107,29 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         reason="it has no stages of different size",
         violated=lambda c: (
             (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
+        ),
+    )
+
+
+def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Orders of the mesh axes that the launcher lacks, and what goes with the others."""
+    name, orders = able.launcher, np.array([RANK_ORDERS.index(word) for word in able.rank_orders])
+    yield Rule(
+        name=f"{name} numbers the ranks so",
+        reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
+        violated=lambda c: ~np.isin(c.rank_order, orders),
+    )
+    if not able.data_parallel_alike:
+        return
+    dense = problem.model.moe is None
+    yield Rule(
+        name=f"{name} has as many replicas of experts as of attention",
+        reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
+        violated=lambda c: (
+            (c.rank_order != DEFAULT)
+            & (
+                c.context_parallel_size * (c.tensor_parallel_size if not dense else 1)
+                != c.expert_parallel_size * c.expert_tensor_parallel_size
+            )
         ),
     )

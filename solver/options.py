@@ -10,6 +10,7 @@ from profiles.optimizers import OPTIMIZERS
 from profiles.reliability import Reliability
 from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
 from solver.plan import Configuration
+from solver.rank_orders import RANK_ORDERS
 
 Objective = Literal["step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
@@ -34,6 +35,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "pipeline_schedule": SCHEDULES,
     "offload": OFFLOAD,
     "context_parallel_mode": CONTEXT_MODES,
+    "rank_order": RANK_ORDERS,
 }
 LOGICAL_VARIABLES = ("sequence_parallel",)
 VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)

@@ -44,6 +44,7 @@ class Configuration:
     recompute_layers: int = 0  # of each chunk; = max(stage_layers) when every layer recomputes
     offload: str = "none"  # to the host: none, optimizer, activations, optimizer+activations
     context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
+    rank_order: str = "tp-cp-dp-pp"  # mesh axes, fastest first: which of them crosses which link
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
     stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
     replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
@@ -262,7 +263,7 @@ def plan_id_of(problem_digest: str, config: Configuration) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-_LATER = ("context_parallel_mode", "stage_groups", "replicas")
+_LATER = ("context_parallel_mode", "rank_order", "stage_groups", "replicas")
 _DEFAULTS = asdict(Configuration())
 
 

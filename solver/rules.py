@@ -16,9 +16,11 @@ import numpy as np
 from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes
 from solver.columns import ALL_LAYERS, RING, SCHEDULES, BoolArray, Columns, IntArray
+from solver.cost.placement import same_ranks
 from solver.launcher_rules import launcher_rules
 from solver.problem import Problem
 from solver.ramp_stages import RampStage, ramp_stages
+from solver.rank_orders import RANK_ORDERS
 from solver.request_rules import request_rules
 from solver.rule import Rule
 
@@ -166,6 +168,23 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     )
 
 
+def _order_rules() -> Iterator[Rule]:
+    """Orders of the mesh axes are told apart by where ranks lie."""
+    yield Rule(
+        name="rank_order puts some rank elsewhere",
+        reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
+        violated=_repeated_order,
+    )
+
+
+def _repeated_order(c: Columns) -> BoolArray:
+    """Rows whose order of the axes numbers every rank as one that stands before it."""
+    repeated = np.zeros(len(c), dtype=np.bool_)
+    for order in range(int(c.rank_order.max(initial=0))):
+        repeated |= (order < c.rank_order) & same_ranks(c, c.rank_order, order)
+    return repeated
+
+
 def _schedule_of(c: Columns) -> IntArray:
     """The schedule that a row's stages and chunks call for."""
     single, plain = SCHEDULES.index("none"), SCHEDULES.index("1f1b")
@@ -215,6 +234,7 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _sequence_rules(problem),
         _expert_rules(problem),
         _pipeline_rules(problem),
+        _order_rules(),
         _batch_rules(problem),
         launcher_rules(problem, able),
         request_rules(problem),

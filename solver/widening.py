@@ -4,6 +4,7 @@
   zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
   sequence_parallel             with tensor parallelism, and also without where the request names it
   context_parallel_mode         ring, and all_to_all where the heads divide
+  rank_order                    the launcher's own, and others where some collective crosses other links
   offload                       none, and what the request allows and the launcher has
 What the request pins or bounds is always a candidate. Rows that were there come first, so that ties go to
 the plain ones.
@@ -19,7 +20,9 @@ import numpy as np
 from profiles.capabilities import Capabilities, launcher_capabilities
 from solver.columns import CONTEXT_MODES, OFFLOAD, BoolArray, Columns, IntArray
 from solver.constraints import names_of
+from solver.cost.placement import same_links
 from solver.problem import Problem
+from solver.rank_orders import RANK_ORDERS
 
 Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
 _MOST_NAMED = 64  # values of a bound that become candidates
@@ -28,7 +31,14 @@ _MOST_NAMED = 64  # values of a bound that become candidates
 def widened(problem: Problem, columns: Columns) -> Columns:
     """The rows of ``columns``, then those that differ from them in one or several of these variables."""
     able = launcher_capabilities(problem.launcher)
-    for variants in (_expert_tensor, _shard_sizes, _sequence_parallel, _context_modes, _offload):
+    for variants in (
+        _expert_tensor,
+        _shard_sizes,
+        _sequence_parallel,
+        _context_modes,
+        _offload,
+        _rank_orders,
+    ):
         parts = [columns]
         for name, values, rows in variants(problem, able, columns):
             taken = rows & (values != getattr(columns, name))
@@ -107,3 +117,19 @@ def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator
         every = np.ones(len(columns), dtype=np.bool_)
         for word in able.offload:
             yield _constant(columns, "offload", OFFLOAD.index(word), every)
+
+
+def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Orders of the mesh axes that put some group on other links than every order before.
+
+    Where the request names the order, every one that puts some rank elsewhere.
+    """
+    name, island = "rank_order", max(group.island_gpus for group in problem.cluster.groups)
+    if is_named(problem, name):
+        island = int(columns.num_gpus.max(initial=1))
+    seen = [0]
+    for word in able.rank_orders:
+        order = RANK_ORDERS.index(word)
+        known = [same_links(columns, order, one, island) for one in seen]
+        seen.append(order)
+        yield _constant(columns, name, order, ~np.any(known, axis=0))

@@ -47,6 +47,7 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
         "offload": able.offload,
         "zero_stage": tuple(stages),
         "context_parallel_mode": able.context_parallel_modes,
+        "rank_order": able.rank_orders,
     }
     for name, offered in offers.items():
         value = getattr(config, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiles.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
+from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from solver.columns import RING, FloatArray
 from solver.cost.compute import PassSeconds
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
@@ -120,7 +120,7 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArr
         payload = weights.dense * (element_bytes / parts)
         seconds = seconds + parts * all_gather_s(payload, ctx.shard_group, ctx.fabric)
     if weights.routed.any():
-        experts = Group.of(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et, ctx.fabric)
+        experts = ctx.stage_group(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et)
         seconds = seconds + all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
     return seconds
 
@@ -183,7 +183,6 @@ def sent_bytes(ctx: Context) -> FloatArray:
 
 def transfer(ctx: Context) -> FloatArray:
     """Exposed seconds of one activation between pipeline neighbours, each direction; 0 if pp = 1."""
-    stride = ctx.t * ctx.c * ctx.d
-    seconds = point_to_point_s(sent_bytes(ctx), stride, ctx.p, ctx.fabric)
+    seconds = point_to_point_s(sent_bytes(ctx), ctx.placement.block, ctx.p, ctx.fabric)
     hidden = (ctx.columns.virtual_pipeline_size > 1) & ctx.facts.overlap_transfer
     return np.where(hidden, 0.3, 1.0) * seconds * ctx.constants.transfer_exposed

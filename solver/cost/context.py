@@ -17,6 +17,7 @@ from profiles.operators import GpuOperators
 from profiles.optimizers import Optimizer, optimizer_named
 from profiles.profile import Constants, Profile
 from solver.columns import RECOMPUTE, BoolArray, Columns, FloatArray
+from solver.cost.placement import Placement, placement_of
 from solver.problem import Problem, Workload
 
 SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
@@ -46,6 +47,7 @@ class Context:
     fabric: Fabric
     layers: MeasuredLayers | None
     columns: Columns
+    placement: Placement
     seq_length: int
     optimizer: Optimizer
     workload: Workload
@@ -70,6 +72,10 @@ class Context:
     data_group: Group  # dp * cp ranks that reduce the gradients of dense weights
     shard_group: Group  # those among them that share one shard set
     expert_data_group: Group  # ranks that reduce the gradients of one expert
+
+    def stage_group(self, size: FloatArray, stride: FloatArray) -> Group:
+        """``size`` ranks of one stage, ``stride`` apart among the stage's own."""
+        return Group.of(size, stride, self.fabric, self.placement.blocks)
 
     @property
     def hbm_bytes_per_s(self) -> float:
@@ -125,15 +131,6 @@ class Context:
         return self.tokens / self.t
 
 
-def _expert_group(columns: Columns, fabric: Fabric) -> Group:
-    """The ep ranks among which tokens are exchanged: the innermost axes after expert tp."""
-    return Group.of(
-        columns.expert_parallel_size.astype(np.float64),
-        columns.expert_tensor_parallel_size.astype(np.float64),
-        fabric,
-    )
-
-
 def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:
     """What linear layers multiply in: the recipe's precision, else the workload's.
 
@@ -170,6 +167,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
     shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d)
     expert_data = np.maximum(t * c * d / (e * et), 1.0)
+    placement = placement_of(columns)
+    blocks = placement.blocks
     return Context(
         model=problem.model,
         gpu=gpu,
@@ -179,6 +178,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         fabric=fabric,
         layers=profile.layers,
         columns=columns,
+        placement=placement,
         seq_length=workload.seq_length,
         optimizer=optimizer_named(workload.optimizer),
         workload=workload,
@@ -192,10 +192,10 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         selective=columns.recompute == RECOMPUTE.index("selective"),
         full=columns.recompute == RECOMPUTE.index("full"),
         tensor_group=Group.of(t, np.ones_like(t), fabric),
-        context_group=Group.of(c, t, fabric),
-        expert_group=_expert_group(columns, fabric),
+        context_group=Group.of(c, placement.context_stride, fabric, blocks),
+        expert_group=Group.of(e, et, fabric, blocks),  # the innermost ranks after expert tp
         expert_tensor_group=Group.of(et, np.ones_like(et), fabric),
-        data_group=Group.of(c * d, t, fabric),
-        shard_group=Group.of(shard, t, fabric),
-        expert_data_group=Group.of(expert_data, e * et, fabric),
+        data_group=Group.of(c * d, t, fabric, blocks),
+        shard_group=Group.of(shard, t, fabric, blocks),
+        expert_data_group=Group.of(expert_data, e * et, fabric, blocks),
     )  # fmt: skip

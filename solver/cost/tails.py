@@ -56,8 +56,8 @@ def _exchange_s(ctx: Context, weights: FloatArray, group: Group, stride: FloatAr
     sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it holds.
     """
     sharing, stage = shards(ctx, group), ctx.columns.zero_stage
-    inner = Group.of(sharing, stride, ctx.fabric)
-    replicas = Group.of(group.size / sharing, stride * sharing, ctx.fabric)
+    inner = ctx.stage_group(sharing, stride)
+    replicas = ctx.stage_group(group.size / sharing, stride * sharing)
     payload = weights * ctx.facts.reduced_gradient_bytes
     whole, across = _reduce_s(payload, group, ctx), _reduce_s(payload / sharing, replicas, ctx)
     scatter = _gather_s(payload, inner, ctx)
@@ -138,9 +138,8 @@ def copies_s(ctx: Context) -> FloatArray:
     under nothing (Megatron-Core 0.16, ``finalize_model_grads._allreduce_word_embedding_grads``).
     """
     copied = np.zeros_like(ctx.t) if ctx.frozen else copied_embedding(ctx)
-    pair = Group.of(
-        np.full_like(ctx.t, 2.0), ctx.t * ctx.c * ctx.d * np.maximum(ctx.p - 1.0, 1.0), ctx.fabric
-    )
+    apart = ctx.placement.block * np.maximum(ctx.p - 1.0, 1.0)
+    pair = Group.of(np.full_like(ctx.t, 2.0), apart, ctx.fabric)
     return np.where(
         copied > 0, all_reduce_s(copied * ctx.facts.reduced_gradient_bytes, pair, ctx.fabric), 0.0
     )

@@ -8,8 +8,8 @@ in whole nanoseconds; equal ones rank the simple way: fewer parallel axes, less 
 tensor_parallel_size, smaller row number.
 
 Rows that differ in how one layout is run (recomputation, chunks a rank, schedule, shard sets, sequence
-parallelism, offload, way of context parallelism) are one *layout*; the best of them stands for it, so
-that the best K are K layouts and not one layout with K numbers of chunks.
+parallelism, offload, way of context parallelism, order of ranks) are one *layout*; the best of them stands
+for it, so that the best K are K layouts and not one layout with K numbers of chunks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PRIMES = 16  # rows solved for it
 _NS = 1e9
 INNER = (
     "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
-    "sequence_parallel", "offload", "context_parallel_mode",
+    "sequence_parallel", "offload", "context_parallel_mode", "rank_order",
 )  # fmt: skip
 _LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
 Layout = tuple[int, ...]

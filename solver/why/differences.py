@@ -20,11 +20,13 @@ _GROUPS = {
     "virtual_pipeline_size": ("virtual_pipeline_size",),
     "micro_batch_size": ("micro_batch_size",),
     "offload": ("offload",),
+    "rank_order": ("rank_order",),
 }
 _SHORT = {
     "num_gpus": "GPUs", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
     "context_parallel_size": "cp", "expert_parallel_size": "ep", "zero_stage": "zero",
     "virtual_pipeline_size": "vpp", "micro_batch_size": "mbs", "offload": "offload",
+    "rank_order": "ranks",
 }  # fmt: skip
 
 

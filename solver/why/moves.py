@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from profiles.capabilities import launcher_capabilities
 from solver.plan import Configuration
 from solver.problem import Problem
+from solver.rank_orders import plain_order
 
 _SHORT = {
     "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "context_parallel_size": "cp",
@@ -53,7 +54,7 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
     full = c.recompute_granularity == "full"
     schedule = "1f1b" if c.virtual_pipeline_size == 1 else "interleaved_1f1b"
     batch = problem.workload.global_batch_size
-    return replace(
+    settled = replace(
         c,
         sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
         context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
@@ -64,6 +65,7 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
         recompute_layers=_replayed(c.recompute_layers, split) if full else 0,
         stage_layers=split,
     )
+    return replace(settled, rank_order=plain_order(settled))
 
 
 def _replayed(layers: int, split: tuple[int, ...]) -> int:
