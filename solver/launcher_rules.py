@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from profiles.capabilities import Capabilities
-from solver.columns import ALL_LAYERS, CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
+from solver.columns import ALL_LAYERS, CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns
 from solver.cost.placement import DEFAULT
 from solver.launcher_own import own_rules
 from solver.problem import Problem
@@ -119,17 +119,19 @@ def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
         violated=lambda c: ~np.isin(c.rank_order, orders),
     )
-    if not able.data_parallel_alike:
-        return
-    dense = problem.model.moe is None
-    yield Rule(
-        name=f"{name} has as many replicas of experts as of attention",
-        reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
-        violated=lambda c: (
-            (c.rank_order != DEFAULT)
-            & (
-                c.context_parallel_size * (c.tensor_parallel_size if not dense else 1)
-                != c.expert_parallel_size * c.expert_tensor_parallel_size
-            )
-        ),
-    )
+    if able.data_parallel_alike:
+        yield Rule(
+            name=f"{name} has as many replicas of experts as of attention",
+            reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
+            violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
+        )
+
+
+def equally_replicated(problem: Problem, columns: Columns) -> BoolArray:
+    """Rows with as many data-parallel ranks for experts as for attention, shape (n,).
+
+    Megatron-Core forms groups for experts in a dense model too, of the tensor-parallel size.
+    """
+    experts = columns.expert_parallel_size * columns.expert_tensor_parallel_size
+    tensor = columns.tensor_parallel_size if problem.model.moe is not None else 1
+    return np.asarray(experts == tensor * columns.context_parallel_size)

@@ -54,10 +54,8 @@ class Configuration:
         """GPUs used: tp * pp * cp * dp, of all stages and classes."""
         if self.replicas or self.stage_groups:
             return sum(one.num_gpus for one in self.replicas or self.stage_groups)
-        return (
-            self.tensor_parallel_size * self.pipeline_parallel_size
-            * self.context_parallel_size * self.data_parallel_size
-        )  # fmt: skip
+        model = self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+        return model * self.data_parallel_size
 
     @property
     def global_batch_size(self) -> int:

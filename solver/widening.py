@@ -20,7 +20,8 @@ import numpy as np
 from profiles.capabilities import Capabilities, launcher_capabilities
 from solver.columns import CONTEXT_MODES, OFFLOAD, BoolArray, Columns, IntArray
 from solver.constraints import names_of
-from solver.cost.placement import same_links
+from solver.cost.placement import same_links, same_ranks
+from solver.launcher_rules import equally_replicated
 from solver.problem import Problem
 from solver.rank_orders import RANK_ORDERS
 
@@ -125,11 +126,12 @@ def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iter
     Where the request names the order, every one that puts some rank elsewhere.
     """
     name, island = "rank_order", max(group.island_gpus for group in problem.cluster.groups)
-    if is_named(problem, name):
-        island = int(columns.num_gpus.max(initial=1))
-    seen = [0]
-    for word in able.rank_orders:
-        order = RANK_ORDERS.index(word)
-        known = [same_links(columns, order, one, island) for one in seen]
+    named, seen = is_named(problem, name), list[int]()
+    able_rows = named or not able.data_parallel_alike or equally_replicated(problem, columns)
+    for order in map(RANK_ORDERS.index, able.rank_orders):
+        known = [
+            same_ranks(columns, order, one) if named else same_links(columns, order, one, island)
+            for one in seen
+        ]
         seen.append(order)
-        yield _constant(columns, name, order, ~np.any(known, axis=0))
+        yield _constant(columns, name, order, ~np.any(known, axis=0) & able_rows)

@@ -22,6 +22,7 @@ from tests.launcher_cases import (
     LLAMA_70B,
     LLAMA_70B_EVEN,
     LLAMA_70B_FSDP,
+    LLAMA_70B_NEAR_STAGES,
     LLAMA_405B,
     LLAMA_405B_UNEVEN,
     MIXTRAL,
@@ -69,6 +70,7 @@ CASES: dict[str, dict[str, Target]] = {
         "llama-3.1-405b-uneven": _for("megatron-bridge", LLAMA_405B, LLAMA_405B_UNEVEN),
         "deepseek-v3-experts": _for("megatron-bridge", DEEPSEEK_V3, DEEPSEEK_EXPERTS, 4096),
         "llama-3.1-70b-fsdp": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_FSDP),
+        "llama-3.1-70b-near-stages": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_NEAR_STAGES),
     },
     "deepspeed": {
         "llama-3.1-70b-zero3": _for("deepspeed", LLAMA_70B, SHARDED),

@@ -14,6 +14,7 @@ SWITCHES = [
     "moe-grouped-gemm", "multi-latent-attention", "no-overlap-p2p-communication",
     "overlap-grad-reduce", "overlap-param-gather", "sequence-parallel", "swiglu", "tp-comm-overlap",
     "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-megatron-fsdp",
+    "use-tp-pp-dp-mapping",
 ]  # fmt: skip
 WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",

@@ -16,6 +16,7 @@ from solver.constraints import broken_by, constraint_of
 from solver.expressions import names_in
 from solver.launcher_own import is_a_row, problem_faults
 from solver.own_balance import own_balance
+from solver.rank_orders import RANK_ORDERS
 
 
 def within_capabilities(launcher: str) -> Rule:
@@ -27,6 +28,7 @@ def within_capabilities(launcher: str) -> Rule:
         yield from problem_faults(target.problem, able)
         yield from _word_faults(able, target)
         yield from _axis_faults(able, target)
+        yield from _order_faults(able, target)
         yield from _stage_faults(able, target)
         yield from _constraint_faults(able, target)
 
@@ -95,6 +97,22 @@ def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
             "zero_shard_size",
             f"{able.launcher} shards over all dp * cp = {target.shard_ranks} ranks",
             nearest=target.shard_ranks,
+        )
+
+
+def _order_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Numbers of ranks that the launcher's groups cannot be made up of."""
+    config, dense = target.config, target.model.moe is None
+    if not able.data_parallel_alike or config.rank_order == RANK_ORDERS[0]:
+        return
+    shared = config.context_parallel_size * (1 if dense else config.tensor_parallel_size)
+    if config.expert_parallel_size * config.expert_tensor_parallel_size != shared:
+        yield fault(
+            "rank_order",
+            f"{config.rank_order} needs as many data-parallel ranks for experts as for attention"
+            + (": context_parallel_size 1" if dense else ": ep * expert tp = tp * cp"),
+            allowed=RANK_ORDERS[0],
+            nearest=RANK_ORDERS[0],
         )
 
 

@@ -9,6 +9,7 @@ from profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from profiles.model import ModelSpec
 from service.launchers.megatron_names import (
     CONTEXT_MODES,
+    STAGES_BEFORE_DATA,
     Values,
     distributed_optimizer,
     parallel_values,
@@ -81,6 +82,8 @@ def _parallel(target: Target) -> Values:
         values["model.expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
     if target.config.context_parallel_size > 1:
         values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
+    if target.config.rank_order == STAGES_BEFORE_DATA:
+        values["dist.use_tp_pp_dp_mapping"] = True
     values["comm_overlap"] = None  # or it would rewrite what overlaps
     overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
     return {**values, "model.tp_comm_overlap": bool(overlaps)}

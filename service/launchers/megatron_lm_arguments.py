@@ -20,6 +20,7 @@ from service.launchers.megatron_lm_facts import (
     uses_fp8,
 )
 from service.launchers.megatron_lm_layout import is_even, layout
+from service.launchers.megatron_names import STAGES_BEFORE_DATA
 from service.launchers.target import Target
 
 DROPOUT = "0.1"  # Megatron-LM's own default where dropout is on
@@ -84,6 +85,8 @@ def _parallel(target: Target) -> list[Flag]:
     ]
     if config.context_parallel_size > 1:
         flags.append(flag("cp-comm-type", "p2p" if config.context_parallel_mode == "ring" else "a2a"))
+    if config.rank_order == STAGES_BEFORE_DATA:
+        flags.append(flag("use-tp-pp-dp-mapping"))
     return flags
 
 

@@ -19,7 +19,7 @@ _SWITCHES = (
     "recompute-activations", "sequence-parallel", "swiglu", "tp-comm-overlap",
     "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-flash-attn",
     "use-megatron-fsdp", "use-custom-fsdp", "use-precision-aware-optimizer",
-    "no-rope-fusion", "add-qkv-bias",
+    "no-rope-fusion", "add-qkv-bias", "use-tp-pp-dp-mapping",
 )  # fmt: skip
 _WORDS = (
     "attention-backend", "ckpt-format", "cross-entropy-fusion-impl",

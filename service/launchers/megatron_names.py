@@ -12,6 +12,7 @@ from service.launchers.target import Target
 from service.launchers.torchrun import Variable
 
 Values = dict[str, object]
+STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
 CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a"}  # of cp_comm_type
 FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
 

@@ -89,6 +89,8 @@ def configuration_words(configuration: Configuration) -> str:
     ]
     if configuration.context_parallel_mode != "ring":
         words.append("cp by all-to-all")
+    if configuration.rank_order != Configuration().rank_order:
+        words.append(f"ranks {configuration.rank_order}")
     if configuration.recompute_granularity != "none":
         words.append(f"{recompute(configuration)} recompute")
     return " · ".join(words)

@@ -13,6 +13,7 @@ from rich.text import Text
 from service.report import figures
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Plan
+from solver.rank_orders import RANK_ORDERS
 
 GUTTER = 1  # blanks before every column
 _MFU = "MFU*"
@@ -67,6 +68,10 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
         (
             any(plan.config.context_parallel_mode != "ring" for plan in plans),
             Column(title="cp by", cell=_mode, left=True),
+        ),
+        (
+            any(plan.config.rank_order != RANK_ORDERS[0] for plan in plans),
+            Column(title="ranks", cell=_size("rank_order"), left=True),
         ),
         (
             any(plan.config.offload != "none" for plan in plans),

@@ -167,8 +167,6 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
     shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d)
     expert_data = np.maximum(t * c * d / (e * et), 1.0)
-    placement = placement_of(columns)
-    blocks = placement.blocks
     return Context(
         model=problem.model,
         gpu=gpu,
@@ -178,7 +176,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         fabric=fabric,
         layers=profile.layers,
         columns=columns,
-        placement=placement,
+        placement=(place := placement_of(columns)),
         seq_length=workload.seq_length,
         optimizer=optimizer_named(workload.optimizer),
         workload=workload,
@@ -192,10 +190,10 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         selective=columns.recompute == RECOMPUTE.index("selective"),
         full=columns.recompute == RECOMPUTE.index("full"),
         tensor_group=Group.of(t, np.ones_like(t), fabric),
-        context_group=Group.of(c, placement.context_stride, fabric, blocks),
-        expert_group=Group.of(e, et, fabric, blocks),  # the innermost ranks after expert tp
+        context_group=Group.of(c, place.context_stride, fabric, place.blocks),
+        expert_group=Group.of(e, et, fabric, place.blocks),  # the innermost ranks after expert tp
         expert_tensor_group=Group.of(et, np.ones_like(et), fabric),
-        data_group=Group.of(c * d, t, fabric, blocks),
-        shard_group=Group.of(shard, t, fabric, blocks),
-        expert_data_group=Group.of(expert_data, e * et, fabric, blocks),
+        data_group=Group.of(c * d, t, fabric, place.blocks),
+        shard_group=Group.of(shard, t, fabric, place.blocks),
+        expert_data_group=Group.of(expert_data, e * et, fabric, place.blocks),
     )  # fmt: skip

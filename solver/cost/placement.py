@@ -62,7 +62,7 @@ def _distances(columns: Columns, order: IntArray | int) -> tuple[IntArray, IntAr
 
 def same_ranks(columns: Columns, order: IntArray | int, other: IntArray | int) -> BoolArray:
     """Rows whose every rank lies at the same place in both orders, shape (n,)."""
-    return same_links(columns, order, other, int(columns.num_gpus.max(initial=1)))
+    return _alike(columns, order, other, int(columns.num_gpus.max(initial=1)))
 
 
 def same_links(
@@ -72,6 +72,11 @@ def same_links(
 
     Beyond ``island_gpus`` no distance tells from another: each rank is alone on its island either way.
     """
+    return np.asarray(_alike(columns, order, other, island_gpus) | (columns.num_gpus <= island_gpus))
+
+
+def _alike(columns: Columns, order: IntArray | int, other: IntArray | int, most: int) -> BoolArray:
+    """Rows whose distances are equal in both orders, as far as ``most``; shape (n,)."""
     alike = np.ones(len(columns), dtype=np.bool_)
     for one, two, size in zip(
         _distances(columns, order),
@@ -79,5 +84,5 @@ def same_links(
         (columns.pipeline_parallel_size, columns.context_parallel_size),
         strict=True,
     ):
-        alike &= (size == 1) | (np.minimum(one, island_gpus) == np.minimum(two, island_gpus))
+        alike &= (size == 1) | (np.minimum(one, most) == np.minimum(two, most))
     return alike

@@ -1,5 +1,7 @@
 """One small problem at real prices, searched and tried out in full."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,15 @@ def mixed_problem() -> Problem:
     return a_problem(model=layers, cluster=a_cluster(num_nodes=1), batch=16, **LIMITS)
 
 
+def ordered_problem() -> Problem:
+    """4 layers on two nodes under any order of the ranks, which decides what crosses the network."""
+    bounds = {"zero_stage": (0, 1), "tensor_parallel_size": (1, 2)}
+    limits = {**LIMITS, "pin": {"micro_batch_size": 1}, "bounds": bounds}
+    model = a_model(num_layers=4, hidden_size=2048, ffn_hidden_size=8192, num_attention_heads=16)
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=32, **limits)
+    return replace(problem, launcher="none")
+
+
 LIMITS: dict[str, object] = {
     "top_k": 5,
     "certify": "cp-sat-all",
@@ -37,7 +48,7 @@ LIMITS: dict[str, object] = {
 }
 
 
-@pytest.fixture(scope="module", params=[dense_problem, mixed_problem])
+@pytest.fixture(scope="module", params=[dense_problem, mixed_problem, ordered_problem])
 def tried(request: pytest.FixtureRequest) -> tuple[Answer, Rows, list[Exhaustive]]:
     """The answer, the legal rows, and every split of each that fits."""
     problem: Problem = request.param()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from profiles.model import ModelSpec
+from service.launchers.megatron_names import STAGES_BEFORE_DATA
 from service.launchers.reading.given import Given
 from service.launchers.reading.megatron_lm_split import chunks_of, recompute_of
 from service.launchers.reading.shell import Word
 from solver.plan import Configuration
 from solver.problem import Workload
+from solver.rank_orders import plain_order
 
 _NODES = ("--nnodes", "--num-nodes", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--gpus-per-node", "--ntasks-per-node", "--gres")
@@ -68,7 +71,7 @@ def configuration_of(
     if sequence and tp == 1:
         given.notes.append("--sequence-parallel does nothing at tp 1")
     given.stop()
-    return Configuration(
+    found = Configuration(
         tensor_parallel_size=tp,
         sequence_parallel=sequence and tp > 1,
         pipeline_parallel_size=pp,
@@ -86,8 +89,10 @@ def configuration_of(
         recompute_granularity=granularity,
         recompute_layers=layers,
         offload="optimizer" if given.has("optimizer-cpu-offload") else "none",
+        rank_order=STAGES_BEFORE_DATA if given.has("use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
         stage_layers=split,
     )
+    return replace(found, rank_order=plain_order(found))
 
 
 def _context_mode(given: Given, cp: int) -> str:
