@@ -32,7 +32,7 @@ def configuration(sizes: tuple[int, int, int, int], order: str) -> Configuration
     )  # fmt: skip
 
 
-def ranks(config: Configuration) -> dict[tuple[int, ...], int]:
+def ranks(config: Configuration) -> dict[tuple[int, int, int, int], int]:
     """The number of every rank by its (tp, cp, dp, pp) coordinates, axis by axis."""
     sizes = {
         "tp": config.tensor_parallel_size, "cp": config.context_parallel_size,
