@@ -32,6 +32,7 @@ class Capabilities:
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
+    offload_note: str = ""  # why what the launcher calls offloading is not what is planned
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)
     rank_orders: tuple[str, ...] = (

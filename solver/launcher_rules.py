@@ -84,7 +84,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     )
     yield Rule(
         name=f"{name} offloads so",
-        reason=f"it has {', '.join(able.offload)}",
+        reason=f"it has {', '.join(able.offload)}" + (able.offload_note and f"; {able.offload_note}"),
         violated=lambda c: ~np.isin(c.offload, offload),
     )
 

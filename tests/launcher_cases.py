@@ -153,6 +153,11 @@ LLAMA_70B_NEAR_STAGES = Configuration(
     data_parallel_size=8, zero_stage=1, zero_shard_size=8, micro_batch_size=1, num_microbatches=64,
     pipeline_schedule="interleaved_1f1b", rank_order="tp-cp-pp-dp", stage_layers=(4,) * 20,
 )  # fmt: skip
+LLAMA_70B_OFFLOADED = Configuration(
+    tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=2, zero_stage=1, zero_shard_size=2,
+    num_microbatches=16, recompute_granularity="full", recompute_layers=80, offload="optimizer",
+    stage_layers=(80,),
+)  # fmt: skip
 
 CASES = {
     "llama-3.1-70b-interleaved": target(LLAMA_70B, LLAMA_70B_EVEN),
@@ -161,5 +166,6 @@ CASES = {
     "deepseek-v3-experts": target(DEEPSEEK_V3, DEEPSEEK_EXPERTS, seq_length=4096),
     "mixtral-8x7b-experts": target(MIXTRAL, MIXTRAL_EXPERTS, seq_length=4096),
     "llama-3.1-70b-fsdp": target(LLAMA_70B, LLAMA_70B_FSDP),
+    "llama-3.1-70b-offloaded": target(LLAMA_70B, LLAMA_70B_OFFLOADED),
     "llama-3.1-70b-near-stages": target(LLAMA_70B, LLAMA_70B_NEAR_STAGES),
 }

@@ -23,6 +23,7 @@ from tests.launcher_cases import (
     LLAMA_70B_EVEN,
     LLAMA_70B_FSDP,
     LLAMA_70B_NEAR_STAGES,
+    LLAMA_70B_OFFLOADED,
     LLAMA_405B,
     LLAMA_405B_UNEVEN,
     MIXTRAL,
@@ -70,10 +71,12 @@ CASES: dict[str, dict[str, Target]] = {
         "llama-3.1-405b-uneven": _for("megatron-bridge", LLAMA_405B, LLAMA_405B_UNEVEN),
         "deepseek-v3-experts": _for("megatron-bridge", DEEPSEEK_V3, DEEPSEEK_EXPERTS, 4096),
         "llama-3.1-70b-fsdp": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_FSDP),
+        "llama-3.1-70b-offloaded": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_OFFLOADED),
         "llama-3.1-70b-near-stages": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_NEAR_STAGES),
     },
     "deepspeed": {
         "llama-3.1-70b-zero3": _for("deepspeed", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-offloaded": _for("deepspeed", LLAMA_70B, replace(SHARDED, offload="optimizer")),
         "llama-3.1-70b-stages": _for("deepspeed", LLAMA_70B, STAGES),
         "llama-3.1-70b-tensor": _for("deepspeed", LLAMA_70B, TENSOR),
         "mixtral-8x7b-experts": _for("deepspeed", MIXTRAL, EXPERTS, 4096),
@@ -89,6 +92,7 @@ CASES: dict[str, dict[str, Target]] = {
     "nanotron": {"llama-3.1-70b-tensor": _for("nanotron", LLAMA_70B, NANOTRON)},
     "ms-swift": {
         "llama-3.1-70b-interleaved": _for("ms-swift", LLAMA_70B, LLAMA_70B_EVEN),
+        "llama-3.1-70b-offloaded": _for("ms-swift", LLAMA_70B, LLAMA_70B_OFFLOADED),
         "mixtral-8x7b-experts": _for("ms-swift", MIXTRAL, MIXTRAL_EXPERTS, 4096),
     },
     "llama-factory": {

@@ -15,6 +15,7 @@ SWITCHES = [
     "overlap-grad-reduce", "overlap-param-gather", "sequence-parallel", "swiglu", "tp-comm-overlap",
     "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-megatron-fsdp",
     "use-tp-pp-dp-mapping",
+    "use-precision-aware-optimizer", "optimizer-cpu-offload",
 ]  # fmt: skip
 WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
@@ -24,7 +25,7 @@ WORDS = [
     "transformer-impl", "window-size",
 ]  # fmt: skip
 NUMBERS = [
-    "attention-dropout", "context-parallel-size", "expert-model-parallel-size",
+    "attention-dropout", "optimizer-offload-fraction", "context-parallel-size", "expert-model-parallel-size",
     "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size", "hidden-dropout",
     "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
     "max-position-embeddings", "micro-batch-size", "rotary-base",
@@ -45,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     for name in WORDS:
         found.add_argument(f"--{name}")
     for name in NUMBERS:
-        found.add_argument(f"--{name}", type=float if "dropout" in name else int)
+        found.add_argument(f"--{name}", type=float if name.endswith(("dropout", "fraction")) else int)
     return found
 
 

@@ -28,7 +28,8 @@ def within_capabilities(launcher: str) -> Rule:
         yield from problem_faults(target.problem, able)
         yield from _word_faults(able, target)
         yield from _axis_faults(able, target)
-        yield from _order_faults(able, target)
+        if able.data_parallel_alike:
+            yield from grouped_alike(target)
         yield from _stage_faults(able, target)
         yield from _constraint_faults(able, target)
 
@@ -55,7 +56,8 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
         value = getattr(config, name)
         if value not in offered:
             words = ", ".join(map(str, offered))
-            yield fault(name, f"{able.launcher} has no {value!s:.40} here", allowed=words)
+            why = f": {able.offload_note}" if name == "offload" and able.offload_note else ""
+            yield fault(name, f"{able.launcher} has no {value!s:.40} here{why}", allowed=words)
     partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
     if partial and not able.recompute_layer_counts:
         yield fault(
@@ -100,10 +102,10 @@ def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
         )
 
 
-def _order_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Numbers of ranks that the launcher's groups cannot be made up of."""
+def grouped_alike(target: Target) -> Iterator[FieldError]:
+    """Megatron-Core numbers ranks in another order where experts have as many replicas as attention."""
     config, dense = target.config, target.model.moe is None
-    if not able.data_parallel_alike or config.rank_order == RANK_ORDERS[0]:
+    if config.rank_order == RANK_ORDERS[0]:
         return
     shared = config.context_parallel_size * (1 if dense else config.tensor_parallel_size)
     if config.expert_parallel_size * config.expert_tensor_parallel_size != shared:

@@ -63,5 +63,7 @@ def found_warnings(target: Target) -> Iterator[str]:
         yield "the embedding and the head must not be of the class that the stages are balanced by"
     if config.tensor_parallel_size > 1:
         yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
+    if config.offload != "none":
+        yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"
     if config.expert_parallel_size > 1:
         yield "the experts must be deepspeed.moe.layer.MoE"

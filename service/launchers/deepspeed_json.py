@@ -6,6 +6,7 @@ import json
 
 from profiles.frameworks import framework_facts, with_options
 from service.launchers.target import Target
+from solver.plan import Configuration
 
 JSON_FILE = "ds_config.json"
 HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it knows
@@ -33,14 +34,15 @@ def json_file(head: str, target: Target) -> str:
         "bf16": {"enabled": workload.precision == "bf16"},
         "fp16": {"enabled": workload.precision == "fp16"},
         "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
-        "zero_optimization": _zero(config.zero_stage),
+        "zero_optimization": _zero(config),
     }
     if config.tensor_parallel_size > 1:
         values["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     return json.dumps(values, indent=2) + "\n"
 
 
-def _zero(stage: int) -> dict[str, object]:
+def _zero(config: Configuration) -> dict[str, object]:
+    stage = config.zero_stage
     values: dict[str, object] = {"stage": stage}
     if stage:
         values |= {
@@ -50,4 +52,6 @@ def _zero(stage: int) -> dict[str, object]:
             "reduce_bucket_size": _BUCKET,
             "allgather_bucket_size": _BUCKET,
         }
+    if config.offload == "optimizer":
+        values["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     return values | (_STAGE_3 if stage == SHARDED_WEIGHTS else {})

@@ -9,6 +9,7 @@ from profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from profiles.model import ModelSpec
 from service.launchers.megatron_names import (
     CONTEXT_MODES,
+    OFFLOADED_OPTIMIZER,
     STAGES_BEFORE_DATA,
     Values,
     distributed_optimizer,
@@ -113,6 +114,8 @@ def _data_parallel(target: Target) -> Values:
     values["optimizer.optimizer"] = "adam"
     if config.zero_stage:
         values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
+    if config.offload == "optimizer":
+        values |= {f"optimizer.{name}": value for name, value in OFFLOADED_OPTIMIZER.items()}
     if config.zero_stage >= _FIRST_FSDP_STAGE:
         values |= {
             "ddp.use_megatron_fsdp": True,

@@ -135,6 +135,14 @@ def _data_parallel(target: Target) -> list[Flag]:
         instances = shard_instances(target)
         if instances > 1:
             flags.append(flag("num-distributed-optimizer-instances", instances))
+    if (
+        config.offload == "optimizer"
+    ):  # its states live in the precision-aware optimizer, all of them on CPUs
+        flags += [
+            flag("use-precision-aware-optimizer"),
+            flag("optimizer-cpu-offload"),
+            flag("optimizer-offload-fraction", "1.0"),
+        ]
     if is_fsdp(target):
         flags += [
             flag("use-megatron-fsdp"),

@@ -41,7 +41,7 @@ _INTEGERS = (
     "recompute-num-layers", "rotary-base", "seq-length", "tensor-model-parallel-size", "v-head-dim",
     "vocab-size", "window-attn-skip-freq",
 )  # fmt: skip
-_NUMBERS = ("attention-dropout", "hidden-dropout")
+_NUMBERS = ("attention-dropout", "hidden-dropout", "optimizer-offload-fraction")
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("switch", _SWITCHES),
     ("word", _WORDS),

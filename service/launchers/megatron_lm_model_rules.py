@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError
 from service.launchers.megatron_lm_facts import FP8_RECIPES, facts, uses_fp8
 from service.launchers.rules import Rule, fault, near_divisors, near_multiples
@@ -169,14 +170,19 @@ def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
         )
 
 
-def nothing_is_offloaded(target: Target) -> Iterator[FieldError]:
-    """Offloading is priced, not yet exported."""
-    if target.config.offload != "none":
-        yield FieldError(
-            pointer="/config/offload",
-            message=f"Megatron-LM is not exported with {target.config.offload[:40]} offloaded",
-            allowed="none",
+def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
+    """``--optimizer-cpu-offload`` needs the distributed optimizer (``validate_args``: precision-aware)."""
+    offload, able = target.config.offload, launcher_capabilities("megatron-lm")
+    if offload not in able.offload:
+        yield fault(
+            "offload",
+            f"Megatron-LM is not exported with {offload[:40]} offloaded: {able.offload_note}",
+            allowed=", ".join(able.offload),
             nearest="none",
+        )
+    elif offload != "none" and target.config.zero_stage != 1:
+        yield fault(
+            "offload", f"{offload} with zero_stage {target.config.zero_stage}", allowed="zero_stage 1"
         )
 
 
@@ -241,7 +247,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     precision_is_known,
     optimizer_is_known,
     every_weight_is_trained,
-    nothing_is_offloaded,
+    states_alone_are_offloaded,
     fp8_recipe_is_known,
     gradients_fit_the_weights,
     prediction_layers_need_rotary,

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from profiles.capabilities import launcher_capabilities
 from profiles.errors import FieldError
+from service.launchers.capability_rules import grouped_alike
 from service.launchers.megatron_lm_facts import FIRST_FSDP_STAGE, facts
 from service.launchers.rules import Rule, fault, near_divisors, near_multiples
 from service.launchers.target import Target
@@ -235,8 +237,18 @@ def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
             )
 
 
+def ranks_are_numbered(target: Target) -> Iterator[FieldError]:
+    """Two orders; in the second experts are replicated as attention is (``initialize_model_parallel``)."""
+    order, orders = target.config.rank_order, launcher_capabilities("megatron-lm").rank_orders
+    if order not in orders:
+        yield fault("rank_order", f"{order[:40]} has no flag", allowed=", ".join(orders), nearest=orders[0])
+    else:
+        yield from grouped_alike(target)
+
+
 PARALLEL_RULES: tuple[Rule, ...] = (
     stages_stand_on_like_nodes,
+    ranks_are_numbered,
     sizes_are_positive,
     gpus_fit_the_cluster,
     nodes_are_whole,

@@ -13,6 +13,10 @@ from service.launchers.torchrun import Variable
 
 Values = dict[str, object]
 STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
+# All states on CPUs, updated there; Megatron-Core's OptimizerConfig.
+OFFLOADED_OPTIMIZER: Values = {
+    "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0,
+}  # fmt: skip
 CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a"}  # of cp_comm_type
 FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
 

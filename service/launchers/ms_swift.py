@@ -17,6 +17,7 @@ from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import (
     CONTEXT_MODES,
+    OFFLOADED_OPTIMIZER,
     Values,
     distributed_optimizer,
     environment,
@@ -120,6 +121,7 @@ def _precision(target: Target) -> Values:
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
         "cross_entropy_loss_fusion": known.loss_fused,
         "optimizer": "adam",
+        **(OFFLOADED_OPTIMIZER if target.config.offload == "optimizer" else {}),
     }
 
 

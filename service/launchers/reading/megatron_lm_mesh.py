@@ -88,7 +88,7 @@ def configuration_of(
         pipeline_schedule="none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
         recompute_granularity=granularity,
         recompute_layers=layers,
-        offload="optimizer" if given.has("optimizer-cpu-offload") else "none",
+        offload=_offload(given),
         rank_order=STAGES_BEFORE_DATA if given.has("use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
         stage_layers=split,
     )
@@ -104,6 +104,18 @@ def _context_mode(given: Given, cp: int) -> str:
         return "all_to_all"
     given.notes.append("--cp-comm-type is priced as p2p, the ring")
     return "ring"
+
+
+def _offload(given: Given) -> str:
+    """Optimizer states on the host; a part of them is priced as all."""
+    if not given.has("optimizer-cpu-offload"):
+        return "none"
+    if not given.has("use-precision-aware-optimizer"):
+        given.fault("optimizer-cpu-offload", "needs --use-precision-aware-optimizer")
+    fraction = given.number("optimizer-offload-fraction", 1.0)
+    if fraction != 1.0:
+        given.notes.append(f"--optimizer-offload-fraction {fraction:g} is priced as 1")
+    return "optimizer"
 
 
 def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:

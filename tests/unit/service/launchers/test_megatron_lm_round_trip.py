@@ -47,6 +47,7 @@ def read_back(found: Target) -> Configuration:
         pipeline_schedule=schedule,
         recompute_granularity=args.recompute_granularity or "none",
         recompute_layers=recompute_layers(args),
+        offload="optimizer" if args.optimizer_cpu_offload else "none",
         rank_order="tp-cp-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-dp-pp",
         stage_layers=chunks,
     )
@@ -96,6 +97,8 @@ def legal_targets(draw: st.DrawFn) -> Target:
     experts = config.expert_parallel_size == tp * cp if model.moe else cp == 1
     if pp > 1 and experts and draw(st.booleans()):
         config = replace(config, rank_order="tp-cp-pp-dp")
+    if config.zero_stage == 1 and draw(st.booleans()):
+        config = replace(config, offload="optimizer")
     return target(replace(model, num_layers=sum(chunks)), config)
 
 

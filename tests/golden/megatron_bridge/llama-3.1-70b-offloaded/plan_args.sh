@@ -1,0 +1,64 @@
+# Megatron-Bridge 0.3.1 (NeMo), plan 0123456789ab (rank 1), by Meshwright
+# Model Llama 3.1 70B, 8192 tokens a sequence
+# World size 16: tp 8 * cp 1 * pp 1 * dp 2
+# Micro-batches: 16 of 1
+# Nodes: 2 of 8 × H100 SXM 80 GB
+# Layers of each chunk: 80
+# Predicted step: 32.800 s (31.500 to 34.100)
+# Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
+# Warning: attention backend, tokenizer, data and learning rate are the recipe's
+# Warning: bf16_mixed reduces gradients in fp32, the prediction assumed bf16: set grad_reduce_in_fp32 = False in the recipe's mixed precision
+
+PLAN_ARGS=(
+    # Parallel sizes; data parallel size and micro-batches follow from them
+    model.tensor_model_parallel_size=8
+    model.sequence_parallel=true
+    model.pipeline_model_parallel_size=1
+    model.context_parallel_size=1
+    comm_overlap=null
+    model.tp_comm_overlap=true
+    # Pipeline split
+    model.virtual_pipeline_model_parallel_size=null
+    # Batch and sequence
+    train.micro_batch_size=1
+    train.global_batch_size=32
+    model.seq_length=8192
+    dataset.sequence_length=8192
+    # Data parallelism
+    ddp.use_distributed_optimizer=true
+    ddp.overlap_grad_reduce=true
+    ddp.overlap_param_gather=true
+    optimizer.use_distributed_optimizer=true
+    optimizer.optimizer=adam
+    ddp.num_distributed_optimizer_instances=1
+    optimizer.use_precision_aware_optimizer=true
+    optimizer.optimizer_cpu_offload=true
+    optimizer.optimizer_offload_fraction=1.0
+    # Activation recomputation
+    model.recompute_granularity=full
+    model.recompute_method=uniform
+    model.recompute_num_layers=1
+    # Precision and kernels
+    mixed_precision=bf16_mixed
+    model.cross_entropy_loss_fusion=true
+    model.attention_dropout=0.0
+    model.hidden_dropout=0.0
+    # Model
+    model.num_layers=80
+    model.hidden_size=8192
+    model.ffn_hidden_size=28672
+    model.num_attention_heads=64
+    model.num_query_groups=8
+    model.kv_channels=128
+    model.vocab_size=128256
+    model.should_pad_vocab=true
+    model.make_vocab_size_divisible_by=128
+    model.gated_linear_unit=true
+    model.add_bias_linear=false
+    model.share_embeddings_and_output_weights=false
+    model.normalization=RMSNorm
+    model.position_embedding_type=rope
+    model.rotary_base=500000
+    model.num_moe_experts=null
+)

@@ -1,0 +1,59 @@
+# Megatron-LM 0.16 to 0.19, plan 0123456789ab (rank 1), by Meshwright
+# Model Llama 3.1 70B, 8192 tokens a sequence
+# World size 16: tp 8 * cp 1 * pp 1 * dp 2
+# Micro-batches: 16 of 1
+# Nodes: 2 of 8 × H100 SXM 80 GB
+# Layers of each chunk: 80
+# Predicted step: 32.800 s (31.500 to 34.100)
+# Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Warning: the vocabulary of 128256 is padded to 129024 (a multiple of 128 * tp)
+# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
+
+MEGATRON_ARGS=(
+    # Parallel sizes; data parallel size and micro-batches follow from them
+    --tensor-model-parallel-size 8
+    --sequence-parallel
+    --tp-comm-overlap
+    --pipeline-model-parallel-size 1
+    --context-parallel-size 1
+    # Batch and sequence
+    --micro-batch-size 1
+    --global-batch-size 32
+    --seq-length 8192
+    # Data parallelism
+    --overlap-grad-reduce
+    --use-distributed-optimizer
+    --overlap-param-gather
+    --use-precision-aware-optimizer
+    --optimizer-cpu-offload
+    --optimizer-offload-fraction 1.0
+    # Activation recomputation
+    --recompute-granularity full
+    --recompute-method uniform
+    --recompute-num-layers 1
+    # Precision and kernels
+    --bf16
+    --accumulate-allreduce-grads-in-fp32
+    --transformer-impl transformer_engine
+    --attention-backend fused
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
+    --optimizer adam
+    # Model
+    --num-layers 80
+    --hidden-size 8192
+    --ffn-hidden-size 28672
+    --num-attention-heads 64
+    --kv-channels 128
+    --group-query-attention
+    --num-query-groups 8
+    --swiglu
+    --disable-bias-linear
+    --untie-embeddings-and-output-weights
+    --normalization RMSNorm
+    --position-embedding-type rope
+    --max-position-embeddings 131072
+    --vocab-size 128256
+    --make-vocab-size-divisible-by 128
+    --rotary-base 500000
+)

@@ -1,0 +1,43 @@
+# ms-swift 4.6.0 (not verified), plan 0123456789ab (rank 1), by Meshwright
+# Model Llama 3.1 70B, 8192 tokens a sequence
+# World size 16: tp 8 * cp 1 * pp 1 * dp 2
+# Micro-batches: 16 of 1
+# Nodes: 2 of 8 × H100 SXM 80 GB
+# Layers of each chunk: 80
+# Predicted step: 32.800 s (31.500 to 34.100)
+# Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Warning: not verified: no parser of ms-swift has seen these arguments
+# Warning: the model stands in your script: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; another model makes the plan void
+
+PLAN_ARGS=(
+    # Parallel sizes; data parallel size and micro-batches follow from them
+    --tensor_model_parallel_size 8
+    --sequence_parallel true
+    --pipeline_model_parallel_size 1
+    --context_parallel_size 1
+    --tp_comm_overlap true
+    # Pipeline split
+    # Batch and sequence
+    --micro_batch_size 1
+    --global_batch_size 32
+    --max_length 8192
+    --packing true
+    # Data parallelism
+    --use_distributed_optimizer true
+    --overlap_grad_reduce true
+    --overlap_param_gather true
+    # Activation recomputation
+    --recompute_granularity full
+    --recompute_method uniform
+    --recompute_num_layers 1
+    # Precision
+    --torch_dtype bfloat16
+    --bf16 true
+    --fp16 false
+    --accumulate_allreduce_grads_in_fp32 true
+    --cross_entropy_loss_fusion false
+    --optimizer adam
+    --use_precision_aware_optimizer true
+    --optimizer_cpu_offload true
+    --optimizer_offload_fraction 1.0
+)
