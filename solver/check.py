@@ -22,7 +22,8 @@ from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.digest import problem_digest
 from solver.gpu_counts import usable_gpus
-from solver.launcher_own import own_faults
+from solver.host_rules import host_rules
+from solver.launcher_own import is_a_row, own_faults
 from solver.mixed.check import placed_violations
 from solver.plan import Configuration, Plan, Prediction, plan_id_of
 from solver.predict import predict
@@ -200,10 +201,21 @@ def _launcher_state_faults(problem: Problem, config: Configuration) -> Iterator[
         yield f"{able.launcher} needs sequence_parallel for experts beside tensor parallelism"
     if config.context_parallel_mode not in able.context_parallel_modes:
         yield f"{able.launcher} has no context parallelism by {config.context_parallel_mode}"
+    yield from _offload_faults(problem, config)
+
+
+def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """What the launcher offloads, the request allows and the hosts hold."""
+    able = launcher_capabilities(problem.launcher)
     if config.offload not in able.offload:
         yield f"{able.launcher} does not offload {config.offload}"
     if config.offload != "none" and "offload" not in problem.options.allow:
         yield "offload is not allowed"
+    elif config.offload != "none" and is_a_row(config):
+        one = Columns.of([config])
+        yield from (
+            f"{rule.name}: {rule.reason}" for rule in host_rules(problem) if rule.violated(one).any()
+        )
 
 
 def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -> Iterator[str]:

@@ -17,6 +17,7 @@ from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes
 from solver.columns import ALL_LAYERS, RING, SCHEDULES, BoolArray, Columns, IntArray
 from solver.cost.placement import same_ranks
+from solver.host_rules import host_rules
 from solver.launcher_rules import launcher_rules
 from solver.problem import Problem
 from solver.ramp_stages import RampStage, ramp_stages
@@ -235,6 +236,7 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _expert_rules(problem),
         _pipeline_rules(problem),
         _order_rules(),
+        host_rules(problem),
         _batch_rules(problem),
         launcher_rules(problem, able),
         request_rules(problem),

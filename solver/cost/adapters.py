@@ -7,6 +7,8 @@ pass, their input gradient. Adapters are split over tp as their layers are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from profiles.model import LayerKind
@@ -60,3 +62,9 @@ def trained_weights(ctx: Context, own: Weights, kind: LayerKind | None) -> Weigh
         else:
             dense = dense + elements
     return Weights(dense=dense, routed=routed)
+
+
+def trained_parts(ctx: Context, kinds: Sequence[LayerKind], weights: Sequence[Weights]) -> list[Weights]:
+    """What is trained of every part in order: layer kinds, embedding, head."""
+    every: list[LayerKind | None] = [*kinds, None, None]
+    return [trained_weights(ctx, own, kind) for own, kind in zip(weights, every, strict=True)]

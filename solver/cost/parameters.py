@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,3 +75,8 @@ def head_weights(ctx: Context) -> Weights:
     project = 2.0 * model.hidden_size**2 / ctx.t
     depth = float(model.num_mtp_layers)
     return own + Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
+
+
+def part_weights(ctx: Context, kinds: Sequence[LayerKind]) -> list[Weights]:
+    """Weights of every part in order: layer kinds, embedding, head."""
+    return [*(layer_weights(ctx, kind) for kind in kinds), embedding_weights(ctx), head_weights(ctx)]

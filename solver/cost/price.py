@@ -14,7 +14,7 @@ import numpy as np
 from profiles.model import LayerKind
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
-from solver.cost.adapters import adapter_gemms, trained_weights
+from solver.cost.adapters import adapter_gemms, trained_parts, trained_weights
 from solver.cost.communication import (
     context_parallel,
     expert_parallel,
@@ -42,9 +42,9 @@ from solver.cost.memory_prices import memory_prices, spilled_s
 from solver.cost.parameters import (
     Weights,
     embedding_weights,
-    head_weights,
     layer_weights,
     output_weights,
+    part_weights,
 )
 from solver.cost.prices import LayerLayout, RowPrices, columns_of
 from solver.cost.residuals import with_residuals
@@ -175,17 +175,6 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     return [*(_layer_price(ctx, kind) for kind in layout.kinds), first, _head_price(ctx)]
 
 
-def _part_weights(ctx: Context, layout: LayerLayout) -> list[Weights]:
-    """Weights of every part in the same order."""
-    return [*(layer_weights(ctx, kind) for kind in layout.kinds), embedding_weights(ctx), head_weights(ctx)]
-
-
-def _trained(ctx: Context, layout: LayerLayout, weights: list[Weights]) -> list[Weights]:
-    """What is trained of every part, in the same order."""
-    kinds: list[LayerKind | None] = [*layout.kinds, None, None]
-    return [trained_weights(ctx, own, kind) for own, kind in zip(weights, kinds, strict=True)]
-
-
 def _tails(ctx: Context, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:
     """What follows the last micro-batch by part; both ends share the copied embedding."""
     tails = [tail_of(ctx, own, part.passes) for own, part in zip(trained, parts, strict=True)]
@@ -219,8 +208,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     ctx = context_of(problem, columns, profile)
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(ctx, layout)
-    weights = _part_weights(ctx, layout)
-    trained = _trained(ctx, layout, weights)
+    weights = part_weights(ctx, layout.kinds)
+    trained = trained_parts(ctx, layout.kinds, weights)
     tails = _tails(ctx, trained, parts)
     prices = RowPrices(
         **_time_prices(parts, tails),

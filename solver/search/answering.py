@@ -12,6 +12,7 @@ from solver.check import violations
 from solver.cost.assemble import objective_s
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
+from solver.host_rules import host_warnings
 from solver.outlook import claim_of, is_asked_for, outlook_of
 from solver.plan import Answer, Plan, Status, plan_id_of
 from solver.predict import predict_all
@@ -95,7 +96,13 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     bound = bound if best is None or bound is None else min(bound, best)
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
-    warnings = (*space.warnings, *found.problem.cluster.warnings, *found.profile.warnings)
+    problem = found.problem
+    warnings = (
+        *space.warnings,
+        *problem.cluster.warnings,
+        *found.profile.warnings,
+        *host_warnings(problem),
+    )
     return Answer(
         status=outcomes[0 if plans else 1],
         plans=plans,

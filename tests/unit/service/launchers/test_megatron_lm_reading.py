@@ -138,6 +138,25 @@ def test_a_flag_given_twice_is_noted_and_the_last_counts() -> None:
     assert any("--micro-batch-size is given twice, 1 on line 21 and 2 on line 21" in n for n in found.notes)
 
 
+def test_the_order_of_the_ranks_is_read_and_a_flag_that_changes_no_rank_is_the_plain_order() -> None:
+    # tp 4, pp 2, dp 4 of 32 GPUs; with 8 GPUs there is one replica, and nothing to order
+    found = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --use-tp-pp-dp-mapping"))
+    assert found.configuration.rank_order == "tp-cp-pp-dp"
+    assert found.unread == ("--strange-flag",)
+    alone = SCRIPT.replace("--bf16", "--bf16 --use-tp-pp-dp-mapping").replace(":-4}   #", ":-1}   #")
+    config = read_launch_file(alone).configuration
+    assert (config.data_parallel_size, config.rank_order) == (1, "tp-cp-dp-pp")
+
+
+def test_offloaded_states_are_read_and_a_part_of_them_is_noted() -> None:
+    some = "--bf16 --use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5"
+    found = read_launch_file(SCRIPT.replace("--bf16", some))
+    assert found.configuration.offload == "optimizer"
+    assert "--optimizer-offload-fraction 0.5 is priced as 1" in found.notes
+    with pytest.raises(InvalidProblemError, match="needs --use-precision-aware-optimizer"):
+        read_launch_file(SCRIPT.replace("--bf16", "--bf16 --optimizer-cpu-offload"))
+
+
 def test_a_named_model_that_the_flags_contradict_is_refused() -> None:
     with pytest.raises(
         InvalidProblemError, match=r"--hidden-size: line 11: 4096, but Llama 3\.1 70B has 8192"
