@@ -25,7 +25,8 @@ WORDS = [
     "transformer-impl", "window-size",
 ]  # fmt: skip
 NUMBERS = [
-    "attention-dropout", "optimizer-offload-fraction", "context-parallel-size", "expert-model-parallel-size",
+    "attention-dropout", "context-parallel-size", "expert-model-parallel-size",
+    "optimizer-offload-fraction",
     "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size", "hidden-dropout",
     "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
     "max-position-embeddings", "micro-batch-size", "rotary-base",
