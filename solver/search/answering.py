@@ -96,13 +96,6 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     bound = bound if best is None or bound is None else min(bound, best)
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
-    problem = found.problem
-    warnings = (
-        *space.warnings,
-        *problem.cluster.warnings,
-        *found.profile.warnings,
-        *host_warnings(problem),
-    )
     return Answer(
         status=outcomes[0 if plans else 1],
         plans=plans,
@@ -125,11 +118,23 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         elapsed_s=watch.elapsed_s,
         seed=found.problem.options.seed,
         versions=versions(found.profile),
-        warnings=(*warnings, *found.certificate.warnings),
+        warnings=_warnings(found),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
         notes={"profile": found.profile.title},
         objective=claim_of(found.problem, found.profile, score, claimed),
+    )
+
+
+def _warnings(found: Found) -> tuple[str, ...]:
+    """What was assumed, left out or not proved."""
+    problem = found.problem
+    return (
+        *found.space.warnings,
+        *problem.cluster.warnings,
+        *found.profile.warnings,
+        *host_warnings(problem),
+        *found.certificate.warnings,
     )
 
 
