@@ -1,36 +1,62 @@
 """Rows from their two factors: what a row is without its chunks, and how it is cut into chunks.
 
 Most rules look at the first factor alone. Asked there, before the two are crossed, they spare a million
-rows that would break them; which rules those are is seen from what they read.
+rows that would break them; which rules those are is seen from what they read. The other rules are asked
+once for all outer rows that are alike in what these rules read. Legal rows stay two factors: a row is
+written down when somebody asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import cast
 
 import numpy as np
 
-from solver.columns import SCHEDULES, BoolArray, Columns, IntArray
+from solver.columns import BoolArray, Columns, IntArray
 from solver.rule import Rule
 from solver.rules import violation_masks
 
-Block = tuple[Columns, IntArray]  # rows with one chunk, and (vpp, recompute, recompute_layers) rows
-_PLAIN, _INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved_1f1b")
-_OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
-_OUTER = frozenset({f.name for f in fields(Columns)} - {*_OF_CHUNKS}) | {"num_gpus", "global_batch_size"}
+Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
+OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
+_DERIVED = ("num_gpus", "global_batch_size")
+_OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
+_READABLE = frozenset({f.name for f in fields(Columns)} | {*_DERIVED})
 _AT_ONCE = 2**18  # rows written at once
-_KINDS = 6  # rows of one factor have three kinds of recomputation, with one chunk a rank or several
 
 
-@dataclass(frozen=True, slots=True)
-class Legal:
-    """Rows that break no rule."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Legal rows as two factors; an outer row's rows follow one another, in the order of its chunkings."""
 
-    columns: Columns
-    kind: IntArray  # (n,) rows of one kind differ at most in the number of chunks and of recomputed layers
-    refuted: int  # rows that break one
+    outer: Columns
+    inner: IntArray  # (c, 4) lists of chunkings, one after the other; columns are OF_CHUNKS
+    begin: IntArray  # (o,) where an outer row's list begins; equal: the same list
+    first: IntArray  # (o + 1,) the number of each outer row's first row, and of all rows
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return int(self.first[-1])
+
+    def take(self, index: IntArray) -> Columns:
+        """The rows at ``index``, in that order."""
+        row = np.searchsorted(self.first, index, side="right") - 1
+        chunked = self.inner[self.begin[row] + index - self.first[row]].T
+        lines = {name: getattr(self.outer, name)[row] for name in _OUTER}
+        return Columns(**lines, **dict(zip(OF_CHUNKS, np.ascontiguousarray(chunked), strict=True)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:
+        """All rows, part after part."""
+        inner = np.cumsum([0, *(len(part.inner) for part in parts)])
+        sizes = [np.diff(part.first) for part in parts]
+        return cls(
+            outer=Columns.concatenate([part.outer for part in parts]),
+            inner=np.concatenate([part.inner for part in parts]),
+            begin=np.concatenate([part.begin + start for part, start in zip(parts, inner, strict=False)]),
+            first=np.concatenate([[0], np.cumsum(np.concatenate(sizes))]),
+        )
 
 
 class _Watched:
@@ -51,14 +77,7 @@ class _Watched:
 def crossed(outer: Columns, inner: IntArray) -> Columns:
     """Every row of one factor with every row of the other; a column is written once."""
     shape = (len(outer), len(inner))
-    vpp, recompute, layers = inner.T
-    plain = outer.pipeline_schedule[:, None]
-    chunked = {
-        "virtual_pipeline_size": vpp,
-        "recompute": recompute,
-        "recompute_layers": layers,
-        "pipeline_schedule": np.where((vpp > 1) & (plain == _PLAIN), _INTERLEAVED, plain),
-    }
+    chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
     lines = {}
     for f in fields(Columns):
         line = np.empty(shape, dtype=np.int64)
@@ -69,39 +88,64 @@ def crossed(outer: Columns, inner: IntArray) -> Columns:
 
 def legal_rows(
     rules: tuple[Rule, ...], blocks: Iterable[Block], tick: Callable[[], object] = lambda: None
-) -> Legal:
-    """The rows of all cross products that break no rule, in their order; ``tick`` is called meanwhile."""
-    parts, kinds, seen, size = list[Columns](), list[IntArray](), 0, 0
+) -> tuple[Crossing, int]:
+    """The rows of all cross products that break no rule, in their order, and how many others there are.
+
+    ``tick`` is called meanwhile.
+    """
+    parts, size = list[Crossing](), 0
     for outer, inner in blocks:
         size += len(outer) * len(inner)
-        keeps, left = _outer_legal(rules, outer)
-        kept = np.flatnonzero(keeps)
-        for start in range(0, max(len(kept), 1), step := max(_AT_ONCE // len(inner), 1)):
-            tick()
-            index = kept[start : start + step]
-            rows = crossed(outer.take(index), inner)
-            legal = np.flatnonzero(violation_masks(left, rows) == 0)
-            parts.append(rows.take(legal))
-            several = (parts[-1].virtual_pipeline_size > 1).astype(np.int64)
-            number = seen + index[legal // len(inner)]
-            kinds.append(number * _KINDS + parts[-1].recompute * 2 + several)
-        seen += len(outer)
-    lines = {}
-    for f in fields(Columns):
+        parts.append(_legal_of(rules, outer, inner, tick))
+    rows = Crossing.concatenate(parts)
+    return rows, size - len(rows)
+
+
+def _legal_of(
+    rules: tuple[Rule, ...], outer: Columns, inner: IntArray, tick: Callable[[], object]
+) -> Crossing:
+    """The legal rows of one cross product; those outer rows that have the same ones share a list."""
+    keeps, left, names = _outer_legal(rules, outer)
+    outer = outer.take(np.flatnonzero(keeps))
+    first, alike = _alike(outer, names)
+    legal = np.zeros((len(first), len(inner)), dtype=np.bool_)
+    for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
         tick()
-        lines[f.name] = np.concatenate([getattr(part, f.name) for part in parts])
-    columns = Columns(**lines)
-    return Legal(columns=columns, kind=np.concatenate(kinds), refuted=size - len(columns))
+        some = crossed(outer.take(first[start : start + step]), inner)
+        legal[start : start + step] = (violation_masks(left, some) == 0).reshape(-1, len(inner))
+    packed, list_of = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
+    lists = np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_)
+    which = list_of.ravel()[alike]
+    counts = lists.sum(axis=1)
+    return Crossing(
+        outer=outer,
+        inner=inner[np.nonzero(lists)[1]],
+        begin=(np.cumsum(counts) - counts)[which],
+        first=np.concatenate([[0], np.cumsum(counts[which])]).astype(np.int64),
+    )
 
 
-def _outer_legal(rules: tuple[Rule, ...], outer: Columns) -> tuple[BoolArray, tuple[Rule, ...]]:
-    """Rows that break no rule on themselves alone, and the rules that look at chunks too."""
-    keeps, left = np.ones(len(outer), dtype=np.bool_), list[Rule]()
+def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
+    """The first of the outer rows that agree in ``names``, and for every row which of those it is like."""
+    code = np.zeros(len(outer), dtype=np.int64)
+    for name in sorted(names):
+        _, value = np.unique(getattr(outer, name), return_inverse=True)
+        _, code = np.unique(code * (int(value.max(initial=0)) + 1) + value.ravel(), return_inverse=True)
+    _, first, alike = np.unique(code, return_index=True, return_inverse=True)
+    return first, alike.ravel()
+
+
+def _outer_legal(
+    rules: tuple[Rule, ...], outer: Columns
+) -> tuple[BoolArray, tuple[Rule, ...], frozenset[str]]:
+    """Rows that break no rule on themselves alone, the rules that see chunks too, and what those read."""
+    keeps, left, names = np.ones(len(outer), dtype=np.bool_), list[Rule](), set[str]()
     for rule in rules:
         watched = _Watched(outer)
         broken = rule.violated(cast("Columns", watched))
-        if watched.names <= _OUTER:
+        if watched.names <= {*_OUTER, *_DERIVED}:
             keeps &= ~broken
         else:
             left.append(rule)
-    return keeps, tuple(left)
+            names |= _READABLE if watched.names - _READABLE else watched.names
+    return keeps, tuple(left), frozenset(names - {*OF_CHUNKS})

@@ -22,7 +22,7 @@ from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.plan import Infeasibility, Shortfall
 from solver.problem import Problem
 from solver.search.fitting import any_fits, fitting, lightest, nearest
-from solver.search.priced import Priced, priced_rows
+from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.space import Space, enumerate_space, with_whole
 
@@ -56,14 +56,14 @@ def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) 
     return found
 
 
-def explain(problem: Problem, profile: Profile, space: Space, rows: Priced | Rows) -> Infeasibility:
+def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Infeasibility:
     """Reasons, conflicts, the nearest configuration and verified changes of an infeasible problem.
 
     Args:
         problem: what was asked.
         profile: what prices it.
         space: its enumerated configurations.
-        rows: the legal ones, priced.
+        rows: the legal ones, priced; those that need least memory are enough.
     """
     space = with_whole(problem, space)
     names = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
@@ -90,7 +90,7 @@ def _words(names: Sequence[str], mask: int) -> list[str]:
     return [name for bit, name in enumerate(names) if mask >> bit & 1]
 
 
-def _memory_name(problem: Problem, rows: Priced | Rows) -> str:
+def _memory_name(problem: Problem, rows: Rows) -> str:
     """Memory as a limit, in words."""
     chance = problem.options.max_out_of_memory_probability
     return f"memory of {rows.budget_bytes / GIB:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
@@ -114,7 +114,7 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
     return np.asarray((space.masks | np.where(fits, 0, 1 << len(space.rules)))[askable])
 
 
-def _shortfall(legal: Priced | Rows) -> Shortfall | None:
+def _shortfall(legal: Rows) -> Shortfall | None:
     """The legal configuration that lacks least memory."""
     rows = legal.take(lightest(legal.columns))
     found = nearest(rows) if len(rows) else None
@@ -133,7 +133,7 @@ def _shortfall(legal: Priced | Rows) -> Shortfall | None:
     )
 
 
-def _memory_reason(problem: Problem, rows: Priced | Rows, shortfall: Shortfall) -> str:
+def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
     """How much memory is missing, and what of it no split of the step can avoid."""
     limit, budget = memory_limit_bytes(problem), rows.budget_bytes
     short = shortfall.needed_bytes - shortfall.limit_bytes

@@ -144,12 +144,12 @@ def ramp_search(
 def _plan(problem: Problem, profile: Profile, ramp: _Ramp, at: int) -> Plan:
     """One ranked row as a plan of the last stage, past the check of every stage."""
     one, rows = ramp.ranked[at], ramp.frontiers[-1].rows
-    config = rows.columns.configuration(one.row, one.split)
+    last = rows.take([one.row])
+    config = last.columns.configuration(0, one.split)
     for stage in ramp.stages:
         faults = list(violations(stage.problem, profile, stage.configuration(config)))
         if faults:
             raise InvalidPlanError("; ".join(faults))
-    last = rows.take([one.row])
     prediction = predict(ramp.stages[-1].problem, profile, config)
     return Plan(
         plan_id=plan_id_of(problem_digest(problem), config),

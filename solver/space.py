@@ -26,7 +26,7 @@ from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes, with_batch
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
 from solver.constraints import names_of
-from solver.crossing import crossed, legal_rows
+from solver.crossing import Crossing, crossed, legal_rows
 from solver.gpu_counts import gpu_counts, usable_gpus
 from solver.problem import Problem
 from solver.rule import Rule
@@ -46,18 +46,22 @@ _FULL = RECOMPUTE.index("full")
 class Space:
     """Enumerated configurations of a problem."""
 
-    columns: Columns
+    rows: Columns | Crossing  # written down, or, of legal ones alone, as two factors
     masks: IntArray  # (n,) bit b: breaks rules[b]
     rules: tuple[Rule, ...]
     num_gpus: int  # most GPUs that a row uses; fewer than the cluster has where those do not factor
     warnings: tuple[str, ...]
-    refuted: int = 0  # rows that break a rule and are left out of the columns
-    kind: IntArray | None = None  # (n,) rows of one kind differ in numbers of chunks and recomputed layers
+    refuted: int = 0  # rows that break a rule and are left out
 
     @property
     def size(self) -> int:
         """Configurations covered."""
-        return len(self.columns) + self.refuted
+        return len(self.rows) + self.refuted
+
+    @property
+    def columns(self) -> Columns:
+        """All rows, written down."""
+        return self.rows if isinstance(self.rows, Columns) else self.rows.take(np.arange(len(self.rows)))
 
     @property
     def legal(self) -> BoolArray:
@@ -117,7 +121,7 @@ def _meshes(problem: Problem, num_gpus: int) -> IntArray:
 
 
 def _chunkings(problem: Problem, pp: int) -> IntArray:
-    """(vpp, recompute, recompute_layers) rows of a pipeline of ``pp`` stages."""
+    """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
     layers, options = problem.model.num_layers, problem.options
     limited = "recompute_layers" in options.named | names_of(options.constraints)
     rows: list[tuple[int, int, int]] = []
@@ -128,7 +132,13 @@ def _chunkings(problem: Problem, pp: int) -> IntArray:
         even = layers // (pp * vpp)
         last = even if limited or layers % (pp * vpp) else even - 1
         rows += [(vpp, _FULL, count) for count in range(1, last + 1)]
-    return np.array(rows, dtype=np.int64)
+    schedules = [SCHEDULES.index(_schedule(pp, vpp)) for vpp, _, _ in rows]
+    return np.column_stack([np.array(rows, dtype=np.int64), schedules])
+
+
+def _schedule(pp: int, vpp: int) -> str:
+    """The schedule that stages and chunks call for."""
+    return "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
 
 
 def _steps(problem: Problem, pp: int) -> IntArray:
@@ -184,13 +194,12 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
     batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
     blocks = (block for one in batches for block in _blocks(one, num_gpus))
     if asked.legal_only:
-        found = legal_rows(rules, blocks, asked.tick)
-        masks = np.zeros(len(found.columns), dtype=np.int64)
-        return Space(columns=found.columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(),
-                     refuted=found.refuted, kind=found.kind)  # fmt: skip
+        rows, refuted = legal_rows(rules, blocks, asked.tick)
+        masks = np.zeros(len(rows), dtype=np.int64)
+        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted)
     columns = Columns.concatenate([crossed(*block) for block in blocks])
     masks = violation_masks(rules, columns)
-    return Space(columns=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
+    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
 
 
 def _fewer_gpus(problem: Problem) -> list[int]:
@@ -284,8 +293,12 @@ def _fewer_are_used(problem: Problem, most: int) -> str:
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:
     """Spaces of several GPU counts as one, largest count first."""
+    crossings = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
+    whole = len(crossings) == len(spaces)
     return Space(
-        columns=Columns.concatenate([space.columns for space in spaces]),
+        rows=Crossing.concatenate(crossings)
+        if whole
+        else Columns.concatenate([space.columns for space in spaces]),
         masks=np.concatenate([space.masks for space in spaces]),
         refuted=sum(space.refuted for space in spaces),
         rules=spaces[0].rules,

@@ -199,6 +199,26 @@ def _time_prices(parts: list[PartPrice], tails: list[Tail]) -> dict[str, FloatAr
     }
 
 
+def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+    """Prices of which the memory alone is filled in, all times 0: memory refutes most rows by itself.
+
+    Raises:
+        InvalidProblemError: as ``price``.
+    """
+    ctx = context_of(problem, columns, profile)
+    layout = LayerLayout.of(problem.model)
+    weights = _part_weights(ctx, layout)
+    zero = np.zeros_like(ctx.t)
+    nothing = np.zeros((len(columns), len(weights)))
+    prices = RowPrices(
+        forward_s=nothing, backward_s=nothing, replay_s=nothing, weight_gradient_s=nothing, tail_s=nothing,
+        transfer_s=zero, rank_tail_s=zero, fixed_s=zero, straggler=np.ones_like(zero),
+        **memory_prices(ctx, layout, weights, _trained(ctx, layout, weights)),
+        breakdown_s={}, tail_breakdown_s={},
+    )  # fmt: skip
+    return with_residuals(prices, problem, columns, profile)
+
+
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Prices of every row; linear in the split, so any split's time and memory are sums of them.
 

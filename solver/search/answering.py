@@ -46,9 +46,9 @@ def plans_of(
     problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate
 ) -> tuple[Plan, ...]:
     """The ranked rows as plans, each past the independent check."""
-    columns, digest = frontier.rows.columns, problem_digest(problem)
-    ranked = frontier.ranked
-    configurations = [columns.configuration(one.row, one.split) for one in ranked]
+    ranked, digest = frontier.ranked, problem_digest(problem)
+    columns = frontier.rows.columns.take(np.array([one.row for one in ranked], dtype=np.int64))
+    configurations = [columns.configuration(at, one.split) for at, one in enumerate(ranked)]
     predictions = predict_all(problem, profile, configurations)
     rows = [one.row for one in ranked]
     objectives = steps_s(frontier.rows, rows, np.array(objectives_s(frontier)))

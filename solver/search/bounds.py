@@ -141,17 +141,36 @@ def whole_layers_s(rows: Rows) -> FloatArray:
     return np.maximum(fractional_s(rows), _step_s(rows, np.maximum(busy, _return_s(rows, rank_time, tail))))
 
 
-def objective_bound_s(rows: Rows) -> FloatArray:
-    """Lower bound on the closed-form objective over all splits, shape (n,)."""
-    tail = rows.prices.tail_s
+def least_of_kind_s(rows: Rows) -> FloatArray:
+    """Bound before all tiers, for all rows of a kind (``kinds``) from its quickest representative, (n,).
+
+    Every term grows with the number of chunks and with what is recomputed: the mean of (A) or of (C), (A)
+    for divisible layers, the busiest rank's own work, and (B) for that rank; tails count at their least.
+    """
+    most = -(-rows.layout.num_layers // rows.p)
+    rank_time = most * rows.layer_s.min(axis=1) + rows.v * rows.chunk_s
+    tail = least_tail_s(rows)
+    chain = rows.total_s / (1.0 - (1.0 - 1.0 / rows.m) ** rows.p) + tail
+    chain = np.where((rows.v == 1) & ~rows.splits_backward, chain, -np.inf)
+    busy = rows.m * rank_time + np.where(rows.splits_backward, rows.prices.rank_tail_s, tail)
+    ways = (chain, busy, _average_s(rows), _return_s(rows, rank_time, tail))
+    return _step_s(rows, np.maximum.reduce(ways))
+
+
+def objective_bound_s(rows: Rows, phi: FloatArray | None = None) -> FloatArray:
+    """Lower bound on the closed-form objective over all splits, shape (n,).
+
+    It grows with ``phi``, the rows' own where it is not given, and as ``least_of_kind_s``.
+    """
+    phi, tail = rows.phi if phi is None else phi, rows.prices.tail_s
     layers = rows.layout.cumulative[-1].astype(np.float64)
     tails = tail[:, :-2] @ layers + tail[:, -2] + tail[:, -1]
-    whole = (rows.m - rows.phi) * rows.total_s + tails
+    whole = (rows.m - phi) * rows.total_s + tails
     most = -(-rows.layout.num_layers // rows.p)
-    rank = most * ((rows.m - rows.phi)[:, None] * rows.layer_s + tail[:, :-2]).min(axis=1)
-    rank += (rows.m - rows.phi) * rows.v * rows.chunk_s
+    rank = most * ((rows.m - phi)[:, None] * rows.layer_s + tail[:, :-2]).min(axis=1)
+    rank += (rows.m - phi) * rows.v * rows.chunk_s
     slowest = np.maximum(whole / rows.p, rank) + rows.prices.rank_tail_s
-    return _step_s(rows, rows.phi * rows.total_s + slowest)
+    return _step_s(rows, phi * rows.total_s + slowest)
 
 
 def _prefix(sums: FloatArray, end: IntArray) -> FloatArray:

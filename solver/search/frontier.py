@@ -31,6 +31,7 @@ from solver.search.priced import CHUNK, Priced
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
+from solver.search.unopened import Unopened
 from solver.search.windows import Split
 
 _BATCH = 64
@@ -85,22 +86,55 @@ class Frontier:
     finished: bool = False
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
+    _unopened: Unopened | None = None  # where rows are opened kind by kind
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
     _heap: list[tuple[float, int]] = field(default_factory=list)  # glanced at, some of them solved
 
     @classmethod
     def of(cls, rows: Priced | Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
-        """Bound every row; none is solved yet. Holds no rows when ``stopped`` says to give up."""
-        bound = np.full(len(rows), np.inf)
+        """Bound every row, or every kind of row; none is solved yet.
+
+        Holds no rows when ``stopped`` says to give up.
+        """
+        frontier = cls(rows=rows, top_k=top_k, bound_s=np.full(len(rows), np.inf))
+        if isinstance(rows, Priced) and rows.kinds is not None:
+            frontier._unopened = Unopened.of(rows, rows.kinds, stopped)
+            if frontier._unopened is None:
+                return cls(rows=rows.take([]), top_k=top_k, bound_s=np.zeros(0))
+            frontier.fits = frontier._unopened.rows_within(np.inf)
+            frontier._open_kinds()
+            return frontier
         for start in range(0, len(rows), CHUNK):
             if start and stopped():
-                return cls(rows=rows.take([]), top_k=top_k, bound_s=bound[:0])
-            index = np.arange(start, min(start + CHUNK, len(rows)))
-            bound[index] = _first_bound_s(rows.take(index))
-        order = np.argsort(bound, kind="stable")
-        fits = int(np.isfinite(bound).sum())
-        return cls(rows=rows, top_k=top_k, bound_s=bound, fits=fits, _order=order[:fits])
+                return cls(rows=rows.take([]), top_k=top_k, bound_s=np.zeros(0))
+            frontier.bound(np.arange(start, min(start + CHUNK, len(rows))))
+        frontier.fits = int(np.isfinite(frontier.bound_s).sum())
+        frontier._order = np.argsort(frontier.bound_s, kind="stable")[: frontier.fits]
+        return frontier
+
+    def bound(self, index: IntArray) -> None:
+        """Bound rows that nobody looked at yet."""
+        self.bound_s[index] = _first_bound_s(self.rows.take(index))
+
+    def _open_kinds(self) -> None:
+        """Bound the rows of the next kinds and sort them in."""
+        if self._unopened is None:
+            return
+        index = self._unopened.open()
+        self.bound(index)
+        able = index[np.isfinite(self.bound_s[index])]
+        self.fits -= len(index) - len(able)
+        waiting = np.concatenate([self._order[self._next :], able])
+        self._order, self._next = waiting[np.lexsort((waiting, self.bound_s[waiting]))], 0
+
+    def rivals_below(self, objective_s: float) -> IntArray:
+        """Rows whose closed form may be less than that as far as the bounds of kinds tell; opens them."""
+        if self._unopened is not None:
+            index = self._unopened.open_objectives(objective_s)
+            for start in range(0, len(index), CHUNK):
+                self.bound(index[start : start + CHUNK])
+        return np.flatnonzero(np.isfinite(self.bound_s))
 
     @property
     def cutoff_s(self) -> float:
@@ -115,19 +149,31 @@ class Frontier:
     @property
     def _unseen_s(self) -> float:
         """Least bound of a row that was not even glanced at."""
+        return min(self._open_s, self._unopened.least_s if self._unopened else np.inf)
+
+    @property
+    def _open_s(self) -> float:
+        """The same of rows whose kind is open."""
         return float(self.bound_s[self._order[self._next]]) if self._next < len(self._order) else np.inf
+
+    @property
+    def least_s(self) -> float:
+        """Least bound of any row, whatever became of it; +inf where nothing fits."""
+        least = float(self.bound_s.min(initial=np.inf))
+        return min(least, self._unopened.least_s if self._unopened else np.inf)
 
     @property
     def settled(self) -> int:
         """Rows that can no longer change the ranking: refuted, bounded away or simulated."""
         waiting = [bound for bound, _ in self._heap if bound <= self.cutoff_s]
         unopened = self.bound_s[self._order[self._next :]]
-        return len(self.rows) - len(waiting) - int((unopened <= self.cutoff_s).sum())
+        closed = self._unopened.rows_within(self.cutoff_s) if self._unopened else 0
+        return len(self.rows) - len(waiting) - int((unopened <= self.cutoff_s).sum()) - closed
 
     def is_open(self, row: int) -> bool:
         """Whether a row has more splits than its candidates."""
         uneven = self.rows.uneven_stages and not self.rows.only_split
-        return uneven and (self.rows.is_uniform or self.rows.columns.virtual_pipeline_size[row] == 1)
+        return uneven and (self.rows.is_uniform or bool(self.rows.take([row]).v[0] == 1))
 
     def adopt(self, row: int) -> None:
         """Rank a row that is known to have a split that fits."""
@@ -153,16 +199,16 @@ class Frontier:
 
         With layers of several kinds only rows without interleaving are tried: those are solved exactly.
         """
-        order, solved = self._order, 0
+        order, solved = self._order[: _PRIMED * _MOST_LOOKS], 0
         if not self.rows.is_uniform:
-            order = order[self.rows.columns.virtual_pipeline_size[order] == 1]
-        for start in range(0, min(len(order), _PRIMED * _MOST_LOOKS), _PRIMED):
+            order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
+        for start in range(0, len(order), _PRIMED):
             index = order[start : start + _PRIMED]
             able = self._able(index, np.full(len(index), np.inf))
-            for row in index[able].tolist():
+            for row, layout in zip(index[able].tolist(), self._layouts(index[able]), strict=True):
                 if self.bound_s[row] > self.cutoff_s or solved == _PRIMES or interrupted(self):
                     return
-                if self._layout_of(row) not in self._best:
+                if layout not in self._best:
                     solved += 1
                     self.solve([row])
                     if row in self.solved:
@@ -181,12 +227,15 @@ class Frontier:
 
     def _limit_s(self, index: IntArray) -> FloatArray:
         """The score that each row must not exceed to change the ranking."""
-        known = [self._best.get(self._layout_of(row)) for row in index.tolist()]
+        known = [self._best.get(layout) for layout in self._layouts(index)]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
         return np.asarray(np.minimum(scores, np.minimum(self.rows.latest(index), self.cutoff_s)))
 
     def _glance(self) -> None:
         """Refute the next rows together where no split fits in memory or can change the ranking."""
+        if self._unopened is not None and self._unopened.least_s <= self._open_s:
+            self._open_kinds()
+            return
         size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
         index = self._order[self._next : self._next + size]
         self._next += len(index)
@@ -244,7 +293,7 @@ class Frontier:
 
     def simulate(self, row: int) -> None:
         """Score a solved row and rank it, unless its layout is known to be faster otherwise."""
-        layout, bound = self._layout_of(row), self.solved[row].bound_s
+        layout, bound = self._layouts([row])[0], self.solved[row].bound_s
         known = self._best.get(layout)
         if known is not None and known.score_s < bound:
             return
@@ -258,10 +307,10 @@ class Frontier:
             others = [other for other in self.ranked if other is not known]
             self.ranked = sorted([*others, entry])[: self.top_k]
 
-    def _layout_of(self, row: int) -> Layout:
-        """What tells plans apart: everything of a row but ``INNER``."""
-        columns = self.rows.columns
-        return tuple(int(getattr(columns, name)[row]) for name in _LAYOUT)
+    def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
+        """What tells the plans of rows apart: everything but ``INNER``."""
+        columns = self.rows.columns.take(np.asarray(index, dtype=np.int64))
+        return list(zip(*(getattr(columns, name).tolist() for name in _LAYOUT), strict=True))
 
     def score(self, solved: Solved) -> tuple[float, Split]:
         """The simulated step time of a solved row, and the split that reaches it."""
@@ -269,15 +318,15 @@ class Frontier:
 
     def _rank(self, row: int, score_s: float) -> Rank:
         """What orders rows: the score, then simplicity."""
-        c = self.rows.columns
+        c = self.rows.columns.take(np.array([row]))
         sizes = (
             c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
             c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size,
         )  # fmt: skip
-        axes = sum(int(size[row] > 1) for size in sizes) + int(c.zero_stage[row] > 0)
-        replay = int(c.recompute_layers[row])
-        tensor = int(c.tensor_parallel_size[row])
-        return round(score_s * _NS), axes, int(c.recompute[row]), replay, tensor, row
+        axes = sum(int(size[0] > 1) for size in sizes) + int(c.zero_stage[0] > 0)
+        replay = int(c.recompute_layers[0])
+        tensor = int(c.tensor_parallel_size[0])
+        return round(score_s * _NS), axes, int(c.recompute[0]), replay, tensor, row
 
 
 def _first_bound_s(rows: Rows) -> FloatArray:

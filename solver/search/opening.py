@@ -9,9 +9,11 @@ import numpy as np
 
 from profiles.profile import Profile
 from solver.columns import IntArray
+from solver.crossing import Crossing
 from solver.problem import Problem
 from solver.search.fitting import lightest
 from solver.search.frontier import Frontier
+from solver.search.kinds import Kinds
 from solver.search.priced import priced_space
 from solver.space import Space
 
@@ -36,7 +38,7 @@ def first_plan(
     legal = np.flatnonzero(space.legal)
     for sample in (_spread, lambda _: _lightest(space, legal)):
         index = sample(len(legal))
-        rows = priced_space(problem, profile, space.columns.take(legal[index]))
+        rows = priced_space(problem, profile, space.rows.take(legal[index]))
         tick()
         frontier = Frontier.of(rows, 1)
         frontier.covers_all = len(index) == len(legal)
@@ -57,5 +59,8 @@ def _spread(count: int) -> IntArray:
 
 def _lightest(space: Space, legal: IntArray) -> IntArray:
     """The rows that need least memory, evenly thinned out."""
-    light = lightest(space.columns.take(legal))
+    if isinstance(space.rows, Crossing):
+        kinds = Kinds(crossing=space.rows)
+        legal = kinds.rows(lightest(kinds.lightest(np.arange(len(kinds)))))
+    light = legal[lightest(space.rows.take(legal))]
     return light[_spread(len(light))]

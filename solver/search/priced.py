@@ -16,10 +16,13 @@ from profiles.capabilities import launcher_capabilities
 from profiles.profile import Profile
 from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.cost.memory import memory_budget_bytes
-from solver.cost.price import price
+from solver.cost.price import price, price_memory
 from solver.cost.prices import LayerLayout, RowPrices
+from solver.crossing import Crossing
 from solver.objective import Weighing, is_plain, weighing_of
 from solver.problem import Problem
+from solver.search.kinds import Kinds
+from solver.search.mixed import may_fit
 from solver.search.rows import Rows
 
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
@@ -30,14 +33,15 @@ _HASH_SEED = 20
 class Priced:
     """Rows whose prices lie in a table; ``take`` lays them side by side."""
 
-    columns: Columns
+    columns: Columns | Crossing
     table: RowPrices  # one entry for each distinct price, without its breakdown
-    price_of: IntArray  # (n,) which entry is a row's
+    price_of: IntArray  # which entry is a row's (n,), or a kind's (k,): -1 where memory refutes it at sight
     layout: LayerLayout
     budget_bytes: float
     uneven_stages: bool
     only_split: tuple[int, ...] = ()
     weighing: Weighing | None = None  # of the objective that the prices are of; None: the step time
+    kinds: Kinds | None = None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -55,9 +59,20 @@ class Priced:
     def take(self, index: IntArray | list[int]) -> Rows:
         """The rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
+        kind = picked if self.kinds is None else self.kinds.of(picked)
+        return self._beside(self.columns.take(picked), self.price_of[kind])
+
+    def quickest(self, kinds: IntArray) -> Rows:
+        """The representatives of kinds that memory does not refute at sight (``Kinds.quickest``)."""
+        if self.kinds is None:
+            raise ValueError("rows that were written down have no kinds")
+        return self._beside(self.kinds.quickest(kinds), self.price_of[kinds])
+
+    def _beside(self, columns: Columns, entry: IntArray) -> Rows:
+        """Rows with their prices."""
         return Rows(
-            columns=self.columns.take(picked),
-            prices=self.table.take(self.price_of[picked]),
+            columns=columns,
+            prices=self.table.take(entry),
             layout=self.layout,
             budget_bytes=self.budget_bytes,
             uneven_stages=self.uneven_stages,
@@ -67,9 +82,14 @@ class Priced:
 
 def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
     """Rows of a problem with their prices and the memory that each rank may use."""
+    return _rows(problem, profile, columns, price(problem, columns, profile))
+
+
+def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
+    """Rows with these prices."""
     return Rows(
         columns=columns,
-        prices=price(problem, columns, profile),
+        prices=prices,
         layout=LayerLayout.of(problem.model),
         budget_bytes=memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability),
         uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
@@ -80,39 +100,61 @@ def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
 def priced_space(
     problem: Problem,
     profile: Profile,
-    columns: Columns,
+    columns: Columns | Crossing,
     interrupted: Callable[[], bool] = lambda: False,
-    *,
-    kind: IntArray | None = None,
 ) -> Priced:
     """All rows of ``columns`` with one price for each kind of row; none when ``interrupted`` gives up.
 
-    ``kind``, where it is known, tells rows of different prices apart (``space.Space``).
+    Rows of a crossing are priced by kind, those kinds alone that memory does not refute at sight. Where
+    they are ranked by anything but the step they are written down first.
     """
-    given_up = interrupted()
-    columns = columns.take(slice(0)) if given_up else columns
-    known = not given_up and not _counts_chunks(profile)
-    first, price_of = (
-        _first_of(kind) if kind is not None and known else _distinct(_priced_by(columns, profile))
-    )
+    plain = is_plain(problem)
+    if isinstance(columns, Crossing) and (not plain or not len(columns) or interrupted()):
+        columns = columns.take(np.arange(0 if plain else len(columns)))
+    if isinstance(columns, Crossing):
+        kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
+        priced, price_of = _kinds_that_may_fit(problem, profile, kinds, interrupted)
+        wanted: Callable[[IntArray], Columns] = kinds.quickest
+    else:
+        columns = columns.take(slice(0)) if interrupted() else columns
+        kinds, written = None, columns
+        priced, price_of = _distinct(_priced_by(columns, profile))
+        wanted = written.take
     parts = []
-    for start in range(0, max(len(first), 1), CHUNK):
-        if len(first) and interrupted():
-            return priced_space(problem, profile, columns.take(slice(0)))
-        parts.append(
-            _bare(priced_rows(problem, profile, columns.take(first[start : start + CHUNK])).prices)
-        )
-    rows = priced_rows(problem, profile, columns.take(slice(0)))
-    plain = Priced(
+    for start in range(0, max(len(priced), 1), CHUNK):
+        if len(priced) and interrupted():
+            return priced_space(problem, profile, columns.take(np.arange(0)))
+        parts.append(_bare(price(problem, wanted(priced[start : start + CHUNK]), profile)))
+    rows = priced_rows(problem, profile, columns.take(np.arange(0)))
+    found = Priced(
         columns=columns,
-        table=_joined(parts),
+        table=RowPrices.concatenate(parts),
         price_of=price_of,
         layout=rows.layout,
         budget_bytes=rows.budget_bytes,
         uneven_stages=rows.uneven_stages,
         only_split=rows.only_split,
+        kinds=kinds,
     )
-    return plain if is_plain(problem) else weighed(plain, weighing_of(problem, profile, columns))
+    return (
+        found
+        if plain
+        else weighed(found, weighing_of(problem, profile, columns.take(np.arange(len(columns)))))
+    )
+
+
+def _kinds_that_may_fit(
+    problem: Problem, profile: Profile, kinds: Kinds, interrupted: Callable[[], bool]
+) -> tuple[IntArray, IntArray]:
+    """The kinds whose lightest representative may fit, and each kind's place among them or -1."""
+    able = np.zeros(len(kinds), dtype=np.bool_)
+    for start in range(0, len(kinds), CHUNK):
+        if interrupted():
+            break
+        index = np.arange(start, min(start + CHUNK, len(kinds)))
+        columns = kinds.lightest(index)
+        able[index] = may_fit(_rows(problem, profile, columns, price_memory(problem, columns, profile)))
+    return np.flatnonzero(able), np.where(able, np.cumsum(able) - 1, -1)
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:
@@ -139,16 +181,6 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
 def _counts_chunks(profile: Profile) -> bool:
     """Whether prices depend on the number of chunks: the residual of a calibrated cluster does."""
     return profile.residual is not None or profile.memory_residual is not None
-
-
-def _first_of(kind: IntArray) -> tuple[IntArray, IntArray]:
-    """The first row of each kind, and for every row which of those kinds it has."""
-    first = np.full(int(kind.max(initial=-1)) + 1, -1, dtype=np.int64)
-    first[kind[::-1]] = np.arange(len(kind))[::-1]  # the last one written is the first row
-    there = np.flatnonzero(first >= 0)
-    number = np.zeros(len(first), dtype=np.int64)
-    number[there] = np.arange(len(there))
-    return first[there], number[kind]
 
 
 def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
@@ -184,10 +216,3 @@ def _agree(values: list[IntArray], representative: IntArray) -> bool:
 def _bare(prices: RowPrices) -> RowPrices:
     """Prices without their breakdown, which only predictions show."""
     return replace(prices, breakdown_s={}, tail_breakdown_s={})
-
-
-def _joined(parts: list[RowPrices]) -> RowPrices:
-    """All prices, one after the other."""
-    names = [f.name for f in fields(RowPrices) if not f.name.endswith("breakdown_s")]
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return RowPrices(**arrays, breakdown_s={}, tail_breakdown_s={})

@@ -54,9 +54,10 @@ from solver.search.bounds import objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.certify import Judge
 from solver.search.closing import least_step_bound_s
+from solver.search.fitting import lightest
 from solver.search.frontier import Frontier, Solved
 from solver.search.opening import Opening, first_plan
-from solver.search.priced import CHUNK, priced_space
+from solver.search.priced import CHUNK, priced_rows, priced_space
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space
@@ -98,9 +99,10 @@ def search(
     plans = plans_of(problem, profile, frontier, certificate)
     answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
     if answer.status == "infeasible":
-        answer = replace(
-            answer, infeasible=explain(problem, profile, enumerate_space(problem), frontier.rows)
-        )
+        whole = enumerate_space(problem)
+        legal = whole.columns.take(whole.legal)
+        light = priced_rows(problem, profile, legal.take(lightest(legal)))
+        answer = replace(answer, infeasible=explain(problem, profile, whole, light))
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
@@ -122,7 +124,6 @@ def _frontier(
     problem: Problem, profile: Profile, space: Space, opening: Opening | None, watch: Watch
 ) -> Frontier:
     """All legal rows, priced and bounded, with a first plan among them; stopped before, only that one."""
-    legal = space.columns
     incumbent = None if opening is None else opening.frontier.ranked[0].score_s
 
     def stopped() -> bool:
@@ -131,10 +132,10 @@ def _frontier(
         return watch.interrupted()
 
     stopped()
-    rows = priced_space(problem, profile, legal, stopped, kind=space.kind)
-    if len(rows) == len(legal):
+    rows = priced_space(problem, profile, space.rows, stopped)
+    if len(rows) == len(space.rows):
         frontier = Frontier.of(rows, problem.options.top_k, stopped)
-        if len(frontier.rows) == len(legal):
+        if len(frontier.rows) == len(space.rows):
             if opening is not None:
                 frontier.adopt(opening.row)
             return frontier
@@ -166,8 +167,7 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     """Bound all simulations and find the least closed-form objective, as far as time allows."""
     if not frontier.covers_all:
         return Proof()
-    open_bounds = frontier.bound_s[np.isfinite(frontier.bound_s)]
-    low = float(open_bounds.min()) if len(open_bounds) else None
+    low = frontier.least_s if np.isfinite(frontier.least_s) else None
     if not frontier.ranked or not frontier.finished or low is None:
         return Proof(bound_s=low)
     best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
@@ -187,8 +187,9 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
 
 def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
     """Rows whose bound on the closed form is below the least known one, solved, best first."""
-    bounds = _objective_bounds_s(frontier, watch)
-    order = np.argsort(bounds, kind="stable")
+    bounds = _objective_bounds_s(frontier, objective_s, watch)
+    order = np.flatnonzero(bounds < objective_s)
+    order = order[np.argsort(bounds[order], kind="stable")]
     least, rivals = objective_s, []
     for start in range(0, len(order), _RIVALS):
         watch.tick()
@@ -203,10 +204,10 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
 
 
-def _objective_bounds_s(frontier: Frontier, watch: Watch) -> FloatArray:
-    """Lower bound on every row's closed form, shape (n,); +inf where no split fits."""
+def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> FloatArray:
+    """Lower bound on every row's closed form, shape (n,); +inf where it is no less, or no split fits."""
     bounds = np.full(len(frontier.rows), np.inf)
-    open_rows = np.flatnonzero(np.isfinite(frontier.bound_s))
+    open_rows = frontier.rivals_below(least_s)
     for start in range(0, len(open_rows), CHUNK):
         watch.tick()
         index = open_rows[start : start + CHUNK]

@@ -20,7 +20,7 @@ def least_step_s(rows: Priced | Rows, row: int, bound: float | None) -> float | 
     """From a bound of the objective: no row of as many GPUs and sequences as ``row`` steps faster."""
     if bound is None or isinstance(rows, Rows) or rows.weighing is None:
         return bound
-    columns = rows.columns
+    columns = rows.columns.take(np.arange(len(rows)))
     batch = columns.global_batch_size
     alike = (columns.num_gpus == columns.num_gpus[row]) & (batch == batch[row])
     weighing = rows.weighing

@@ -98,6 +98,6 @@ def fastest(problem: Problem, profile: Profile) -> tuple[Configuration, Predicti
     if not frontier.ranked:
         return None
     first = frontier.ranked[0]
-    config = frontier.rows.columns.configuration(first.row, first.split)
+    config = frontier.rows.take([first.row]).columns.configuration(0, first.split)
     faults: Sequence[str] = list(violations(problem, profile, config))
     return None if faults else (config, predict(problem, profile, config))

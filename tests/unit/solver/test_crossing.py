@@ -8,7 +8,10 @@ import pytest
 
 from profiles.profile import default_profile
 from solver.columns import Columns
+from solver.cost.schedule import fill_share
+from solver.crossing import Crossing
 from solver.problem import Problem
+from solver.search.kinds import Kinds
 from solver.search.priced import priced_space
 from solver.space import enumerate_space
 from tests.builders import a_cluster, a_moe_model, a_problem
@@ -48,14 +51,49 @@ def test_legal_rows_are_the_same_with_and_without_the_others(problem: Problem) -
     assert legal.legal.all()
 
 
-@pytest.mark.parametrize("problem", [dense(), experts()])
+@pytest.mark.parametrize("problem", [dense(), limited(), experts()])
+def test_rows_are_taken_in_any_order_and_more_than_once(problem: Problem) -> None:
+    space = enumerate_space(problem, legal_only=True)
+    index = np.random.default_rng(0).integers(0, space.size - space.refuted, 500)
+    taken, whole = space.rows.take(index), space.columns.take(index)
+    for field in fields(Columns):
+        assert np.array_equal(getattr(taken, field.name), getattr(whole, field.name))
+
+
+@pytest.mark.parametrize("problem", [dense(max_out_of_memory_probability=1.0), experts()])
 def test_rows_of_one_kind_share_the_price_that_each_has_of_its_own(problem: Problem) -> None:
     profile = default_profile(problem.cluster, problem.launcher)
     space = enumerate_space(problem, legal_only=True)
-    shared = priced_space(problem, profile, space.columns, kind=space.kind)
+    shared = priced_space(problem, profile, space.rows)
     apart = priced_space(problem, profile, space.columns)
+    assert shared.kinds is not None
     index = np.arange(0, len(space.columns), 7)
+    index = index[shared.price_of[shared.kinds.of(index)] >= 0]
+    assert len(index) > 100
     for name in ("forward_s", "backward_s", "tail_s", "activation_bytes", "weights_bytes", "fixed_s"):
         mine, own = (getattr(rows.take(index).prices, name) for rows in (shared, apart))
         assert np.array_equal(mine, own)
     assert len(shared.table.fixed_s) <= len(space.columns) / 2
+
+
+@pytest.mark.parametrize("problem", [dense(), limited(), experts()])
+def test_every_row_is_of_one_kind_and_its_representative_has_no_more_chunks(problem: Problem) -> None:
+    crossing = enumerate_space(problem, legal_only=True).rows
+    assert isinstance(crossing, Crossing)
+    kinds = Kinds(crossing=crossing)
+    every = np.arange(len(kinds))
+    rows = kinds.rows(every)
+    assert np.array_equal(np.sort(rows), np.arange(len(crossing)))
+    assert np.array_equal(kinds.of(rows), np.repeat(every, kinds.sizes))
+    one, quickest, lightest = (
+        crossing.take(rows),
+        kinds.quickest(kinds.of(rows)),
+        kinds.lightest(kinds.of(rows)),
+    )
+    for name in ("virtual_pipeline_size", "recompute_layers"):
+        assert (getattr(quickest, name) <= getattr(one, name)).all()
+    assert (lightest.recompute_layers >= one.recompute_layers).all()
+    for field in fields(Columns):
+        if field.name not in {"virtual_pipeline_size", "recompute_layers"}:
+            assert np.array_equal(getattr(quickest, field.name), getattr(one, field.name))
+    assert (kinds.least_fill[kinds.of(rows)] <= fill_share(one)).all()

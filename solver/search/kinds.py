@@ -1,0 +1,130 @@
+"""Rows of one kind: what a million rows have in common, so that most of them are never looked at.
+
+Rows of one outer row that recompute alike and have one chunk a rank, or several, share their prices; they
+differ in the number of chunks and of recomputed layers. A *kind* stands for them: its representative has
+the fewest chunks and the fewest recomputed layers of its rows, so that what grows with either is least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
+from solver.cost.schedule import SPLIT_BACKWARD, fill_share
+from solver.crossing import OF_CHUNKS, Crossing
+
+Values = TypeVar("Values", IntArray, FloatArray)
+_FULL = RECOMPUTE.index("full")
+_SPLIT = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """The kinds of a crossing's rows, numbered outer row by outer row."""
+
+    crossing: Crossing
+    by_chunks: bool = False  # a number of chunks is a kind of its own: prices depend on it
+
+    @cached_property
+    def _code(self) -> IntArray:
+        """The kind of each inner row, 0 … K - 1, shape (c,)."""
+        chunks, recompute, _, schedule = self.crossing.inner.T
+        several = chunks if self.by_chunks else np.minimum(chunks, 2)
+        code = (recompute * (int(several.max(initial=1)) + 1) + several) * 2 + _SPLIT[schedule]
+        return np.unique(code, return_inverse=True)[1].ravel()
+
+    @cached_property
+    def _lists(self) -> tuple[IntArray, IntArray]:
+        """Where each list of chunkings begins in ``inner``, and the list of each outer row."""
+        return np.unique(self.crossing.begin, return_inverse=True)
+
+    @cached_property
+    def _sorted(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Inner rows by list and kind; where each pair of them begins, and its size, (lists * K,)."""
+        begins, width = self._lists[0], int(self._code.max(initial=-1)) + 1
+        key = (np.searchsorted(begins, np.arange(len(self._code)), side="right") - 1) * width + self._code
+        sizes = np.bincount(key, minlength=len(begins) * width)
+        return np.argsort(key, kind="stable"), np.cumsum(sizes) - sizes, sizes
+
+    @cached_property
+    def _pairs(self) -> tuple[IntArray, IntArray]:
+        """The outer row of every kind, and its pair of list and inner kind, (k,) each."""
+        width = int(self._code.max(initial=-1)) + 1
+        pair = self._lists[1].ravel()[:, None] * width + np.arange(width)[None, :]
+        outer, which = np.nonzero(self._sorted[2][pair] > 0)
+        return outer, pair[outer, which]
+
+    def __len__(self) -> int:
+        """Number of kinds."""
+        return len(self._pairs[0])
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Rows of each kind, shape (k,)."""
+        return np.asarray(self._sorted[2][self._pairs[1]])
+
+    @cached_property
+    def _number(self) -> IntArray:
+        """The kind of each outer row and inner kind, (o, K); -1 where there is none."""
+        width = int(self._code.max(initial=-1)) + 1
+        outer, pair = self._pairs
+        number = np.full((len(self.crossing.outer), width), -1, dtype=np.int64)
+        number[outer, pair % width] = np.arange(len(outer))
+        return number
+
+    def of(self, index: IntArray) -> IntArray:
+        """The kinds of rows."""
+        crossing = self.crossing
+        outer = np.searchsorted(crossing.first, index, side="right") - 1
+        return np.asarray(
+            self._number[outer, self._code[crossing.begin[outer] + index - crossing.first[outer]]]
+        )
+
+    def rows(self, kinds: IntArray) -> IntArray:
+        """The numbers of all rows of some kinds, kind by kind."""
+        outer, pair = (values[kinds] for values in self._pairs)
+        order, begins, _ = self._sorted
+        sizes, crossing = self.sizes[kinds], self.crossing
+        steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        inner = order[np.repeat(begins[pair], sizes) + steps]
+        return np.asarray(inner + np.repeat(crossing.first[outer] - crossing.begin[outer], sizes))
+
+    def _least(self, values: Values) -> Values:
+        """The least of the inner rows' values in each pair."""
+        order, begins, sizes = self._sorted
+        there = np.flatnonzero(sizes)
+        least = np.zeros_like(values, shape=len(sizes))
+        if len(there):
+            least[there] = np.minimum.reduceat(values[order], begins[there])
+        return least
+
+    @cached_property
+    def least_fill(self) -> FloatArray:
+        """The least share of a pass that filling costs a row of each kind, shape (k,)."""
+        inner = dict(zip(OF_CHUNKS, self.crossing.inner.T, strict=True))
+        some = self.crossing.outer.take(np.zeros(len(self.crossing.inner), dtype=np.int64))
+        return self._least(fill_share(replace(some, **inner)))[self._pairs[1]]
+
+    def quickest(self, kinds: IntArray) -> Columns:
+        """A row for each kind with its fewest chunks and at most one recomputed layer a chunk.
+
+        It recomputes every layer where all rows of the kind do; it need not be one of them.
+        """
+        outer, pair = (values[kinds] for values in self._pairs)
+        order, begins, _ = self._sorted
+        first = self.crossing.inner[order[begins[pair]]].T
+        inner = dict(zip(OF_CHUNKS, first, strict=True))
+        chunks, _, layers, _ = self.crossing.inner.T
+        inner["virtual_pipeline_size"] = self._least(chunks)[pair]
+        inner["recompute_layers"] = self._least(np.where(layers == ALL_LAYERS, layers, layers > 0))[pair]
+        return replace(self.crossing.outer.take(outer), **inner)
+
+    def lightest(self, kinds: IntArray) -> Columns:
+        """The same that recompute every layer where the kind recomputes any."""
+        columns = self.quickest(kinds)
+        again = np.where(columns.recompute == _FULL, ALL_LAYERS, columns.recompute_layers)
+        return replace(columns, recompute_layers=again)
