@@ -9,13 +9,13 @@ bound is next, and when it cannot enter the best K nothing can.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from profiles.profile import Profile
 from solver.check import violations
-from solver.columns import Columns, FloatArray
+from solver.columns import FloatArray
 from solver.cost.assemble import objective_s
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
@@ -27,13 +27,12 @@ from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.ramp_stages import RampStage, ramp_stages
 from solver.search.arrange import fastest
-from solver.search.frontier import INNER, Frontier
+from solver.search.frontier import Frontier
 from solver.search.priced import priced_space
+from solver.search.ranking import layouts_of
 from solver.search.watch import Watch, relative_gap
 from solver.search.windows import Split
 from solver.space import Space, enumerate_space
-
-_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -89,8 +88,7 @@ class _Ramp:
         if not scores:
             return
         best = _Scored(min(scores)[0], row, min(scores)[1])
-        columns = self.frontiers[-1].rows.columns
-        key = tuple(int(getattr(columns, name)[row]) for name in _LAYOUT)
+        key = layouts_of(self.frontiers[-1].rows.columns, [row])[0]
         if key not in self.found or best < self.found[key]:
             self.found[key] = best
 

@@ -220,9 +220,9 @@ def _fewer_gpus(problem: Problem) -> list[int]:
 class _Asked:
     """How the space is enumerated."""
 
-    stopped: Callable[[], bool]
-    legal_only: bool
-    tick: Callable[[], object]
+    stopped: Callable[[], bool] = lambda: False
+    legal_only: bool = False
+    tick: Callable[[], object] = lambda: None
 
 
 def enumerate_space(
@@ -267,19 +267,13 @@ def with_whole(problem: Problem, space: Space) -> Space:
     counts = gpu_counts(problem)
     if len(counts) > 1 or space.num_gpus == counts[0]:
         return space
-    whole = _enumerate(
-        problem, counts[0], space.rules, _Asked(lambda: False, legal_only=False, tick=lambda: None)
-    )
-    return _joined([whole, space], *space.warnings)
+    return _joined([_enumerate(problem, counts[0], space.rules, _Asked()), space], *space.warnings)
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """The spaces of all GPU counts that the request leaves open."""
     found = [_enumerate(problem, counts[0], rules, asked)]
-    for count in counts[1:]:
-        if asked.stopped():
-            break
-        found.append(_enumerate(problem, count, rules, asked))
+    found += [_enumerate(problem, count, rules, asked) for count in counts[1:] if not asked.stopped()]
     return _joined(found)
 
 
@@ -293,12 +287,11 @@ def _fewer_are_used(problem: Problem, most: int) -> str:
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:
     """Spaces of several GPU counts as one, largest count first."""
-    crossings = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
-    whole = len(crossings) == len(spaces)
+    crossed_ones = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
+    written = len(crossed_ones) < len(spaces)
+    every = Columns.concatenate([space.columns for space in spaces]) if written else None
     return Space(
-        rows=Crossing.concatenate(crossings)
-        if whole
-        else Columns.concatenate([space.columns for space in spaces]),
+        rows=Crossing.concatenate(crossed_ones) if every is None else every,
         masks=np.concatenate([space.masks for space in spaces]),
         refuted=sum(space.refuted for space in spaces),
         rules=spaces[0].rules,

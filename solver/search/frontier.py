@@ -3,24 +3,19 @@
 A row's *score* is the least simulated step time of its candidate splits (``arrange``), of which one
 minimises its closed-form objective. Rows wait under a lower bound of their score: first
 ``bounds.whole_layers_s``, then, once solved, the least ``bounds.split_s`` of their candidates. The row
-with the least bound is always next, so when it cannot enter the best K nothing can. Scores are compared
-in whole nanoseconds; equal ones rank the simple way: fewer parallel axes, less recomputation, smaller
-tensor_parallel_size, smaller row number.
-
-Rows that differ in how one layout is run (recomputation, chunks a rank, schedule, shard sets, sequence
-parallelism, offload, way of context parallelism, order of ranks) are one *layout*; the best of them stands
-for it, so that the best K are K layouts and not one layout with K numbers of chunks.
+with the least bound is always next, so when it cannot enter the best K nothing can (``ranking``). Rows
+that come in kinds are looked at kind by kind (``unopened``).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from solver.columns import BoolArray, Columns, FloatArray, IntArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import objective_s
 from solver.search.arrange import candidates, fastest
 from solver.search.bounds import split_s, whole_layers_s
@@ -28,6 +23,7 @@ from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit, tightened_s
 from solver.search.only_split import only_bound_s
 from solver.search.priced import CHUNK, Priced
+from solver.search.ranking import Layout, Ranked, layouts_of, ranked
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
@@ -40,14 +36,6 @@ _GLANCE = 2048  # rows that are tried together before any is solved
 _PRIMED = 1024  # rows looked at together for a first ranking, so many times at most
 _MOST_LOOKS = 8
 _PRIMES = 16  # rows solved for it
-_NS = 1e9
-INNER = (
-    "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
-    "sequence_parallel", "offload", "context_parallel_mode", "rank_order",
-)  # fmt: skip
-_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
-Layout = tuple[int, ...]
-Rank = tuple[int, int, int, int, int, int]
 Interrupt = Callable[["Frontier"], bool]
 
 
@@ -60,16 +48,6 @@ class Solved:
     objective_s: float  # the least closed form
     candidates: tuple[Split, ...]  # splits to simulate; ``split`` is one of them
     bound_s: float  # no simulation of a candidate is shorter
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Ranked:
-    """One row in the ranking; ordered by its key."""
-
-    key: Rank
-    score_s: float
-    row: int
-    split: Split  # simulates to the score
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,11 +77,11 @@ class Frontier:
         """
         frontier = cls(rows=rows, top_k=top_k, bound_s=np.full(len(rows), np.inf))
         if isinstance(rows, Priced) and rows.kinds is not None:
-            frontier._unopened = Unopened.of(rows, rows.kinds, stopped)
-            if frontier._unopened is None:
+            unopened = frontier._unopened = Unopened.of(rows, rows.kinds, stopped)
+            if unopened is None:
                 return cls(rows=rows.take([]), top_k=top_k, bound_s=np.zeros(0))
-            frontier.fits = frontier._unopened.rows_within(np.inf)
-            frontier._open_kinds()
+            frontier.fits = unopened.rows_within(np.inf)
+            frontier._open_kinds(unopened)
             return frontier
         for start in range(0, len(rows), CHUNK):
             if start and stopped():
@@ -117,11 +95,9 @@ class Frontier:
         """Bound rows that nobody looked at yet."""
         self.bound_s[index] = _first_bound_s(self.rows.take(index))
 
-    def _open_kinds(self) -> None:
+    def _open_kinds(self, unopened: Unopened) -> None:
         """Bound the rows of the next kinds and sort them in."""
-        if self._unopened is None:
-            return
-        index = self._unopened.open()
+        index = unopened.open()
         self.bound(index)
         able = index[np.isfinite(self.bound_s[index])]
         self.fits -= len(index) - len(able)
@@ -159,8 +135,7 @@ class Frontier:
     @property
     def least_s(self) -> float:
         """Least bound of any row, whatever became of it; +inf where nothing fits."""
-        least = float(self.bound_s.min(initial=np.inf))
-        return min(least, self._unopened.least_s if self._unopened else np.inf)
+        return min(float(self.bound_s.min(initial=np.inf)), self._unseen_s)
 
     @property
     def settled(self) -> int:
@@ -176,9 +151,9 @@ class Frontier:
         return uneven and (self.rows.is_uniform or bool(self.rows.take([row]).v[0] == 1))
 
     def adopt(self, row: int) -> None:
-        """Rank a row that is known to have a split that fits."""
-        self.solve([row])
-        self.simulate(row)
+        """Rank a row, if it has a split that fits."""
+        if self.solve([row]):
+            self.simulate(row)
 
     def run(self, interrupted: Interrupt) -> None:
         """Search until the best K are proved, or until ``interrupted`` says stop."""
@@ -205,14 +180,14 @@ class Frontier:
         for start in range(0, len(order), _PRIMED):
             index = order[start : start + _PRIMED]
             able = self._able(index, np.full(len(index), np.inf))
-            for row, layout in zip(index[able].tolist(), self._layouts(index[able]), strict=True):
+            for row, layout in zip(
+                index[able].tolist(), layouts_of(self.rows.columns, index[able]), strict=True
+            ):
                 if self.bound_s[row] > self.cutoff_s or solved == _PRIMES or interrupted(self):
                     return
                 if layout not in self._best:
                     solved += 1
-                    self.solve([row])
-                    if row in self.solved:
-                        self.simulate(row)
+                    self.adopt(row)
 
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
@@ -227,14 +202,14 @@ class Frontier:
 
     def _limit_s(self, index: IntArray) -> FloatArray:
         """The score that each row must not exceed to change the ranking."""
-        known = [self._best.get(layout) for layout in self._layouts(index)]
+        known = [self._best.get(layout) for layout in layouts_of(self.rows.columns, index)]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
         return np.asarray(np.minimum(scores, np.minimum(self.rows.latest(index), self.cutoff_s)))
 
     def _glance(self) -> None:
         """Refute the next rows together where no split fits in memory or can change the ranking."""
         if self._unopened is not None and self._unopened.least_s <= self._open_s:
-            self._open_kinds()
+            self._open_kinds(self._unopened)
             return
         size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
         index = self._order[self._next : self._next + size]
@@ -293,7 +268,7 @@ class Frontier:
 
     def simulate(self, row: int) -> None:
         """Score a solved row and rank it, unless its layout is known to be faster otherwise."""
-        layout, bound = self._layouts([row])[0], self.solved[row].bound_s
+        layout, bound = layouts_of(self.rows.columns, [row])[0], self.solved[row].bound_s
         known = self._best.get(layout)
         if known is not None and known.score_s < bound:
             return
@@ -301,32 +276,15 @@ class Frontier:
         self.simulated += 1
         if score > self.rows.latest(row):
             return
-        entry = Ranked(self._rank(row, score), score, row, split)
+        entry = ranked(self.rows.columns, row, score, split)
         if known is None or entry < known:
             self._best[layout] = entry
             others = [other for other in self.ranked if other is not known]
             self.ranked = sorted([*others, entry])[: self.top_k]
 
-    def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
-        """What tells the plans of rows apart: everything but ``INNER``."""
-        columns = self.rows.columns.take(np.asarray(index, dtype=np.int64))
-        return list(zip(*(getattr(columns, name).tolist() for name in _LAYOUT), strict=True))
-
     def score(self, solved: Solved) -> tuple[float, Split]:
         """The simulated step time of a solved row, and the split that reaches it."""
         return fastest(self.rows.take([solved.row]), list(solved.candidates))
-
-    def _rank(self, row: int, score_s: float) -> Rank:
-        """What orders rows: the score, then simplicity."""
-        c = self.rows.columns.take(np.array([row]))
-        sizes = (
-            c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
-            c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size,
-        )  # fmt: skip
-        axes = sum(int(size[0] > 1) for size in sizes) + int(c.zero_stage[0] > 0)
-        replay = int(c.recompute_layers[0])
-        tensor = int(c.tensor_parallel_size[0])
-        return round(score_s * _NS), axes, int(c.recompute[0]), replay, tensor, row
 
 
 def _first_bound_s(rows: Rows) -> FloatArray:

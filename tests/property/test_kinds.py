@@ -1,0 +1,77 @@
+"""What holds for a kind of rows holds for every row of it, and looking kind by kind changes no answer."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from profiles.profile import Profile, default_profile
+from solver.columns import BoolArray, FloatArray
+from solver.crossing import Crossing
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.search import unopened
+from solver.search.kinds import Kinds
+from solver.search.priced import priced_rows, priced_space
+from solver.search.search import search
+from solver.search.unopened import Unopened
+from solver.space import enumerate_space
+from tests.property.exhaustive import exhaust
+from tests.small_problems import small_problems
+
+EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
+ROUNDING = 1 + 1e-9
+
+
+def bounds_of_kinds(problem: Problem) -> tuple[Crossing, Kinds, FloatArray, FloatArray, BoolArray]:
+    """Every kind's bound on the step, on the closed form, and whether memory leaves it standing."""
+    rows = priced_space(
+        problem, profile_of(problem), crossing := enumerate_space(problem, legal_only=True).rows
+    )
+    assert isinstance(crossing, Crossing)
+    assert rows.kinds is not None
+    queue = Unopened.of(rows, rows.kinds, lambda: False)
+    assert queue is not None
+    steps, objectives = (np.zeros(len(rows.kinds)) for _ in range(2))
+    steps[queue.order], objectives[queue.order] = queue.bound_s, queue.objective_s
+    return crossing, rows.kinds, steps, objectives, rows.price_of >= 0
+
+
+def profile_of(problem: Problem) -> Profile:
+    return default_profile(problem.cluster, problem.launcher)
+
+
+@given(small_problems())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_the_bounds_of_a_kind_hold_for_every_split_of_its_rows(problem: Problem) -> None:
+    if not len(enumerate_space(problem, legal_only=True).rows):
+        return
+    crossing, kinds, steps, objectives, able = bounds_of_kinds(problem)
+    every = np.arange(len(crossing))
+    rows = priced_rows(problem, profile_of(problem), crossing.take(every))
+    for row, kind in zip(every.tolist(), kinds.of(every).tolist(), strict=True):
+        found = exhaust(rows, row)
+        assert able[kind] or not found.splits
+        if found.splits:
+            assert steps[kind] <= found.simulated_s.min() * ROUNDING
+            assert objectives[kind] <= found.objective_s.min() * ROUNDING
+
+
+@given(small_problems())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_how_many_rows_are_opened_together_changes_no_plan_and_no_claim(problem: Problem) -> None:
+    profile, usual = profile_of(problem), unopened.AT_ONCE
+
+    def answer(at_once: int) -> Answer:
+        unopened.AT_ONCE = at_once
+        try:
+            found = search(problem, profile)
+        finally:
+            unopened.AT_ONCE = usual
+        return found
+
+    one, many = answer(1), answer(usual)
+    assert (one.plans, one.status, one.explored) == (many.plans, many.status, many.space_size)
+    for name in ("bound_step_time_s", "objective_excess") if one.plans else ():
+        assert getattr(one, name) == pytest.approx(getattr(many, name), rel=1e-6, abs=1e-9), name
