@@ -207,13 +207,13 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     """
     ctx = context_of(problem, columns, profile)
     layout = LayerLayout.of(problem.model)
-    weights = _part_weights(ctx, layout)
+    weights = part_weights(ctx, layout.kinds)
     zero = np.zeros_like(ctx.t)
     nothing = np.zeros((len(columns), len(weights)))
     prices = RowPrices(
         forward_s=nothing, backward_s=nothing, replay_s=nothing, weight_gradient_s=nothing, tail_s=nothing,
         transfer_s=zero, rank_tail_s=zero, fixed_s=zero, straggler=np.ones_like(zero),
-        **memory_prices(ctx, layout, weights, _trained(ctx, layout, weights)),
+        **memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights)),
         breakdown_s={}, tail_breakdown_s={},
     )  # fmt: skip
     return with_residuals(prices, problem, columns, profile)
