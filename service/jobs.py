@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
@@ -15,26 +14,15 @@ from sqlalchemy.exc import IntegrityError
 from service.db import records
 from service.db.database import Database
 from service.db.event_records import EventRecord, events_after, newest_event_ids
-from service.db.records import JobRecord, JobSummary, Origin
+from service.db.records import JobRecord, JobSummary
+from service.db.sweep_records import children_of
 from service.engine.job_engine import JobEngine
 from service.engine.states import TERMINAL_STATES
 from service.errors import IdempotencyConflictError, NotFoundError, NotReadyError, TooManyRequestsError
+from service.intake import Submission, add, question_of
 from service.pages import Page, decode_token, encode_token
 from service.queue import WakeUpQueue
-from service.request import problem_to_mapping
-from service.versions import cache_key_of, versions_of
-from solver.problem import Problem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """What a client sends: the question, and how it may be answered."""
-
-    problem: Problem
-    body: Mapping[str, object]  # as it was sent; the idempotency key is bound to it
-    idempotency_key: str | None = None
-    fresh: bool = False  # True: search again even if the answer is known
-    origin: Origin = field(default_factory=Origin)
+from service.sweep.sweeps import Sweeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +37,7 @@ class Limits:
 _NO_LIMITS_SET = Limits()
 WINDOW_S = 60.0
 MAX_EVENTS = 500  # read at once
+MAX_HINTS = 64  # of one sweep; a worker that has ended a job looks for the next one anyway
 QUEUE_RETRY_S = 5.0  # a tenant whose queue is full is asked to come back after this
 
 
@@ -69,6 +58,7 @@ class Jobs:
         self._queue = queue
         self._queue_timeout_s = queue_timeout_s
         self._limits = limits
+        self._sweeps = Sweeps(database, engine, worker="api")
 
     def submit(self, tenant: str, submission: Submission) -> JobRecord:
         """Store the job, then wake a worker; the same key or a known answer gives the earlier job.
@@ -82,7 +72,7 @@ class Jobs:
         except IntegrityError:  # another request bound the same key meanwhile: now it is there
             job, is_new = self._submit_once(tenant, submission)
         if is_new:
-            self._queue.wake(job.id)
+            self._wake(job)
         return job
 
     def read(self, tenant: str, job_id: str) -> JobRecord:
@@ -131,7 +121,27 @@ class Jobs:
         """
         if not records.is_identifier(job_id) or not self._engine.cancel(tenant, job_id):
             raise NotFoundError("there is no such job")
+        job = self.read(tenant, job_id)
+        family = job.id if job.num_children is not None else job.parent_id
+        if family is None:
+            return job
+        self._sweeps.child_ended(family)
         return self.read(tenant, job_id)
+
+    def children(
+        self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
+    ) -> Page[JobSummary]:
+        """The points of a sweep, in order; other jobs have none.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        after = decode_token(page_token, int)[0] if page_token else -1
+        with self._database.read() as connection:
+            job = _required_job(connection, tenant, job_id)
+            found = children_of(connection, tenant, job.id, after=after, limit=page_size + 1)
+        shown, more = found[:page_size], len(found) > page_size
+        return Page(items=tuple(shown), next_page_token=encode_token(shown[-1].position) if more else None)
 
     def plans(
         self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
@@ -168,8 +178,7 @@ class Jobs:
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
         """The job of a submission, and whether it was added now."""
-        request = problem_to_mapping(submission.problem)
-        cache_key = cache_key_of(tenant, request, versions_of(submission.problem))
+        question = question_of(tenant, submission)
         body_sha256 = _sha256(submission.body)
         key, ttl_s = submission.idempotency_key, self._limits.idempotency_ttl_s
         with self._database.write() as connection:
@@ -178,24 +187,24 @@ class Jobs:
                 if bound[0] != body_sha256:
                     raise IdempotencyConflictError("this idempotency key was used with another body")
                 return _required_job(connection, tenant, bound[1]), False
-            known = None if submission.fresh else records.answered_job(connection, tenant, cache_key)
-            job_id = known or uuid.uuid4().hex
+            known = (
+                None if submission.fresh else records.answered_job(connection, tenant, question.cache_key)
+            )
             if known is None:
                 self._require_room(connection, tenant)
-                records.insert_job(
-                    connection,
-                    tenant,
-                    job_id,
-                    request=request,
-                    time_limit_s=submission.problem.options.time_limit_s,
-                    queue_timeout_s=self._queue_timeout_s,
-                    origin=submission.origin,
-                )
+            job_id = known or add(connection, tenant, submission, question, self._queue_timeout_s)
             if key:
                 records.bind_key(
                     connection, tenant, key, body_sha256=body_sha256, job_id=job_id, ttl_s=ttl_s
                 )
             return _required_job(connection, tenant, job_id), known is None
+
+    def _wake(self, job: JobRecord) -> None:
+        """Wake a worker; for a sweep so many as there may be, and join it if all is known already."""
+        for _ in range(min(job.num_children or 1, MAX_HINTS)):
+            self._queue.wake(job.id)
+        if job.num_children is not None:
+            self._sweeps.child_ended(job.id)
 
     def _require_room(self, connection: Connection, tenant: str) -> None:
         """Refuse a job more than this tenant may have.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Column, Connection, delete, select
+from sqlalchemy import Column, ColumnElement, Connection, and_, delete, exists, null, select
 
 from service.db.clock import now_s
 from service.db.database import Database
@@ -38,7 +38,9 @@ class Retention:
     def prune(self) -> Pruned:
         """Remove finished jobs that are too old, with plans and events, and expired keys."""
         with self._database.write() as connection:
-            finished = _delete_older(connection, jobs.c.finished_at_s, jobs.c.id, age_s=self._keep_jobs_s)
+            finished = _delete_older(
+                connection, jobs.c.finished_at_s, jobs.c.id, age_s=self._keep_jobs_s, only=_whole()
+            )
         with self._database.write() as connection:
             keys = _delete_older(
                 connection,
@@ -49,9 +51,25 @@ class Retention:
         return Pruned(jobs=finished, keys=keys)
 
 
-def _delete_older(connection: Connection, moment: Column[float], name: Column[str], *, age_s: float) -> int:
+def _whole() -> ColumnElement[bool]:
+    """Jobs that no sweep still needs: its points go when it has ended as long ago, and before it does."""
+    sweep, child = jobs.alias("sweep"), jobs.alias("child")
+    ended = select(null()).where(sweep.c.id == jobs.c.parent_id, sweep.c.finished_at_s.is_(None))
+    has_points = select(null()).where(child.c.parent_id == jobs.c.id)
+    return and_(~exists(ended), ~exists(has_points))
+
+
+def _delete_older(
+    connection: Connection,
+    moment: Column[float],
+    name: Column[str],
+    *,
+    age_s: float,
+    only: ColumnElement[bool] | None = None,
+) -> int:
     """Delete up to a batch of the rows whose ``moment`` is longer ago than ``age_s``, oldest first."""
     before = now_s() - age_s
-    oldest = select(name).where(moment < before).order_by(moment).limit(BATCH)
+    wanted = [moment < before, *([] if only is None else [only])]
+    oldest = select(name).where(*wanted).order_by(moment).limit(BATCH)
     gone = delete(moment.table).where(name.in_(oldest), moment < before)
     return connection.execute(gone).rowcount

@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
     queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
     max_queued_jobs: int = Field(default=10_000, ge=1, le=10_000_000, description="of one tenant: else 429")
+    max_running_jobs: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="of one tenant: others wait; None: every worker's"
+    )
     max_submits_per_minute: int | None = Field(
         default=None, ge=1, le=1_000_000, description="of one tenant: else 429; None: any number"
     )

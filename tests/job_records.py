@@ -4,7 +4,7 @@ from sqlalchemy import func, select, update
 
 from service.db.clock import now_s
 from service.db.database import Database
-from service.db.records import JobRecord, find_job, insert_job
+from service.db.records import JobRecord, NewJob, find_job, insert_job
 from service.db.tables import jobs, plans
 from service.engine.job_engine import JobEngine
 from service.engine.states import Claim, Outcome
@@ -39,14 +39,14 @@ class RememberingQueue:
 
 def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float = 3600.0) -> str:
     with database.write() as connection:
-        insert_job(
-            connection,
-            TENANT,
-            job_id,
+        new = NewJob(
+            id=job_id,
+            tenant=TENANT,
             request=problem_to_mapping(a_problem()),
             time_limit_s=30.0,
             queue_timeout_s=queue_timeout_s,
         )
+        insert_job(connection, new)
     return job_id
 
 
@@ -56,14 +56,14 @@ def add_tiny_job(
     """A job whose search takes about 0.15 s of one core."""
     problem = parse_problem({**TINY_PROBLEM, "workload": {"global_batch_size": batch, "seq_length": 512}})
     with database.write() as connection:
-        insert_job(
-            connection,
-            tenant,
-            job_id,
+        new = NewJob(
+            id=job_id,
+            tenant=tenant,
             request=problem_to_mapping(problem),
             time_limit_s=limit_s,
             queue_timeout_s=3600.0,
         )
+        insert_job(connection, new)
     return job_id
 
 

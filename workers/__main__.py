@@ -20,6 +20,7 @@ from service.engine.job_engine import JobEngine
 from service.queue import queue_for
 from service.retention import Retention
 from service.settings import Settings, fault_of
+from service.sweep.sweeps import Sweeps
 from workers.poller import poll, prune, sweep
 from workers.runner import Runner, SearchCall
 from workers.search import StoredSearch
@@ -54,11 +55,21 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
     """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
-    engine = JobEngine(database, lease_s=settings.lease_s)
+    engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
     queue = queue_for(settings.redis_url)
     name = f"{socket.gethostname()[:96]}:{os.getpid()}"
-    runner = Runner(engine, search or StoredSearch(database), worker=name, leaving=leaving)
-    _start(lambda: sweep(engine, queue, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving)
+    sweeps = Sweeps(database, engine, worker=name)
+    runner = Runner(
+        engine,
+        search or StoredSearch(database),
+        worker=name,
+        leaving=leaving,
+        on_child_ended=sweeps.child_ended,
+    )
+    _start(
+        lambda: sweep(engine, queue, sweeps, worker=name, every_s=settings.sweep_s, leaving=leaving),
+        leaving,
+    )
     retention = Retention(
         database, keep_jobs_days=settings.keep_jobs_days, idempotency_ttl_s=settings.idempotency_ttl_s
     )

@@ -10,6 +10,7 @@ from service.db.database import DATABASE_AWAY
 from service.engine.job_engine import JobEngine
 from service.queue import WakeUpQueue
 from service.retention import Retention
+from service.sweep.sweeps import Sweeps
 from workers.runner import Runner
 
 MAX_BACKOFF_S = 5.0
@@ -23,20 +24,27 @@ def poll(runner: Runner, *, every_s: float, leaving: threading.Event, min_age_s:
 
 
 def sweep(
-    engine: JobEngine, queue: WakeUpQueue, *, worker: str, every_s: float, leaving: threading.Event
+    engine: JobEngine,
+    queue: WakeUpQueue,
+    sweeps: Sweeps,
+    *,
+    worker: str,
+    every_s: float,
+    leaving: threading.Event,
 ) -> None:
     """Sweep while this worker leads, and publish again what waits: this is the outbox of submitting."""
     lead_s = LEAD_SWEEPS * every_s
     _repeat(
-        lambda: engine.leads(worker, lead_s) and sweep_once(engine, queue),
+        lambda: engine.leads(worker, lead_s) and sweep_once(engine, queue, sweeps),
         every_s=every_s,
         leaving=leaving,
     )
 
 
-def sweep_once(engine: JobEngine, queue: WakeUpQueue) -> bool:
+def sweep_once(engine: JobEngine, queue: WakeUpQueue, sweeps: Sweeps) -> bool:
     """One sweep; False, as there is never a reason to repeat it at once."""
     swept = engine.sweep()
+    sweeps.join_ready()
     for job_id in swept.waiting:
         queue.wake(job_id)
     if swept.requeued or swept.poisoned:

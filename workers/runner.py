@@ -63,12 +63,19 @@ class Runner:
     """Runs jobs one at a time; several callers in one process take turns."""
 
     def __init__(
-        self, engine: JobEngine, search: SearchCall, *, worker: str, leaving: threading.Event
+        self,
+        engine: JobEngine,
+        search: SearchCall,
+        *,
+        worker: str,
+        leaving: threading.Event,
+        on_child_ended: Callable[[str], None] = lambda _parent_id: None,
     ) -> None:
         self._engine = engine
         self._search = search
         self._worker = worker
         self._leaving = leaving  # set by SIGTERM: stop, give the job back
+        self._on_child_ended = on_child_ended  # gets the id of its sweep
         self._turn = threading.Lock()
 
     def run_next(self, *, min_age_s: float = 0.0) -> bool:
@@ -98,6 +105,8 @@ class Runner:
             self._wait(claim, running, heartbeat)
             settle = self._settlement(claim, running, heartbeat)
             self._store(claim, settle, heartbeat)
+        if claim.parent_id is not None:
+            self._on_child_ended(claim.parent_id)
         if not running.done.is_set():
             _log.error("job %s: its search does not stop; this worker leaves", claim.job_id)
             self._leaving.set()
@@ -140,7 +149,7 @@ class Runner:
         answer = running.answer
         proved = answer is not None and answer.status in {"optimal", "infeasible"}
         if heartbeat.verdict == "lost" and not proved:
-            return lambda: False  # what a stopped search found is no answer; the sweeper takes the job
+            return lambda: engine.abandon(claim)  # what a stopped search found is no answer
         if isinstance(running.error, DATABASE_AWAY) and not cancelled:
             return lambda: False  # it did not get its profile; the sweeper takes the job, three times
         if self._leaving.is_set() and not cancelled and not proved:

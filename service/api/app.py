@@ -65,7 +65,7 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         max_submits_per_minute=settings.max_submits_per_minute,
         idempotency_ttl_s=settings.idempotency_ttl_s,
     )
-    engine = JobEngine(database, lease_s=settings.lease_s)
+    engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
     use_cases = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s, limits=limits)
     return Service(
         settings=settings,

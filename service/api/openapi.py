@@ -11,9 +11,12 @@ from pydantic.json_schema import models_json_schema
 from profiles.calibration import FORMAT as CALIBRATION
 from profiles.measured_profile import FORMAT as MEASURED
 from service.api.schemas import EventView
+from service.db.records import DEFAULT_PRIORITY
+from service.job_request import MAX_DEADLINE_S, MAX_PRIORITY, MIN_DEADLINE_S
 from service.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
 from service.measurements import MEMORY_KINDS, MEMORY_RANKS
 from service.request_schema import ProblemRequest
+from service.sweep.axes import AXES, MAX_POINTS
 from solver.plan import Configuration
 
 _REF = "#/components/schemas/{model}"
@@ -30,7 +33,42 @@ def _partial_configuration() -> dict[str, Any]:
     return {"type": "object", "properties": whole["$defs"]["Configuration"]["properties"]}
 
 
-PROBLEM_BODY = json_body_of({"$ref": _REF.format(model="ProblemRequest")})
+def _axis(name: str) -> dict[str, Any]:
+    """The values of one axis of a sweep."""
+    value: dict[str, Any] = {"type": ["integer", "string", "boolean"]}
+    if name == "cluster":
+        value = {"type": ["string", "object"]}
+    return {"type": "array", "minItems": 1, "maxItems": MAX_POINTS, "items": value}
+
+
+def _job_body() -> dict[str, Any]:
+    """A problem, and how its job is to be run."""
+    problem = ProblemRequest.model_json_schema(ref_template=_REF)
+    more: dict[str, Any] = {
+        "sweep": {
+            "type": "object",
+            "description": "lists of values: every combination is searched, and all are joined",
+            "minProperties": 1,
+            "additionalProperties": False,
+            "properties": {name: _axis(name) for name in AXES},
+        },
+        "priority": {"type": "integer", "minimum": 0, "maximum": MAX_PRIORITY, "default": DEFAULT_PRIORITY},
+        "deadline_s": {
+            "type": "number",
+            "description": "unclaimed so many seconds after it was submitted: expired",
+            "minimum": MIN_DEADLINE_S,
+            "maximum": MAX_DEADLINE_S,
+        },
+    }
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": problem["required"],
+        "properties": {**problem["properties"], **more},
+    }
+
+
+JOB_BODY = json_body_of(_job_body())
 PREDICTION_BODY = json_body_of(
     {
         "type": "object",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -47,6 +48,8 @@ class LinksView(BaseModel):
     events: str
     plans: str | None = None
     cancel: str | None = None
+    children: str | None = None  # of a sweep: its points
+    parent: str | None = None  # of a point: its sweep
 
 
 class JobView(BaseModel):
@@ -56,6 +59,7 @@ class JobView(BaseModel):
     state: State
     created_at: datetime
     expires_at: datetime  # unclaimed until then: expired
+    priority: int  # 0 goes before 9 among this tenant's own
     started_at: datetime | None = None
     finished_at: datetime | None = None
     attempts: int
@@ -89,6 +93,39 @@ class JobPage(BaseModel):
     next_page_token: str | None = None
 
 
+class PointView(BaseModel):
+    """One point of a sweep with its best plan and its certificate."""
+
+    point: int
+    values: dict[str, bool | int | str]  # of every axis
+    job_id: str | None  # the child that answered it
+    reused: bool  # it was answered before
+    state: State
+    status: Status | None
+    certified_by: list[str]
+    gap: float | None
+    bound_step_time_s: float | None
+    plan_id: str | None
+    config: Configuration | None
+    rank: int | None  # of its best plan among all points' plans
+    score: float | None  # what plans are ranked by, of a token; less is better
+    step_time_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    num_gpus: int | None
+    peak_memory_bytes: int | None
+    efficient: bool  # no other point is faster on as few GPUs, or as fast on fewer
+    infeasible: str | None  # the first reason why nothing fits
+    problem: dict[str, str] | None  # why it failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan(Plan):
+    """A plan in an answer."""
+
+    point: int | None = None  # of a sweep: the place in ``points`` of what it answers
+
+
 class AnswerView(BaseModel):
     """The answer of a job with one page of its plans, best first."""
 
@@ -116,7 +153,8 @@ class AnswerView(BaseModel):
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None
     pareto: ParetoFront | None = None
-    plans: list[Plan]
+    points: list[PointView] | None = None  # of a sweep
+    plans: list[RankedPlan]
     next_page_token: str | None
 
 
@@ -214,6 +252,7 @@ def job_fields(job: JobSummary) -> dict[str, Any]:
         "state": job.state,
         "created_at": moment(job.created_at_s),
         "expires_at": moment(job.expires_at_s),
+        "priority": job.priority,
         "started_at": moment(job.started_at_s),
         "finished_at": moment(job.finished_at_s),
         "attempts": job.attempts,
@@ -270,4 +309,6 @@ def _links(job: JobSummary) -> LinksView:
         events=f"{here}/events",
         plans=f"{here}/plans" if job.has_answer else None,
         cancel=None if job.state in TERMINAL_STATES else f"{here}:cancel",
+        children=None if job.num_children is None else f"{here}/children",
+        parent=None if job.parent_id is None else f"/v1/jobs/{job.parent_id}",
     )

@@ -32,7 +32,7 @@ class JobFigures:
     oldest_queued_age_s: float  # 0: none is queued
     attempts: int  # claims that counted
     lost_leases: int  # of them, those whose worker died or froze
-    solve_s: Distribution  # from the first claim to the end
+    solve_s: Distribution  # from the first claim to the end, of searches and not of sweeps
     gap: Distribution  # between the best plan and the bound, at the end
 
 
@@ -60,6 +60,7 @@ def _distribution(
     """The distribution of a value over the finished jobs that have it."""
     at_most = [func.coalesce(func.sum(case((value <= bound, 1), else_=0)), 0) for bound in bounds]
     whole = (func.count(value), func.coalesce(func.sum(value), 0.0))
-    row = connection.execute(select(*at_most, *whole).where(jobs.c.finished_at_s.is_not(None))).one()
+    searched = jobs.c.finished_at_s.is_not(None), jobs.c.num_children.is_(None)
+    row = connection.execute(select(*at_most, *whole).where(*searched)).one()
     *counts, count, total = row
     return Distribution(bounds=tuple(bounds), at_most=tuple(counts), count=count, total=float(total))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, null, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, null, or_, select, tuple_
 
 from service.db.clock import now_s
 from service.db.tables import idempotency_keys, jobs, plans
@@ -34,6 +34,11 @@ class JobSummary:
     cancel_requested: bool
     progress: Mapping[str, Any] | None
     problem: Mapping[str, Any] | None
+    priority: int
+    parent_id: str | None  # the sweep that this job is a point of
+    position: int | None  # of a point
+    point: Mapping[str, Any] | None  # its values, and the job that had answered it before
+    num_children: int | None  # of a sweep
     has_answer: bool
 
 
@@ -54,12 +59,12 @@ class Origin:
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SUBMITTED = jobs.c.parent_id.is_(None)  # points of a sweep were not submitted by themselves
 _HAS_ANSWER = jobs.c.answer.is_not(null()).label("has_answer")
 _SUMMARY = (
     *(jobs.c[field.name] for field in fields(JobSummary) if field.name != "has_answer"),
     _HAS_ANSWER,
 )
-_NOWHERE = Origin()
 _RECORD = (*_SUMMARY, jobs.c.request, jobs.c.answer)
 
 
@@ -68,32 +73,48 @@ def is_identifier(text: str) -> bool:
     return _IDENTIFIER.fullmatch(text) is not None
 
 
-def insert_job(
-    connection: Connection,
-    tenant: str,
-    job_id: str,
-    *,
-    request: Mapping[str, object],
-    time_limit_s: float,
-    queue_timeout_s: float,
-    priority: int = DEFAULT_PRIORITY,
-    origin: Origin = _NOWHERE,
-) -> None:
-    """Add a queued job; ``priority`` 0 goes before 9 among the tenant's own."""
-    connection.execute(
-        insert(jobs).values(
-            id=job_id,
-            tenant=tenant,
-            state="queued",
-            request=request,
-            time_limit_s=time_limit_s,
-            priority=priority,
-            created_at_s=now_s(),
-            expires_at_s=now_s() + queue_timeout_s,
-            request_id=origin.request_id,
-            traceparent=origin.traceparent,
-        )
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job as it is added; ``priority`` 0 goes before 9 among the tenant's own."""
+
+    id: str
+    tenant: str
+    request: Mapping[str, object]
+    time_limit_s: float
+    queue_timeout_s: float  # unclaimed this long: expired
+    priority: int = DEFAULT_PRIORITY
+    origin: Origin = field(default_factory=Origin)
+
+
+def job_values(new: NewJob) -> dict[str, Any]:
+    """The columns of a job that is queued now."""
+    return {
+        "id": new.id,
+        "tenant": new.tenant,
+        "state": "queued",
+        "request": new.request,
+        "time_limit_s": new.time_limit_s,
+        "priority": new.priority,
+        "created_at_s": now_s(),
+        "expires_at_s": now_s() + new.queue_timeout_s,
+        "request_id": new.origin.request_id,
+        "traceparent": new.origin.traceparent,
+    }
+
+
+def insert_job(connection: Connection, new: NewJob) -> None:
+    """Add a queued job."""
+    connection.execute(insert(jobs).values(job_values(new)))
+
+
+def summary_columns() -> tuple[ColumnElement[Any], ...]:
+    """The columns of a ``JobSummary``."""
+    return _SUMMARY
+
+
+def record_columns() -> tuple[ColumnElement[Any], ...]:
+    """The columns of a ``JobRecord``."""
+    return _RECORD
 
 
 def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | None:
@@ -108,8 +129,8 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
 def newest_jobs(
     connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
 ) -> list[JobSummary]:
-    """Up to ``limit`` jobs, newest first, after the position ``before`` (created_at_s, id)."""
-    query = select(*_SUMMARY).where(jobs.c.tenant == tenant)
+    """Up to ``limit`` jobs that were submitted, newest first, after ``before`` (created_at_s, id)."""
+    query = select(*_SUMMARY).where(jobs.c.tenant == tenant, _SUBMITTED)
     if before is not None:
         query = query.where(tuple_(jobs.c.created_at_s, jobs.c.id) < before)
     query = query.order_by(jobs.c.created_at_s.desc(), jobs.c.id.desc()).limit(limit)
@@ -143,13 +164,13 @@ def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, li
 
 
 def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The newest plan of that id and the job it belongs to."""
+    """The newest plan of that id and the job that found it; a sweep only ranks what its points found."""
     if not is_identifier(plan_id):
         return None
     query = (
         select(plans.c.job_id, plans.c.body)
         .join(jobs, jobs.c.id == plans.c.job_id)
-        .where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
+        .where(plans.c.tenant == tenant, plans.c.plan_id == plan_id, jobs.c.num_children.is_(None))
         .order_by(jobs.c.finished_at_s.desc())
         .limit(1)
     )
@@ -158,8 +179,10 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
 
 
 def queued_beyond(connection: Connection, tenant: str, limit: int) -> bool:
-    """Whether at least ``limit`` jobs of a tenant are queued."""
-    query = select(jobs.c.id).where(jobs.c.tenant == tenant, jobs.c.state == "queued")
+    """Whether at least ``limit`` jobs of a tenant wait or are sweeps that run; a sweep counts once."""
+    is_open_sweep = and_(jobs.c.state == "running", jobs.c.num_children.is_not(None))
+    waits = or_(jobs.c.state == "queued", is_open_sweep)
+    query = select(jobs.c.id).where(jobs.c.tenant == tenant, _SUBMITTED, waits)
     query = query.offset(limit - 1).limit(1)
     return connection.execute(query).first() is not None
 
@@ -168,7 +191,7 @@ def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_
     """Seconds until fewer than ``limit`` jobs were added in the last ``window_s``; None: now."""
     query = (
         select(jobs.c.created_at_s + window_s - now_s())
-        .where(jobs.c.tenant == tenant, jobs.c.created_at_s > now_s() - window_s)
+        .where(jobs.c.tenant == tenant, _SUBMITTED, jobs.c.created_at_s > now_s() - window_s)
         .order_by(jobs.c.created_at_s.desc())
         .offset(limit - 1)
         .limit(1)

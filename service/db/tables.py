@@ -70,6 +70,12 @@ jobs = Table(
     Column("request_id", String(64)),
     Index(None, "tenant", "cache_key"),
     Index(None, "finished_at_s"),
+    # A sweep is a job of many searches: it runs, without a worker, while its children do.
+    Column("parent_id", String(32)),  # no reference: SQLite could add one to a full table only by a copy
+    Column("position", Integer),  # of a child among its siblings: 0, 1, …
+    Column("point", JSON(none_as_null=True)),  # the values that a child was given
+    Column("num_children", Integer),  # of a sweep; every other job has none
+    Index(None, "parent_id", "position"),
 )
 
 # What clients can see of a job, in order. Triggers of the database write it (migration 0005).
@@ -111,10 +117,11 @@ idempotency_keys = Table(
     Column("tenant", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("body_sha256", String(64), nullable=False),
-    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE")),  # that was submitted
     Column("created_at_s", Double, nullable=False),
     Index(None, "created_at_s"),
     Index(None, "job_id"),
+    Column("subject", String(64)),  # of any other POST: the id of what it made
 )
 
 profiles = Table(

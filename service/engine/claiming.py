@@ -7,7 +7,7 @@ worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then
 
 from __future__ import annotations
 
-from sqlalchemy import CTE, Connection, ScalarSelect, Select, func, select, update
+from sqlalchemy import CTE, ColumnElement, Connection, ScalarSelect, Select, func, select, update
 
 from service.db.clock import now_s
 from service.db.tables import jobs
@@ -23,7 +23,9 @@ _CLAIMED = (
     jobs.c.request_id,
     jobs.c.traceparent,
     jobs.c.checkpoint,
+    jobs.c.parent_id,
 )
+_RUNNING = jobs.alias("running")
 
 
 def tenants_by_turn(connection: Connection) -> list[str]:
@@ -32,12 +34,25 @@ def tenants_by_turn(connection: Connection) -> list[str]:
 
 
 def claim_first(
-    connection: Connection, tenant: str, worker: str, *, lease_s: float, min_age_s: float
+    connection: Connection,
+    tenant: str,
+    worker: str,
+    *,
+    lease_s: float,
+    min_age_s: float,
+    most: int | None = None,
 ) -> Claim | None:
-    """Claim a tenant's next queued job, in one statement; None when there is none to claim."""
+    """Claim a tenant's next queued job, in one statement; None when there is none to claim.
+
+    A tenant that has ``most`` jobs running waits.
+    """
+    wanted = [jobs.c.id == _first_of(tenant, min_age_s), jobs.c.state == "queued"]
+    if most is not None:
+        _take_turn(connection, tenant)
+        wanted.append(_running_of(tenant) < most)
     claim = (
         update(jobs)
-        .where(jobs.c.id == _first_of(tenant, min_age_s), jobs.c.state == "queued")
+        .where(*wanted)
         .values(
             state="running",
             fence=jobs.c.fence + 1,
@@ -51,6 +66,19 @@ def claim_first(
     )
     row = connection.execute(claim).mappings().one_or_none()
     return None if row is None else Claim(**row)
+
+
+def _take_turn(connection: Connection, tenant: str) -> None:
+    """One claim of a tenant at a time, or two would each see room for one more; on SQLite it is so."""
+    if connection.dialect.name == "postgresql":
+        name = func.hashtextextended(tenant, 0)
+        connection.execute(select(func.pg_advisory_xact_lock(name)))
+
+
+def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
+    """How many jobs of a tenant have a worker; a sweep has none, its points have."""
+    has_worker = _RUNNING.c.state == "running", _RUNNING.c.num_children.is_(None)
+    return select(func.count()).where(*has_worker, _RUNNING.c.tenant == tenant).scalar_subquery()
 
 
 def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
@@ -78,9 +106,8 @@ def _queued_tenants() -> CTE:
 def _tenants_by_turn() -> Select[str]:
     """Tenants that have queued jobs, whose turn it is first."""
     tenant = _queued_tenants().c.tenant
-    running = select(func.count()).where(jobs.c.state == "running", jobs.c.tenant == tenant)
     served_at_s = select(func.max(jobs.c.claimed_at_s)).where(jobs.c.tenant == tenant)
-    turn = (running.scalar_subquery(), func.coalesce(served_at_s.scalar_subquery(), 0.0), tenant)
+    turn = (_running_of(tenant), func.coalesce(served_at_s.scalar_subquery(), 0.0), tenant)
     return select(tenant).where(tenant.is_not(None)).order_by(*turn)
 
 

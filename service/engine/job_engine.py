@@ -23,16 +23,17 @@ from sqlalchemy import Update, and_, case, insert, select, update
 from service.db.clock import now_s
 from service.db.database import Database
 from service.db.tables import jobs, plans
-from service.engine import sweeping
+from service.engine import families, sweeping
 from service.engine.claiming import claim_first, tenants_by_turn
-from service.engine.states import Beat, Claim, Outcome, Sweep
+from service.engine.states import MAX_EXCUSED, Beat, Claim, Outcome, Sweep
 
 
 class JobEngine:
     """The only code that changes a job's state."""
 
-    def __init__(self, database: Database, *, lease_s: float) -> None:
+    def __init__(self, database: Database, *, lease_s: float, max_running_jobs: int | None = None) -> None:
         self._database = database
+        self._most = max_running_jobs  # of one tenant at once; None: as many as there are workers
         self.lease_s = lease_s
 
     def claim_one(self, worker: str, *, min_age_s: float = 0.0) -> Claim | None:
@@ -44,7 +45,9 @@ class JobEngine:
             tenants = tenants_by_turn(connection)
         for tenant in tenants:
             with self._database.write() as connection:
-                claim = claim_first(connection, tenant, worker, lease_s=self.lease_s, min_age_s=min_age_s)
+                claim = claim_first(
+                    connection, tenant, worker, lease_s=self.lease_s, min_age_s=min_age_s, most=self._most
+                )
             if claim is not None:
                 return claim
         return None
@@ -97,6 +100,16 @@ class JobEngine:
         """End the job as failed; False: the claim was lost."""
         return self.complete(claim, Outcome(state="failed", problem={"code": code, "detail": detail}))
 
+    def claim_ready(self, worker: str, *, parent_id: str | None = None) -> Claim | None:
+        """Claim a sweep (that one, if it is named) whose children have all ended, to join them."""
+        with self._database.write() as connection:
+            return families.claim_ready(connection, worker, lease_s=self.lease_s, parent_id=parent_id)
+
+    def note_child(self, parent_id: str) -> None:
+        """Tell a running sweep that one of its children has ended."""
+        with self._database.write() as connection:
+            families.note_progress(connection, parent_id)
+
     def release(self, claim: Claim, checkpoint: Mapping[str, Any] | None = None) -> bool:
         """Give a job back unfinished and uncounted: the worker is leaving; False: the claim was lost.
 
@@ -110,6 +123,27 @@ class JobEngine:
             worker=None,
             lease_expires_at_s=None,
             **found,
+        )
+        with self._database.write() as connection:
+            return connection.execute(back).rowcount == 1
+
+    def abandon(self, claim: Claim) -> bool:
+        """Uncount a claim whose lease ran out, by the worker that lives to say so; False: too late.
+
+        Too late is when another has claimed the job: a worker without the fence writes nothing. A job
+        that starves its own heartbeat every time is not excused for ever (``MAX_EXCUSED``).
+        """
+        own = jobs.c.id == claim.job_id, jobs.c.fence == claim.fence
+        mild = jobs.c.state.in_(["queued", "running"]), jobs.c.fence <= MAX_EXCUSED
+        cancelled = jobs.c.cancel_requested
+        back = update(jobs).where(*own, *mild)
+        back = back.values(
+            state=case((cancelled, "cancelled"), else_="queued"),
+            finished_at_s=case((cancelled, now_s()), else_=None),
+            fence=jobs.c.fence + 1,  # said once
+            attempts=jobs.c.attempts - 1,
+            worker=None,
+            lease_expires_at_s=None,
         )
         with self._database.write() as connection:
             return connection.execute(back).rowcount == 1
@@ -130,6 +164,7 @@ class JobEngine:
         )
         with self._database.write() as connection:
             if connection.execute(asked).rowcount:
+                families.cancel_children(connection, tenant, job_id)
                 return True
             return connection.execute(select(jobs.c.id).where(own)).first() is not None
 

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
 MAX_ATTEMPTS = 3  # a job whose worker died this often is poison
+MAX_EXCUSED = 9  # claims of a job, of which those that a living worker gave up do not count
 
 Beat = Literal["ok", "cancel", "lost"]
 FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]
+EndState = FinalState | Literal["expired"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +28,15 @@ class Claim:
     request_id: str | None = None  # of the request that asked for it
     traceparent: str | None = None  # W3C trace context of that request
     checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
+    parent_id: str | None = None  # of the sweep that this job is a point of
+    cancel_requested: bool = False  # before the claim: only a sweep is claimed after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a job ended, and everything that is stored about it in one transaction."""
 
-    state: FinalState
+    state: EndState
     answer: Mapping[str, Any] | None = None  # without its plans
     plans: Sequence[Mapping[str, Any]] = ()  # plan_id, rank, …; best first
     problem: Mapping[str, str] | None = None  # code and detail of a failure

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from service.db.clock import now_s
 from service.db.database import Database
 from service.db.tables import jobs, leaders
+from service.engine.families import is_sweep
 from service.engine.states import MAX_ATTEMPTS, Sweep
 
 ROLE = "sweeper"
@@ -64,11 +65,13 @@ def _lease(name: str, lease_s: float) -> dict[str, object]:
 def _end_leases(connection: Connection) -> Counter[str]:
     """Take the running jobs whose lease ran out from their workers; how many went to which state.
 
+    A sweep whose join was broken off runs on, for somebody else to join.
     One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
     """
-    poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, ~jobs.c.cancel_requested)
+    poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, or_(is_sweep, ~jobs.c.cancel_requested))
     detail = f"its worker died or froze {MAX_ATTEMPTS} times; the job is not tried again"
-    state = case((jobs.c.cancel_requested, "cancelled"), (poison, "failed"), else_="queued")
+    cancelled = and_(jobs.c.cancel_requested, ~is_sweep)  # what a sweep's points found is still joined
+    state = case((cancelled, "cancelled"), (poison, "failed"), (is_sweep, "running"), else_="queued")
     lapsed = (
         update(jobs)
         .where(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())
@@ -76,7 +79,7 @@ def _end_leases(connection: Connection) -> Counter[str]:
             state=state,
             worker=None,
             lease_expires_at_s=None,
-            finished_at_s=case((or_(jobs.c.cancel_requested, poison), now_s())),
+            finished_at_s=case((or_(cancelled, poison), now_s())),
             problem=case((poison, literal({"code": "poison", "detail": detail}, jobs.c.problem.type))),
         )
         .returning(jobs.c.state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -22,15 +23,18 @@ from service.api.deps import (
     origin_of,
 )
 from service.api.event_stream import EventStream, event_id_of
-from service.api.openapi import EVENTS, PROBLEM_BODY
+from service.api.openapi import EVENTS, JOB_BODY
 from service.api.problems import declared
 from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_detail, job_fields
+from service.api.sweep_views import ChildPage, child_view
 from service.api.tags import names, tagged
 from service.db.database import compact_json
 from service.db.records import JobRecord
 from service.engine.states import TERMINAL_STATES
-from service.jobs import Submission
+from service.intake import Submission
+from service.job_request import read_job_request
 from service.request import parse_problem
+from solver.problem import Problem
 
 RETRY_AFTER_S = 1
 LOOK_S = 5.0  # a long poll without news looks whether its client is still there
@@ -44,7 +48,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403
     status_code=202,
     response_model=JobDetail,
     responses=declared(413, 415, 429),
-    openapi_extra=PROBLEM_BODY,
+    openapi_extra=JOB_BODY,
     summary="Submit a problem",
 )
 def submit(
@@ -56,15 +60,23 @@ def submit(
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Submit a problem; an identical one that is answered already gives the earlier job."""
-    problem = parse_problem(service.definitions.filled_in(tenant, body))
-    service.profiles.require(tenant, problem)
+    """Submit a problem, or a sweep of them; an identical one that is answered gives the earlier job."""
+
+    def parse(raw: Mapping[str, object]) -> Problem:
+        problem = parse_problem(service.definitions.filled_in(tenant, raw))
+        service.profiles.require(tenant, problem)
+        return problem
+
+    asked = read_job_request(body, parse)
     submission = Submission(
-        problem=problem,
+        problem=asked.problem,
         body=body,
         idempotency_key=idempotency_key,
         fresh=fresh,
         origin=origin_of(request),
+        priority=asked.priority,
+        deadline_s=asked.deadline_s,
+        sweep=asked.sweep,
     )
     job = service.jobs.submit(tenant, submission)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
@@ -178,6 +190,24 @@ def read_plans(
         "next_page_token": page.next_page_token,
     }
     return _json(compact_json(whole))
+
+
+@router.get(
+    "/{job_id}/children",
+    dependencies=[READS],
+    response_model=ChildPage,
+    responses=declared(404),
+    summary="List the points of a sweep",
+)
+def list_children(
+    job_id: str, jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+) -> Response:
+    """The jobs that a sweep is made of, in the order of its points; any other job has none."""
+    page = jobs.children(tenant, job_id, page_size=page_size, page_token=page_token)
+    view = ChildPage(
+        children=[child_view(child) for child in page.items], next_page_token=page.next_page_token
+    )
+    return _json(view.model_dump_json(exclude_none=True))
 
 
 def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -6,7 +6,7 @@ from sqlalchemy import update
 
 from service.db.clock import now_s
 from service.db.database import Database
-from service.db.records import insert_job
+from service.db.records import NewJob, insert_job
 from service.db.tables import jobs, leaders
 from service.engine.job_engine import JobEngine
 from service.engine.states import Outcome
@@ -16,15 +16,15 @@ from tests.job_records import SUCCESS, add_job, claimed
 def queue_up(database: Database, tenant: str, *job_ids: str, priority: int = 5) -> None:
     for job_id in job_ids:
         with database.write() as connection:
-            insert_job(
-                connection,
-                tenant,
-                job_id,
+            new = NewJob(
+                id=job_id,
+                tenant=tenant,
                 request={},
                 time_limit_s=1.0,
                 queue_timeout_s=60.0,
                 priority=priority,
             )
+            insert_job(connection, new)
 
 
 def one_after_another(engine: JobEngine, number: int) -> list[str]:

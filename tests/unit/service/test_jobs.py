@@ -10,7 +10,8 @@ from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.engine.states import Outcome
 from service.errors import BadPageTokenError, IdempotencyConflictError, NotFoundError, NotReadyError
-from service.jobs import Jobs, Submission
+from service.intake import Submission
+from service.jobs import Jobs
 from service.versions import cache_key_of, versions_of
 from tests.builders import a_problem
 from tests.job_records import SUCCESS, TENANT, RememberingQueue, claimed

@@ -195,7 +195,8 @@ def test_what_a_search_found_that_was_stopped_for_a_lost_lease_is_no_answer(data
 
     runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))
     run_while(runner, started, hold_the_write_lock)
-    assert (job_in(database).state, num_plans(database)) == ("running", 0)
+    job = job_in(database)
+    assert (job.state, job.attempts, num_plans(database)) == ("queued", 0, 0)  # it lives to give it back
 
 
 def test_progress_is_stored_while_the_search_runs(database: Database, engine: JobEngine) -> None:

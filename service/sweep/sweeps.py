@@ -1,0 +1,123 @@
+"""Joins the answers of a sweep's children as soon as the last of them has ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.db import records
+from service.db.database import DATABASE_AWAY, Database
+from service.db.records import JobRecord
+from service.db.sweep_records import child_at, child_keys
+from service.engine.job_engine import JobEngine
+from service.engine.states import Claim, Outcome
+from service.intake import sweep_key
+from service.sweep.join import Joined, SolvedPoint, join
+
+_log = logging.getLogger(__name__)
+
+
+class Sweeps:
+    """The sweeps of one process; ``worker`` is its name in claims."""
+
+    def __init__(self, database: Database, engine: JobEngine, *, worker: str) -> None:
+        self._database = database
+        self._engine = engine
+        self._worker = worker
+
+    def child_ended(self, parent_id: str) -> None:
+        """Tell the sweep, and join it if that was the last one; a sweep joins what this leaves undone."""
+        try:
+            self._engine.note_child(parent_id)
+            self._join_claimed(self._engine.claim_ready(self._worker, parent_id=parent_id))
+        except DATABASE_AWAY as fault:
+            _log.warning("sweep %s: not joined yet (%s)", parent_id, type(fault).__name__)
+
+    def join_ready(self) -> int:
+        """Join every sweep whose children have all ended; how many there were."""
+        count = 0
+        while self._join_claimed(self._engine.claim_ready(self._worker)):
+            count += 1
+        return count
+
+    def _join_claimed(self, claim: Claim | None) -> bool:
+        """Join one claimed sweep; False: there was none."""
+        if claim is None:
+            return False
+        try:
+            stored = self._engine.complete(claim, self._outcome(claim))
+        except DATABASE_AWAY:
+            raise  # its lease runs out, and it is joined again
+        except (SQLAlchemyError, ArithmeticError, LookupError, TypeError, ValueError):
+            _log.exception("sweep %s: its points cannot be joined", claim.job_id)
+            detail = "its points could not be joined; the log has the details"
+            stored = self._engine.fail(claim, code="internal_error", detail=detail)
+        _log.info("sweep %s: %s", claim.job_id, "joined" if stored else "joined by another")
+        return True
+
+    def _outcome(self, claim: Claim) -> Outcome:
+        """The answer of the whole, from the children's."""
+        search = claim.request["search"]
+        with self._database.read() as connection:
+            parent = records.find_job(connection, claim.tenant, claim.job_id)
+            children = child_keys(connection, claim.job_id)
+        joined = join(
+            self._points(claim, len(children), search["top_k"]),
+            objective=search["objective"],
+            top_k=search["top_k"],
+            cancelled=claim.cancel_requested,
+        )
+        keys = [key for _, key in children if key is not None]
+        whole = len(keys) == len(children) and joined.state in {"succeeded", "infeasible"}
+        told = joined.plans or joined.state in {"infeasible", "failed"}
+        return Outcome(
+            state=joined.state,
+            answer=joined.answer if told else None,
+            plans=joined.plans,
+            problem=joined.problem,
+            progress=_progress(parent, joined),
+            cache_key=sweep_key(claim.tenant, [one for one, _ in children], keys) if whole else None,
+        )
+
+    def _points(self, claim: Claim, count: int, top_k: int) -> Iterator[SolvedPoint]:
+        """The children in order, one at a time in memory."""
+        for position in range(count):
+            with self._database.read() as connection:
+                child = child_at(connection, claim.job_id, position)
+                if child is None:
+                    raise LookupError(f"the sweep has no child {position}")
+                plans = records.plans_of(connection, claim.tenant, child.id, after=0, limit=top_k)
+            yield _solved(child, plans)
+
+
+def _solved(child: JobRecord, plans: Sequence[Mapping[str, Any]]) -> SolvedPoint:
+    """A child that has ended, as the join sees it."""
+    point = child.point or {}
+    return SolvedPoint(
+        values=point["values"],
+        state=child.state,  # type: ignore[arg-type] # ended: the claim saw to it
+        answer=child.answer,
+        plans=plans,
+        problem=child.problem,
+        job_id=child.id,
+        reused=point.get("reused_from") is not None,
+    )
+
+
+def _progress(parent: JobRecord | None, joined: Joined) -> Mapping[str, Any]:
+    """The last report: every point is done."""
+    rows = joined.answer["points"]
+    steps = [row["step_time_s"] for row in rows if row["step_time_s"] is not None]
+    told = (parent.progress if parent else None) or {}
+    return {
+        "stage": "done",
+        "explored": len(rows),
+        "total": len(rows),
+        "incumbent_step_time_s": min(steps, default=None),
+        "bound_step_time_s": joined.answer["bound_step_time_s"],
+        "gap": joined.answer["gap"],
+        "elapsed_s": told.get("elapsed_s", 0.0),
+    }

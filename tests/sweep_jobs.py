@@ -1,0 +1,44 @@
+"""Sweeps of small problems, for tests of what happens to their points."""
+
+from service.db.database import Database
+from service.db.records import JobRecord, JobSummary, find_job
+from service.db.sweep_records import children_of
+from service.engine.job_engine import JobEngine
+from service.intake import Submission
+from service.job_request import read_job_request
+from service.request import parse_problem
+from service.versions import cache_key_of, versions_of
+from solver.plan import Answer
+from tests.builders import an_answer
+from tests.job_records import TENANT, TINY_PROBLEM, claimed
+from workers.outcome import outcome_of
+
+BATCHES = [8, 16, 32]
+
+
+def a_sweep(*, fresh: bool = False, key: str | None = None, **axes: list[object]) -> Submission:
+    """A sweep over ``BATCHES``, unless other axes are given."""
+    body = {**TINY_PROBLEM, "sweep": axes or {"global_batch_size": BATCHES}}
+    asked = read_job_request(body, parse_problem)
+    return Submission(problem=asked.problem, body=body, sweep=asked.sweep, fresh=fresh, idempotency_key=key)
+
+
+def children_in(database: Database, parent_id: str) -> list[JobSummary]:
+    with database.read() as connection:
+        return children_of(connection, TENANT, parent_id, after=-1, limit=1000)
+
+
+def record_in(database: Database, job_id: str) -> JobRecord:
+    with database.read() as connection:
+        job = find_job(connection, TENANT, job_id)
+    assert job is not None
+    return job
+
+
+def answer_child(engine: JobEngine, answer: Answer | None = None) -> str:
+    """As a worker would answer the next job; its id."""
+    claim = claimed(engine)
+    key = cache_key_of(claim.tenant, claim.request, versions_of(parse_problem(claim.request)))
+    outcome = outcome_of(answer or an_answer(), cache_key=key, cancelled=False)
+    assert engine.complete(claim, outcome)
+    return claim.job_id

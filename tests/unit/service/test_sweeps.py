@@ -1,0 +1,285 @@
+"""Sweeps as jobs: children that workers share, joined once, on a real SQLite file."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import update
+
+from service.db.clock import now_s
+from service.db.database import Database
+from service.db.tables import jobs as job_table
+from service.engine.job_engine import JobEngine
+from service.engine.states import MAX_ATTEMPTS
+from service.jobs import Jobs, Limits
+from service.retention import DAY_S, Retention
+from service.sweep.sweeps import Sweeps
+from tests.builders import an_answer, an_infeasible_answer
+from tests.job_records import TENANT, RememberingQueue, claimed, let_lease_run_out
+from tests.sweep_jobs import BATCHES, a_sweep, answer_child, children_in, record_in
+
+
+@pytest.fixture
+def sweeps(database: Database, engine: JobEngine) -> Sweeps:
+    return Sweeps(database, engine, worker="worker")
+
+
+def states_of(database: Database, parent_id: str) -> list[str]:
+    return [child.state for child in children_in(database, parent_id)]
+
+
+def test_a_sweep_runs_without_a_worker_while_its_children_wait(
+    jobs: Jobs, database: Database, queue: RememberingQueue
+) -> None:
+    parent = jobs.submit(TENANT, replace(a_sweep(), priority=2, deadline_s=60.0))
+    assert (parent.state, parent.num_children, parent.attempts) == ("running", 3, 0)
+    children = children_in(database, parent.id)
+    assert [child.state for child in children] == ["queued"] * 3
+    assert [(child.priority, child.parent_id) for child in children] == [(2, parent.id)] * 3
+    assert all(
+        child.expires_at_s == pytest.approx(child.created_at_s + 60.0, abs=1.0) for child in children
+    )
+    assert [(child.point or {})["values"] for child in children] == [
+        {"global_batch_size": batch} for batch in BATCHES
+    ]
+    assert queue.woken == [parent.id] * 3
+
+
+def test_children_are_claimed_in_their_order_and_the_sweep_never(jobs: Jobs, engine: JobEngine) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    claims = [claimed(engine) for _ in BATCHES]
+    assert [claim.request["workload"]["global_batch_size"] for claim in claims] == BATCHES
+    assert {claim.parent_id for claim in claims} == {parent.id}
+    assert engine.claim_one("worker") is None
+
+
+def test_the_last_child_joins_the_sweep(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for done in (1, 2, 3):
+        answer_child(engine)
+        sweeps.child_ended(parent.id)
+        progress = record_in(database, parent.id).progress or {}
+        assert (progress["explored"], progress["total"]) == (done, 3)
+    record, page = jobs.plans(TENANT, parent.id, page_size=10, page_token=None)
+    assert (record.state, record.attempts) == ("succeeded", 1)
+    assert record.answer is not None
+    assert [row["values"] for row in record.answer["points"]] == [
+        {"global_batch_size": batch} for batch in BATCHES
+    ]
+    assert [plan["rank"] for plan in page.items] == [1]  # top_k is 1
+    assert record.started_at_s is not None
+
+
+def test_however_many_find_a_sweep_ready_it_is_joined_once(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    threads = [threading.Thread(target=lambda: sweeps.child_ended(parent.id)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (record_in(database, parent.id).state, record_in(database, parent.id).attempts) == (
+        "succeeded",
+        1,
+    )
+
+
+def test_a_join_that_was_broken_off_is_done_again_and_the_first_one_writes_nothing(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    lost = engine.claim_ready("dead")
+    assert lost is not None
+    assert sweeps.join_ready() == 0  # somebody is at it
+    let_lease_run_out(database)
+    assert engine.sweep().requeued == 0
+    assert record_in(database, parent.id).state == "running"
+    assert sweeps.join_ready() == 1
+    assert record_in(database, parent.id).state == "succeeded"
+    assert not engine.fail(lost, code="late", detail="")
+    assert record_in(database, parent.id).state == "succeeded"
+
+
+def test_a_sweep_that_kills_whoever_joins_it_is_poison(
+    jobs: Jobs, engine: JobEngine, database: Database
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    for _ in range(MAX_ATTEMPTS):
+        assert engine.claim_ready("dead") is not None
+        let_lease_run_out(database)
+        engine.sweep()
+    assert record_in(database, parent.id).state == "failed"
+    assert engine.claim_ready("another") is None
+
+
+def test_the_sweep_of_the_engine_joins_what_nobody_told_of(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)  # its worker is killed before it tells
+    assert sweeps.join_ready() == 1
+    assert record_in(database, parent.id).state == "succeeded"
+
+
+def test_a_child_that_was_answered_before_is_not_searched_again(
+    jobs: Jobs, engine: JobEngine, database: Database
+) -> None:
+    first = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 16]))
+    known = [answer_child(engine) for _ in range(2)]
+    wider = jobs.submit(TENANT, a_sweep(global_batch_size=[16, 32, 8]))
+    assert states_of(database, wider.id) == ["succeeded", "queued", "succeeded"]
+    reused = [(child.point or {})["reused_from"] for child in children_in(database, wider.id)]
+    assert reused == [known[1], None, known[0]]
+    assert states_of(database, jobs.submit(TENANT, a_sweep(fresh=True)).id) == ["queued"] * 3
+    assert first.id != wider.id
+
+
+def test_a_sweep_of_known_answers_ends_at_once_and_the_same_sweep_is_the_same_job(
+    jobs: Jobs, engine: JobEngine, sweeps: Sweeps
+) -> None:
+    first = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    sweeps.child_ended(first.id)
+    assert jobs.submit(TENANT, a_sweep()).id == first.id
+    fewer = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 32]))
+    assert jobs.read(TENANT, fewer.id).state == "succeeded"
+    _, page = jobs.plans(TENANT, fewer.id, page_size=10, page_token=None)
+    assert len(page.items) == 1
+
+
+def test_a_plan_belongs_to_the_child_that_found_it_and_not_to_the_sweep(
+    jobs: Jobs, engine: JobEngine, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep(global_batch_size=[8]))
+    child = answer_child(engine)
+    sweeps.child_ended(parent.id)
+    _, page = jobs.plans(TENANT, parent.id, page_size=10, page_token=None)
+    assert jobs.plan(TENANT, page.items[0]["plan_id"])[0].id == child
+
+
+def test_cancelling_a_sweep_cancels_what_is_open_and_keeps_what_was_found(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    answer_child(engine)
+    running = claimed(engine)
+    jobs.cancel(TENANT, parent.id)
+    assert states_of(database, parent.id) == ["succeeded", "running", "cancelled"]
+    assert engine.look(running) == "cancel"
+    assert engine.release(running)  # cancelled: its worker had no plan
+    sweeps.child_ended(parent.id)
+    record, page = jobs.plans(TENANT, parent.id, page_size=10, page_token=None)
+    assert (record.state, len(page.items)) == ("cancelled", 1)
+
+
+def test_cancelling_a_sweep_of_which_nothing_runs_ends_it_at_once(jobs: Jobs, database: Database) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    assert jobs.cancel(TENANT, parent.id).state == "cancelled"
+    assert states_of(database, parent.id) == ["cancelled"] * 3
+    assert jobs.cancel(TENANT, parent.id).state == "cancelled"
+
+
+def test_one_point_can_be_cancelled_by_itself(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in range(2):
+        answer_child(engine)
+    jobs.cancel(TENANT, children_in(database, parent.id)[2].id)  # the last that is open
+    record = record_in(database, parent.id)
+    assert record.answer is not None
+    assert (record.state, record.answer["status"]) == ("succeeded", "feasible")
+    assert "global_batch_size = 32: cancelled" in record.answer["warnings"]
+
+
+def test_a_sweep_that_nobody_began_in_time_is_expired(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    with database.write() as connection:
+        connection.execute(update(job_table).values(expires_at_s=now_s() - 1))
+    assert engine.sweep().expired == 3
+    assert sweeps.join_ready() == 1
+    assert record_in(database, parent.id).state == "expired"
+
+
+def test_a_sweep_without_any_plan_is_infeasible_or_failed(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 16]))
+    for _ in range(2):
+        answer_child(engine, an_infeasible_answer())
+    sweeps.child_ended(parent.id)
+    assert record_in(database, parent.id).state == "infeasible"
+    lost = jobs.submit(TENANT, a_sweep(global_batch_size=[64]))
+    assert engine.fail(claimed(engine), code="out_of_memory", detail="too much")
+    sweeps.child_ended(lost.id)
+    record = record_in(database, lost.id)
+    assert (record.state, (record.problem or {})["code"]) == ("failed", "out_of_memory")
+
+
+def test_a_sweep_counts_once_in_lists_and_quotas(
+    database: Database, engine: JobEngine, queue: RememberingQueue
+) -> None:
+    limits = Limits(max_queued_jobs=2, max_submits_per_minute=3)
+    jobs = Jobs(database, engine, queue, queue_timeout_s=60.0, limits=limits)
+    first = jobs.submit(TENANT, a_sweep())
+    second = jobs.submit(TENANT, a_sweep(global_batch_size=[64, 128]))  # 5 children, 2 jobs
+    shown = jobs.page(TENANT, page_size=10, page_token=None).items
+    assert {job.id for job in shown} == {first.id, second.id}
+    assert len(jobs.children(TENANT, first.id, page_size=2, page_token=None).items) == 2
+
+
+def test_children_come_page_by_page_in_order(jobs: Jobs) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    page = jobs.children(TENANT, parent.id, page_size=2, page_token=None)
+    rest = jobs.children(TENANT, parent.id, page_size=2, page_token=page.next_page_token)
+    assert [child.position for child in (*page.items, *rest.items)] == [0, 1, 2]
+    assert rest.next_page_token is None
+
+
+def test_a_running_sweep_does_not_cost_its_tenant_a_turn(jobs: Jobs, engine: JobEngine) -> None:
+    for _ in range(3):
+        jobs.submit(TENANT, a_sweep(fresh=True))
+    jobs.submit("zebra", a_sweep(fresh=True))  # neither has a worker, neither was served: by name
+    assert claimed(engine).tenant == TENANT
+
+
+def test_an_old_sweep_is_forgotten_with_its_children(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    retention = Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=60.0)
+    with database.write() as connection:
+        ended = job_table.c.finished_at_s.is_not(None)
+        connection.execute(update(job_table).where(ended).values(finished_at_s=now_s() - 2 * DAY_S))
+    assert retention.prune().jobs == 0  # its sweep still needs them
+    sweeps.child_ended(parent.id)
+    with database.write() as connection:
+        connection.execute(update(job_table).values(finished_at_s=now_s() - 2 * DAY_S))
+    assert [retention.prune().jobs for _ in range(3)] == [3, 1, 0]
+
+
+def test_an_answer_that_is_no_json_of_ours_fails_the_sweep_and_no_other(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep(global_batch_size=[8]))
+    child = answer_child(engine, an_answer())
+    with database.write() as connection:
+        connection.execute(update(job_table).where(job_table.c.id == child).values(point=None))
+    sweeps.child_ended(parent.id)
+    record = record_in(database, parent.id)
+    assert (record.state, (record.problem or {})["code"]) == ("failed", "internal_error")
