@@ -13,7 +13,7 @@ from tests.builders import an_answer
 from tests.job_records import TENANT, TINY_PROBLEM, claimed
 from workers.outcome import outcome_of
 
-BATCHES = [8, 16, 32]
+BATCHES: list[object] = [8, 16, 32]
 
 
 def a_sweep(*, fresh: bool = False, key: str | None = None, **axes: list[object]) -> Submission:

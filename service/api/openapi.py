@@ -41,7 +41,7 @@ def _axis(name: str) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "maxItems": MAX_POINTS, "items": value}
 
 
-def _job_body() -> dict[str, Any]:
+def _job_request() -> dict[str, Any]:
     """A problem, and how its job is to be run."""
     problem = ProblemRequest.model_json_schema(ref_template=_REF)
     more: dict[str, Any] = {
@@ -61,6 +61,8 @@ def _job_body() -> dict[str, Any]:
         },
     }
     return {
+        "title": "JobRequest",
+        "description": "One question put to the planner, or many",
         "type": "object",
         "additionalProperties": False,
         "required": problem["required"],
@@ -68,7 +70,7 @@ def _job_body() -> dict[str, Any]:
     }
 
 
-JOB_BODY = json_body_of(_job_body())
+JOB_BODY = json_body_of({"$ref": _REF.format(model="JobRequest")})
 PREDICTION_BODY = json_body_of(
     {
         "type": "object",
@@ -139,7 +141,7 @@ def install(app: FastAPI) -> None:
         _, definitions = models_json_schema(
             [(ProblemRequest, "validation"), (EventView, "serialization")], ref_template=_REF
         )
-        document["components"]["schemas"].update(definitions["$defs"])
+        document["components"]["schemas"].update(definitions["$defs"], JobRequest=_job_request())
         return document
 
     app.openapi = completed  # type: ignore[method-assign]

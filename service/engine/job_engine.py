@@ -116,14 +116,7 @@ class JobEngine:
         ``checkpoint`` is what the worker has found so far; None leaves an earlier one as it is.
         """
         found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
-        back = _held(claim).values(
-            state=case((jobs.c.cancel_requested, "cancelled"), else_="queued"),
-            finished_at_s=case((jobs.c.cancel_requested, now_s()), else_=None),
-            attempts=jobs.c.attempts - 1,
-            worker=None,
-            lease_expires_at_s=None,
-            **found,
-        )
+        back = _held(claim).values(**_given_back(), **found)
         with self._database.write() as connection:
             return connection.execute(back).rowcount == 1
 
@@ -133,20 +126,11 @@ class JobEngine:
         Too late is when another has claimed the job: a worker without the fence writes nothing. A job
         that starves its own heartbeat every time is not excused for ever (``MAX_EXCUSED``).
         """
-        own = jobs.c.id == claim.job_id, jobs.c.fence == claim.fence
+        still = jobs.c.id == claim.job_id, jobs.c.fence == claim.fence
         mild = jobs.c.state.in_(["queued", "running"]), jobs.c.fence <= MAX_EXCUSED
-        cancelled = jobs.c.cancel_requested
-        back = update(jobs).where(*own, *mild)
-        back = back.values(
-            state=case((cancelled, "cancelled"), else_="queued"),
-            finished_at_s=case((cancelled, now_s()), else_=None),
-            fence=jobs.c.fence + 1,  # said once
-            attempts=jobs.c.attempts - 1,
-            worker=None,
-            lease_expires_at_s=None,
-        )
-        with self._database.write() as connection:
-            return connection.execute(back).rowcount == 1
+        back = update(jobs).where(*still, *mild)
+        with self._database.write() as connection:  # a fence of its own: it is said once
+            return connection.execute(back.values(**_given_back(), fence=jobs.c.fence + 1)).rowcount == 1
 
     def cancel(self, tenant: str, job_id: str) -> bool:
         """Cancel a queued job now, ask a running one to stop, leave a finished one; False: no such job."""
@@ -189,6 +173,17 @@ def _is_held(claim: Claim) -> tuple[Any, ...]:
 def _held(claim: Claim) -> Update:
     """An update of a job that this claim still holds."""
     return update(jobs).where(*_is_held(claim))
+
+
+def _given_back() -> dict[str, Any]:
+    """A job whose claim does not count; one that was to be cancelled is."""
+    return {
+        "state": case((jobs.c.cancel_requested, "cancelled"), else_="queued"),
+        "finished_at_s": case((jobs.c.cancel_requested, now_s()), else_=None),
+        "attempts": jobs.c.attempts - 1,
+        "worker": None,
+        "lease_expires_at_s": None,
+    }
 
 
 def _verdict(cancel_requested: bool | None) -> Beat:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
 MAX_ATTEMPTS = 3  # a job whose worker died this often is poison
-MAX_EXCUSED = 9  # claims of a job, of which those that a living worker gave up do not count
+MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
 
 Beat = Literal["ok", "cancel", "lost"]
 FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]

@@ -14,6 +14,7 @@ class Mutant:
 
 
 ENGINE, CLAIM, SWEEP = (f"service/engine/{name}.py" for name in ("job_engine", "claiming", "sweeping"))
+FAMILY = "service/engine/families.py"
 BEAT, RUN = "workers/heartbeat.py", "workers/runner.py"
 
 MUTANTS = (
@@ -64,7 +65,42 @@ MUTANTS = (
         new="jobs.c.tenant == tenant]",
     ),
     Mutant(name="a lost claim stores plans", file=ENGINE, old="if held and rows:", new="if rows:"),
-    Mutant(name="leaving costs an attempt", file=ENGINE, old="attempts=jobs.c.attempts - 1,", new=""),
+    Mutant(
+        name="leaving costs an attempt",
+        file=ENGINE,
+        old='"attempts": jobs.c.attempts - 1,\n        ',
+        new="",
+    ),
+    Mutant(
+        name="a worker that lives is excused for ever",
+        file=ENGINE,
+        old=", jobs.c.fence <= MAX_EXCUSED",
+        new="",
+    ),
+    Mutant(
+        name="a worker without the fence uncounts a claim",
+        file=ENGINE,
+        old="still = jobs.c.id == claim.job_id, jobs.c.fence == claim.fence",
+        new="still = (jobs.c.id == claim.job_id,)",
+    ),
+    Mutant(
+        name="a sweep is joined while points are open",
+        file=FAMILY,
+        old=", ~_has_open(_PARENT.c.id)]",
+        new="]",
+    ),
+    Mutant(
+        name="two join one sweep",
+        file=FAMILY,
+        old="    wanted.append(_PARENT.c.lease_expires_at_s.is_(None))  # else somebody is joining it\n",
+        new="",
+    ),
+    Mutant(
+        name="a join that broke off is a problem to search",
+        file=SWEEP,
+        old='(is_sweep, "running"), ',
+        new="",
+    ),
     Mutant(
         name="poison is tried for ever",
         file=SWEEP,

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from service.api.answer_views import AnswerView
 from service.api.deps import (
     READS,
     SUBMITS,
@@ -25,7 +26,7 @@ from service.api.deps import (
 from service.api.event_stream import EventStream, event_id_of
 from service.api.openapi import EVENTS, JOB_BODY
 from service.api.problems import declared
-from service.api.schemas import AnswerView, JobDetail, JobPage, JobView, job_detail, job_fields
+from service.api.schemas import JobDetail, JobPage, JobView, job_detail, job_fields
 from service.api.sweep_views import ChildPage, child_view
 from service.api.tags import names, tagged
 from service.db.database import compact_json

@@ -201,3 +201,44 @@ def test_a_claim_carries_the_question(database: Database, engine: JobEngine) -> 
     claim: Claim = claimed(engine)
     assert claim.request["launcher"] == "megatron-lm"
     assert claim.time_limit_s == 30.0
+
+
+def test_a_living_worker_that_lost_its_lease_uncounts_its_claim_once(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    let_lease_run_out(database)
+    assert engine.abandon(claim)  # before the sweep has seen it
+    assert (job_in(database).state, job_in(database).attempts) == ("queued", 0)
+    assert not engine.abandon(claim)
+    again = claimed(engine)
+    let_lease_run_out(database)
+    assert engine.sweep().requeued == 1
+    assert engine.abandon(again)  # after it, while nobody has the job
+    assert (job_in(database).state, job_in(database).attempts) == ("queued", 0)
+
+
+def test_a_worker_whose_job_another_has_uncounts_nothing(database: Database, engine: JobEngine) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    let_lease_run_out(database)
+    engine.sweep()
+    claimed(engine, "another")
+    assert not engine.abandon(claim)
+    assert job_in(database).attempts == 2
+
+
+def test_a_job_that_always_starves_its_worker_is_poison_in_the_end(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    claims = 0
+    while job_in(database).state == "queued":
+        claim = claimed(engine)
+        claims += 1
+        let_lease_run_out(database)
+        engine.sweep()
+        engine.abandon(claim)
+    # the fence grows by 2 with an excused claim: 1, 3, 5, 7, 9 are excused, then 3 count
+    assert (job_in(database).state, claims) == ("failed", 5 + 3)

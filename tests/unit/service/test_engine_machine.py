@@ -73,7 +73,7 @@ class JobsUnderFaults(RuleBasedStateMachine):
         self.engine.heartbeat(data.draw(st.sampled_from(self.claims)))
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), end=st.sampled_from(["complete", "fail", "release", "cancel"]))
+    @rule(data=st.data(), end=st.sampled_from(["complete", "fail", "release", "abandon", "cancel"]))
     def end(self, data: st.DataObject, end: str) -> None:
         claim = data.draw(st.sampled_from(self.claims))
         if end == "complete" and self.engine.complete(claim, SUCCESS):
@@ -82,6 +82,8 @@ class JobsUnderFaults(RuleBasedStateMachine):
             self.engine.fail(claim, code="broken", detail="")
         elif end == "release":
             self.engine.release(claim)
+        elif end == "abandon":
+            self.engine.abandon(claim)
         elif end == "cancel":
             self.engine.complete(claim, Outcome(state="cancelled"))
 

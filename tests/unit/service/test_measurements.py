@@ -9,7 +9,8 @@ from profiles.profile import default_profile
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.errors import IdempotencyConflictError, NotFoundError
-from service.jobs import Jobs, Submission
+from service.intake import Submission
+from service.jobs import Jobs
 from service.measurements import Measurements, scope_of
 from service.profile_store import ProfileStore
 from solver.plan import Plan

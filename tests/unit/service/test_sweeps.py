@@ -190,9 +190,7 @@ def test_cancelling_a_sweep_of_which_nothing_runs_ends_it_at_once(jobs: Jobs, da
     assert jobs.cancel(TENANT, parent.id).state == "cancelled"
 
 
-def test_one_point_can_be_cancelled_by_itself(
-    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
-) -> None:
+def test_one_point_can_be_cancelled_by_itself(jobs: Jobs, engine: JobEngine, database: Database) -> None:
     parent = jobs.submit(TENANT, a_sweep())
     for _ in range(2):
         answer_child(engine)

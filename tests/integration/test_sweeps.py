@@ -1,0 +1,160 @@
+"""Sweeps with real workers and signals, on both databases."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+from sqlalchemy import delete, func, select, update
+
+from service.db.clock import now_s
+from service.db.database import Database
+from service.db.records import JobSummary
+from service.db.tables import idempotency_keys, job_events, jobs
+from service.engine.job_engine import JobEngine
+from service.engine.states import TERMINAL_STATES
+from service.jobs import Jobs
+from service.queue import PollingQueue
+from service.sweep.sweeps import Sweeps
+from tests.integration.places import LEASE_S, SWEEP_S, Place
+from tests.job_records import TENANT
+from tests.servers import environment, until, working
+from tests.sweep_jobs import a_sweep, answer_child, children_in, record_in
+
+SLOW = "tests.slow_worker"
+STEPS = range(3, 13)  # of telling a sweep, claiming it and storing its answer; beyond them: all is done
+
+
+@pytest.fixture
+def place(database: Database) -> Place:
+    with database.write() as connection:
+        connection.execute(delete(idempotency_keys))
+        connection.execute(delete(jobs))
+    settings = {
+        "database_url": database.url.render_as_string(hide_password=False),
+        "lease_s": str(LEASE_S),
+        "sweep_s": str(SWEEP_S),
+        "poll_s": "0.1",
+    }
+    return Place(database=database, settings=settings)
+
+
+@pytest.fixture
+def use_cases(place: Place) -> Jobs:
+    engine = JobEngine(place.database, lease_s=LEASE_S)
+    return Jobs(place.database, engine, PollingQueue(), queue_timeout_s=3600.0)
+
+
+def test_two_workers_share_the_points_of_a_sweep_and_one_joins_them(place: Place, use_cases: Jobs) -> None:
+    parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16, 24, 32, 40, 48, 56, 64]))
+    with working(place.settings) as one, working(place.settings) as other:
+        assert place.await_end(parent.id) == "succeeded"
+    with place.database.read() as connection:
+        query = select(jobs.c.worker).where(jobs.c.parent_id == parent.id)
+        workers = {str(name).rpartition(":")[2] for name in connection.execute(query).scalars()}
+    assert workers <= {str(one.pid), str(other.pid)}
+    record, page = use_cases.plans(TENANT, parent.id, page_size=10, page_token=None)
+    assert record.answer is not None
+    points = record.answer["points"]
+    assert [row["status"] for row in points] == ["optimal"] * 8
+    fastest = max(points, key=lambda row: row["tokens_per_s"])
+    assert (page.items[0]["point"], page.items[0]["plan_id"]) == (fastest["point"], fastest["plan_id"])
+    assert (record.progress or {})["explored"] == 8
+
+
+def test_a_sweep_whose_workers_are_killed_goes_on_point_by_point(place: Place, use_cases: Jobs) -> None:
+    parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16]))
+    with working(place.settings):
+        until(lambda: children_in(place.database, parent.id)[0].state == "succeeded", within_s=45.0)
+        wider = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 24, 32, 40]))
+        until(lambda: "succeeded" in states(place, wider.id)[1:], within_s=45.0)
+    done = {child.id: child.finished_at_s for child in ended(place, wider.id)}
+    with working(place.settings, module=SLOW) as victim:
+        if record_in(place.database, wider.id).state == "running":
+            until(
+                lambda: "running" in states(place, wider.id) or not is_open(place, wider.id), within_s=45.0
+            )
+        victim.kill()
+        victim.wait()
+    with working(place.settings):
+        assert place.await_end(wider.id) == "succeeded"
+    after = {child.id: child.finished_at_s for child in children_in(place.database, wider.id)}
+    assert {name: after[name] for name in done} == done  # what was answered was not asked again
+    record = record_in(place.database, wider.id)
+    assert record.answer is not None
+    assert record.answer["points"][0]["reused"] is True
+
+
+def test_cancelling_a_sweep_takes_less_than_a_second(place: Place, use_cases: Jobs) -> None:
+    parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16, 24, 32]))
+    with working(place.settings, module=SLOW), working(place.settings, module=SLOW):
+        until(lambda: states(place, parent.id).count("running") == 2, within_s=45.0)
+        asked_at = time.monotonic()
+        use_cases.cancel(TENANT, parent.id)
+        assert place.await_end(parent.id) == "cancelled"
+        assert time.monotonic() - asked_at < 1.0
+    assert set(states(place, parent.id)) == {"cancelled"}
+    _, page = use_cases.plans(TENANT, parent.id, page_size=10, page_token=None)
+    assert len(page.items) == 1  # of what both had found, the best
+
+
+def test_sigkill_at_any_step_of_a_join_leaves_all_or_nothing_and_it_is_done_once(place: Place) -> None:
+    database, engine = place.database, JobEngine(place.database, lease_s=LEASE_S)
+    use_cases = Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
+    url = database.url.render_as_string(hide_password=False)
+    stored = []
+    for step in STEPS:
+        parent = use_cases.submit(TENANT, a_sweep(fresh=True, global_batch_size=[8, 16]))
+        for _ in range(2):
+            answer_child(engine)
+        command = [sys.executable, "-m", "tests.dying_joiner", url, parent.id, str(step)]
+        died = subprocess.run(command, env=environment({}), check=False, timeout=60)
+        assert died.returncode == -signal.SIGKILL
+        now = (record_in(database, parent.id).state, len(place.plans(parent.id)))
+        assert now in {("running", 0), ("succeeded", 1)}
+        stored.append(now[0] == "succeeded")
+        with database.write() as connection:
+            leased = jobs.c.lease_expires_at_s.is_not(None)
+            connection.execute(update(jobs).where(leased).values(lease_expires_at_s=now_s() - 1))
+        engine.sweep()
+        Sweeps(database, engine, worker="next").join_ready()
+        assert (record_in(database, parent.id).state, len(place.plans(parent.id))) == ("succeeded", 1)
+        assert endings(database, parent.id) == 1
+    assert stored == sorted(stored)
+    assert stored[0] is False
+    assert stored[-1] is True
+
+
+def test_a_tenant_runs_no_more_jobs_at_once_than_it_may(place: Place, use_cases: Jobs) -> None:
+    parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16, 24, 32]))
+    settings = {**place.settings, "max_running_jobs": "1"}
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(working(settings, module=SLOW))
+        until(lambda: "running" in states(place, parent.id), within_s=45.0)
+        time.sleep(1.0)  # the others look ten times a second
+        assert states(place, parent.id).count("running") == 1
+        use_cases.cancel(TENANT, parent.id)
+        place.await_end(parent.id)
+
+
+def states(place: Place, parent_id: str) -> list[str]:
+    return [child.state for child in children_in(place.database, parent_id)]
+
+
+def ended(place: Place, parent_id: str) -> list[JobSummary]:
+    return [child for child in children_in(place.database, parent_id) if child.state in TERMINAL_STATES]
+
+
+def is_open(place: Place, parent_id: str) -> bool:
+    return bool({"queued", "running"} & set(states(place, parent_id)))
+
+
+def endings(database: Database, job_id: str) -> int:
+    """How often a job came to its end, by the database's own log."""
+    with database.read() as connection:
+        ends = job_events.c.state.in_(sorted(TERMINAL_STATES))
+        query = select(func.count()).where(job_events.c.job_id == job_id, ends)
+        return connection.scalar(query) or 0
