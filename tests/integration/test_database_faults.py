@@ -12,7 +12,8 @@ from service.db import migrations
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.engine.states import Outcome
-from service.jobs import Jobs, Submission
+from service.intake import Submission
+from service.jobs import Jobs
 from service.queue import PollingQueue
 from service.request import parse_problem
 from service.versions import cache_key_of, versions_of

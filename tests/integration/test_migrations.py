@@ -6,9 +6,13 @@ from alembic.runtime.migration import MigrationContext
 from service.db import migrations
 from service.db.database import Database
 from service.db.event_records import events_after
+from service.db.records import find_job
 from service.db.tables import metadata
 from service.engine.job_engine import JobEngine
+from service.jobs import Jobs
+from service.queue import PollingQueue
 from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, num_plans
+from tests.sweep_jobs import a_sweep, children_in
 
 
 def test_upgrade_downgrade_upgrade(database: Database) -> None:
@@ -44,3 +48,20 @@ def test_triggers_that_note_events_are_there_after_every_migration(database: Dat
     add_job(database, "another")
     with database.read() as connection:
         assert len(events_after(connection, TENANT, "another", after=0, limit=10)) == 1
+
+
+def test_a_sweeps_points_survive_a_downgrade_as_jobs_of_their_own(
+    database: Database, engine: JobEngine
+) -> None:
+    jobs = Jobs(database, engine, PollingQueue(), queue_timeout_s=60.0)
+    parent = jobs.submit(TENANT, a_sweep(global_batch_size=[104, 112], key="of a sweep"))
+    children = [child.id for child in children_in(database, parent.id)]
+    migrations.downgrade(database, "0006")
+    migrations.upgrade(database)
+    with database.read() as connection:
+        assert find_job(connection, TENANT, parent.id) is None  # an older version could not join it
+    assert [(job_in(database, name).state, job_in(database, name).parent_id) for name in children] == [
+        ("queued", None)
+    ] * 2
+    again = jobs.submit(TENANT, a_sweep(global_batch_size=[104, 112], key="of a sweep"))
+    assert len(children_in(database, again.id)) == 2

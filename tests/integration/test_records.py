@@ -7,7 +7,8 @@ from service.db.metric_records import job_figures
 from service.definitions import Definitions
 from service.engine.job_engine import JobEngine
 from service.errors import NotFoundError, TooManyRequestsError
-from service.jobs import Jobs, Limits, Submission
+from service.intake import Submission
+from service.jobs import Jobs, Limits
 from service.queue import PollingQueue
 from tests.builders import a_problem
 from tests.job_records import SUCCESS, add_job, claimed
