@@ -33,7 +33,7 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
     for launcher in launchers_of(problem.launcher):
         for workload in _workloads(problem, launcher):
             one = replace(problem, launcher=launcher, workload=workload)
-            found.append(Variant(problem=one, profile=_profile_of(one, profile)))
+            found.append(Variant(problem=one, profile=profile_of_variant(one, profile)))
     return found
 
 
@@ -54,7 +54,7 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
     ]
 
 
-def _profile_of(problem: Problem, profile: Profile) -> Profile:
+def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
     """The profile that prices one variant."""
     if framework_of(problem.launcher) == profile.framework.name:
         return profile

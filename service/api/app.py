@@ -13,7 +13,7 @@ from service.api.deps import Service
 from service.api.edge import Edge
 from service.api.metrics import Metrics
 from service.api.problems import declared
-from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles
+from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles, reports
 from service.api.watch import Watch
 from service.db.database import Database
 from service.definitions import Definitions
@@ -50,7 +50,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     app.add_middleware(
         Edge, any_host=lambda: settings.insecure or service.access.has_keys, metrics=service.metrics
     )
-    for part in (jobs, plans, predictions, profiles, catalogs, keys, probes):
+    for part in (jobs, plans, reports, predictions, profiles, catalogs, keys, probes):
         app.include_router(part.router)
     openapi.install(app)
     return app

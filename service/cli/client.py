@@ -15,6 +15,7 @@ from service.json_input import shown
 TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
 LONG_POLL_S = 20.0
 TIMEOUT_S = 40.0  # longer than a long poll
+_JOB_ID = 32  # hex digits; a plan's id has fewer
 _CLIENT_ERRORS, _SERVER_ERRORS = 400, 500
 
 
@@ -76,6 +77,15 @@ class ServiceClient:
     def export(self, plan_id: str, launcher: str) -> dict[str, Any]:
         """Launch files and warnings of a plan."""
         return self._call("GET", f"/v1/plans/{plan_id}/export", params={"launcher": launcher})
+
+    def report(self, job_or_plan: str) -> str:
+        """The report of a job's ranking, or of one plan, as an HTML page."""
+        kind = "jobs" if len(job_or_plan) == _JOB_ID else "plans"
+        return self._send("GET", f"/v1/{kind}/{job_or_plan}/report").text
+
+    def timeline(self, plan_id: str) -> dict[str, Any]:
+        """The timeline of a plan's step in the Trace Event Format."""
+        return self._call("GET", f"/v1/plans/{plan_id}/timeline")
 
     def until_finished(self, job_id: str) -> Iterator[dict[str, Any]]:
         """The job at every change, the finished one last (long-poll with ETag)."""

@@ -13,6 +13,7 @@ from profiles.errors import InvalidProblemError
 from service.json_input import shown_path
 
 ANSWER_FILE = "answer.json"
+REPORT_FILE = "report.html"
 
 
 def write_text(path: Path, text: str) -> None:

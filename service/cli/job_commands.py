@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from service.answers import answer_from_json
 from service.cli import exits
-from service.cli.answers import answer_from_json
 from service.cli.client import TERMINAL_STATES, ServiceClient
 from service.cli.kept import answer_document, keep
 from service.cli.problem_options import Request

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError
+from service.answers import answer_from_json
 from service.cli.files import write_text
 from service.json_input import shown
 from service.problem_file import read_problem_file
@@ -27,6 +28,15 @@ class KeptPlan:
 
     plan: Plan
     problem: Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAnswer:
+    """One answer with its problem, and the plan of it that was asked for."""
+
+    answer: Answer
+    problem: Problem
+    plan_id: str  # empty: nothing fits
 
 
 def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
@@ -62,12 +72,36 @@ def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
     return []
 
 
+def find_answer(plan_id: str) -> KeptAnswer:
+    """The kept answer that holds the plan whose id starts with ``plan_id``; errors as ``find_plan``."""
+    document, plan = _found(plan_id)
+    return _whole(document, str(plan["plan_id"]))
+
+
+def answer_of_file(path: Path, rank: int) -> KeptAnswer:
+    """The answer in a file that ``plan --json`` or ``plan --save-dir`` wrote, with the plan of one rank.
+
+    Raises:
+        InvalidProblemError: the file holds no answer, or no such plan.
+    """
+    document = _answer_of(path)
+    ranks = {plan.get("rank"): plan for plan in document["plans"]}
+    if ranks and rank not in ranks:
+        raise InvalidProblemError.of("--rank", f"the file holds {len(ranks)} plans, none of rank {rank}")
+    return _whole(document, str(ranks[rank].get("plan_id", "")) if ranks else "")
+
+
 def find_plan(plan_id: str) -> KeptPlan:
     """The kept plan whose id starts with ``plan_id``.
 
     Raises:
         InvalidProblemError: no kept plan, or several, have such an id.
     """
+    return _kept(*_found(plan_id))
+
+
+def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The document and the plan whose id starts so; the newest document that has it."""
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no plan "{shown(plan_id)}" is kept here; give --from result.json or plan again'
@@ -77,8 +111,7 @@ def find_plan(plan_id: str) -> KeptPlan:
             pointer="plan_id", message=f'"{shown(plan_id)}" fits several plans', nearest=", ".join(found)
         )
         raise InvalidProblemError([several])
-    document, plan = next(iter(found.values()))
-    return _kept(document, plan)
+    return next(iter(found.values()))
 
 
 def plan_of_file(path: Path, rank: int) -> KeptPlan:
@@ -116,6 +149,12 @@ def _answer_of(path: Path) -> Mapping[str, Any]:
     if not isinstance(plans, list) or not isinstance(problem, dict):
         raise InvalidProblemError.of("--from", "the file is no answer of meshwright plan --json")
     return {**document, "plans": [plan for plan in plans if isinstance(plan, dict)]}
+
+
+def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
+    """A stored answer, read back."""
+    answer, problem = answer_from_json(document), parse_problem(document["problem"])
+    return KeptAnswer(answer=answer, problem=problem, plan_id=plan_id)
 
 
 def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:

@@ -21,13 +21,16 @@ from service.cli import (
     jobs,
     keys,
     plan,
+    plot,
     predict,
     processes,
     profile,
+    report,
     shapes,
     validate,
 )
-from service.cli.exits import report, report_usage
+from service.cli.exits import report as report_fault
+from service.cli.exits import report_usage
 
 app = typer.Typer(
     name="meshwright",
@@ -66,6 +69,8 @@ app.command("explain")(explain.explain)
 app.command("compare")(compare.compare)
 app.command("shapes")(shapes.shapes)
 app.command("export")(export.export)
+app.command("report")(report.report)
+app.command("plot")(plot.plot)
 app.command("calibrate")(calibrate.calibrate)
 app.command("validate")(validate.validate)
 app.command("profile")(profile.profile)
@@ -88,7 +93,7 @@ def main() -> None:
     except InternalError:
         raise  # a bug: the traceback is wanted, the exit code is 1
     except PlannerError as fault:
-        sys.exit(report(fault))
+        sys.exit(report_fault(fault))
     except TyperException as fault:
         sys.exit(report_usage(fault))
 

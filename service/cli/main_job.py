@@ -17,7 +17,7 @@ from typing import IO, Any
 from profiles.errors import InvalidProblemError, PlannerError
 from service.cli.client import ServiceClient
 from service.cli.exits import FOUND, NO_PLAN, say_error
-from service.cli.files import ANSWER_FILE, write_text
+from service.cli.files import ANSWER_FILE, REPORT_FILE, write_text
 from service.cli.job_commands import followed, print_answer
 from service.json_input import shown_path
 from service.problem_file import read_problem_file
@@ -76,6 +76,7 @@ def _write(service: ServiceClient, job: Mapping[str, Any], answer: Mapping[str, 
         files |= bundle["files"]
         for warning in bundle["warnings"]:
             _say(f"warning: {warning}")
+    files[REPORT_FILE] = service.report(str(job["id"]))
     for name, text in files.items():
         write_text(folder / name, text)
     return folder

@@ -11,15 +11,17 @@ from typing import Any, Literal
 from profiles.profile import Profile
 from service.cli.calibrating import named_profile, profile_for
 from service.cli.exits import code_of, say_warnings
-from service.cli.files import ANSWER_FILE, check_folder, save_folder
+from service.cli.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from service.cli.kept import answer_document, keep
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
 from service.cli.screen import screen
 from service.launchers.registry import export
+from service.report.page import render_page
 from service.report.reasons import measure_line
 from service.report.table import to_csv
 from service.report.terminal import render_answer
+from service.reporting import report_of
 from service.request import parse_problem
 from solver.ask import ask
 from solver.plan import Answer
@@ -60,7 +62,8 @@ def run_plan(
         console = screen()
         console.print(measure_line(worth, width=console.width))
     if save_dir:
-        _save(save_dir, answer, problem, document, force=force)
+        page = render_page(report_of(answer, problem, profile))
+        _save(save_dir, answer, problem, document, page=page, force=force)
     return code_of(answer, cancelled=cancelled)
 
 
@@ -73,10 +76,16 @@ def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
     return answer, cancellation.wanted
 
 
-def _save(folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, force: bool) -> None:
-    """answer.json, problem.json and the launch files of the best plan."""
+def _save(
+    folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, page: str, force: bool
+) -> None:
+    """answer.json, problem.json, report.html and the launch files of the best plan."""
     sys.stdout.flush()
-    files = {ANSWER_FILE: _text(document), "problem.json": _text(document["problem"])}
+    files = {
+        ANSWER_FILE: _text(document),
+        "problem.json": _text(document["problem"]),
+        REPORT_FILE: page,
+    }
     warnings: Sequence[str] = ()
     if answer.plans and problem.launcher != "none":
         bundle = export(answer.plans[0], problem, problem.launcher)

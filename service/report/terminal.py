@@ -61,7 +61,7 @@ def render_prediction(
     plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0, why=why)
     parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
     parts += [Text(), *_causes(configuration, prediction, width), *reason_lines(plan, width), Text()]
-    parts.append(wrapped(f"Profile: {_clean(profile)}.", width, indent=2))
+    parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))
     parts += _outside(prediction, width)
     risk, limit = prediction.out_of_memory_probability, problem.options.max_out_of_memory_probability
     warnings = list(problem.cluster.warnings)
@@ -75,15 +75,19 @@ def render_prediction(
 
 def header(problem: Problem, width: int) -> Text:
     """The question."""
+    return wrapped(" · ".join(map(tied, question_words(problem))), width, style="bold")
+
+
+def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
+    """Model, cluster, batch, precision and launcher of a question."""
     model, workload = problem.model, problem.workload
-    asked = [
-        f"{_clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
-        _clean(problem.cluster.title),
+    return (
+        f"{clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
+        clean(problem.cluster.title),
         f"batch {_batches(problem)} × {workload.seq_length} tokens",
         workload.precision,
         _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
-    ]
-    return wrapped(" · ".join(map(tied, asked)), width, style="bold")
+    )
 
 
 def _batches(problem: Problem) -> str:
@@ -99,7 +103,7 @@ def _parameters(number: int) -> str:
     return f"{number / billion:.1f} B" if number >= billion else f"{number / 10**6:.1f} M"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """A name from outside, without control characters."""
     return "".join(char for char in text if char.isprintable())
 
@@ -182,7 +186,7 @@ def _causes(
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     """The costs that the figures rest on, and every warning."""
-    said = f"Profile: {_profile(answer, problem)}."
+    said = f"Profile: {profile_words(answer, problem)}."
     outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
     return [wrapped(said, width, indent=2), *outside, *_warnings(answer.warnings, width)]
 
@@ -197,11 +201,11 @@ def _outside(prediction: Prediction, width: int) -> list[Text]:
 
 def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
     """One warning each."""
-    said = (f"warning: {_clean(warning)}" for warning in warnings)
+    said = (f"warning: {clean(warning)}" for warning in warnings)
     return [wrapped(line, width, indent=2, style="yellow") for line in said]
 
 
-def _profile(answer: Answer, problem: Problem) -> str:
+def profile_words(answer: Answer, problem: Problem) -> str:
     """The profile by its title where the answer or this installation has it, else by its version."""
     title = answer.notes.get("profile")
     if title is not None and (not problem.cluster.is_homogeneous or not title.endswith(_UNCALIBRATED)):
@@ -236,7 +240,7 @@ def short_id(plans: Sequence[Plan]) -> str:
 
 def _infeasible(answer: Answer, problem: Problem, width: int) -> list[RenderableType]:
     """Nothing fits: what is nearest, why, and what would change it."""
-    model, cluster = _clean(problem.model.title), _clean(problem.cluster.title)
+    model, cluster = clean(problem.model.title), clean(problem.cluster.title)
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
     part = "" if used == total else f" with {used} of {total} GPUs"

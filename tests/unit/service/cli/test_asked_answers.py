@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from profiles.profile import default_profile
-from service.cli.answers import answer_from_json
+from service.answers import answer_from_json
 from service.report.terminal import header, render_answer
 from solver.ask import ask
 from solver.plan import Answer

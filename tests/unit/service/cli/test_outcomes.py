@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from profiles.errors import InvalidProblemError
-from service.cli.answers import answer_from_json
+from service.answers import answer_from_json
 from service.cli.exits import code_of
 from service.cli.progress import ProgressLine, cancellable, progress_words
 from service.configurations import completed, even_split

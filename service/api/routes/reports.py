@@ -1,0 +1,96 @@
+"""Reports of answers as pages, and timelines of plans for Perfetto."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from profiles.errors import InvalidProblemError
+from profiles.profile import Profile, default_profile
+from service.answers import answer_from_json
+from service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep
+from service.api.problems import declared
+from service.errors import NotFoundError
+from service.report.figures import configuration_words
+from service.report.page import content_security_policy, render_page
+from service.report.trace import trace_of
+from service.reporting import MOST_LISTED, Asked, checked_timelines, only, report_of, settled_for
+from service.request import parse_problem
+from solver.plan import Answer, plan_from_json
+from solver.problem import Problem
+
+WHAT_IF_BUDGET_S = 2.0  # this process predicts; searches are the workers'
+
+router = APIRouter(prefix="/v1", tags=["reports"], responses=declared(401, 403, 422, 503))
+WhatIf = Annotated[bool, Query(description="also predict other hardware and batches")]
+
+
+@router.get(
+    "/jobs/{job_id}/report",
+    dependencies=[READS],
+    response_class=HTMLResponse,
+    responses=declared(404, 409),
+    summary="Report of a ranking",
+)
+def job_report(job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True) -> Response:
+    """The ranking of a finished job as one self-contained page."""
+    job, page = service.jobs.plans(tenant, job_id, page_size=MOST_LISTED + 1, page_token=None)
+    answer = answer_from_json({**(job.answer or {}), "plans": page.items})
+    return _page(service, answer, parse_problem(job.request), what_if=what_if)
+
+
+@router.get(
+    "/plans/{plan_id}/report",
+    dependencies=[READS],
+    response_class=HTMLResponse,
+    responses=declared(404),
+    summary="Report of a plan",
+)
+def plan_report(
+    plan_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
+) -> Response:
+    """One plan as a self-contained page."""
+    job, body = service.jobs.plan(tenant, plan_id)
+    whole = answer_from_json({**(job.answer or {}), "plans": [body]})
+    answer = only(whole, whole.plans[0])
+    return _page(service, answer, parse_problem(job.request), what_if=what_if)
+
+
+@router.get(
+    "/plans/{plan_id}/timeline",
+    dependencies=[READS],
+    response_class=JSONResponse,
+    responses=declared(404),
+    summary="Timeline of a plan's step",
+)
+def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: TenantDep) -> dict[str, Any]:
+    """Every pass of every pipeline rank in the Trace Event Format (Perfetto, chrome://tracing)."""
+    job, body = jobs.plan(tenant, plan_id)
+    problem, plan = parse_problem(job.request), plan_from_json(body)
+    found = checked_timelines(plan, *settled_for(plan, problem, _profile(service, problem)[0]))
+    if not found:
+        raise NotFoundError("the plan has no timeline: no order of passes, or other costs predicted it")
+    return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
+
+
+def _page(service: Service, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
+    """The page, under the policy that stands in it."""
+    profile, is_own = _profile(service, problem)
+    asked = Asked(what_if="predict" if what_if and is_own else "none", what_if_budget_s=WHAT_IF_BUDGET_S)
+    headers = {
+        "Content-Security-Policy": f"{content_security_policy()}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+    return HTMLResponse(render_page(report_of(answer, problem, profile, asked)), headers=headers)
+
+
+def _profile(service: Service, problem: Problem) -> tuple[Profile, bool]:
+    """The profile of the problem; the catalog's, and False, where its own is gone."""
+    try:
+        return service.profiles.profile_of(problem), True
+    except InvalidProblemError:
+        return default_profile(problem.cluster, problem.launcher), False

@@ -1,0 +1,181 @@
+"""Bars beside words: memory of each stage, and the way from the ideal step to the real one.
+
+Rows of a table whose bars are drawn over WIDTH units and stretched by the page: the words keep their size
+on a phone, and a screen reader reads a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from service.report import figures
+from service.report.glossary import MEMORY_TERMS, TIME_TERMS, sentence_case, words
+from solver.plan import Prediction, StagePrediction
+
+WIDTH = 1000  # units of a whole bar
+_Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
+_LEAST_SHARE = 0.0005  # of a step: smaller terms are summed up as the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of a bar."""
+
+    term: str
+    label: str  # name and figure
+    at: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One row."""
+
+    name: str
+    note: str
+    segments: tuple[Segment, ...]
+    figure: str
+    share: str = ""
+    cells: tuple[str, ...] = ()  # figures of every term, for the table behind the picture
+    low: float | None = None  # whisker
+    high: float | None = None
+    limit: float | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Rows with their legend."""
+
+    rows: tuple[Bar, ...]
+    legend: tuple[tuple[str, str, str], ...]  # term, name, explanation
+    summary: str  # what the picture says, in a sentence
+
+
+def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
+    """Memory of every stage by term against the limit of its GPU; whiskers are the 80 % interval.
+
+    Args:
+        prediction: of the plan.
+        log_memory_sigma: spread of ln(measured / predicted) peak memory; None: no whiskers.
+    """
+    band = exp(_Z_80_PERCENT * log_memory_sigma) if log_memory_sigma else 1.0
+    limits = [stage.memory_limit_bytes or prediction.memory_limit_bytes for stage in prediction.stages]
+    peaks = [stage.peak_memory_bytes for stage in prediction.stages]
+    unit = WIDTH / (1.03 * max(*limits, max(peaks) * band))
+    terms = [
+        name for name in MEMORY_TERMS if any(stage.memory_bytes.get(name) for stage in prediction.stages)
+    ]
+    rows = [
+        _stage(stage, terms, unit, limit=limit, band=band if log_memory_sigma else None)
+        for stage, limit in zip(prediction.stages, limits, strict=True)
+    ]
+    heaviest = prediction.stages[prediction.heaviest_stage]
+    summary = (
+        f"Stage {heaviest.stage} is the heaviest: {figures.gib(heaviest.peak_memory_bytes)} of "
+        f"{figures.gib(prediction.memory_limit_bytes)} GiB; the chance to run out is "
+        f"{figures.risk(prediction.out_of_memory_probability)}."
+    )
+    legend = tuple((name, words(name), MEMORY_TERMS[name]) for name in terms)
+    return Bars(rows=tuple(rows), legend=legend, summary=summary)
+
+
+def _stage(
+    stage: StagePrediction, terms: Sequence[str], unit: float, *, limit: int, band: float | None
+) -> Bar:
+    """One stage."""
+    segments, at = [], 0.0
+    for name in terms:
+        size = stage.memory_bytes.get(name, 0)
+        label = f"{words(name)} {figures.gib(size)} GiB"
+        segments.append(
+            Segment(term=name, label=label, at=round(at, 1), width=round(max(size * unit, 0.0), 1))
+        )
+        at += size * unit
+    layers = f"{stage.layers} layer{'s' if stage.layers != 1 else ''}"
+    peak = stage.peak_memory_bytes
+    return Bar(
+        name=f"stage {stage.stage}",
+        note=layers,
+        segments=tuple(segments),
+        figure=f"{figures.gib(peak)} of {figures.gib(limit)} GiB",
+        cells=tuple(figures.gib(stage.memory_bytes.get(name, 0)) for name in terms),
+        low=round(peak / band * unit, 1) if band else None,
+        high=round(peak * band * unit, 1) if band else None,
+        limit=round(limit * unit, 1),
+    )
+
+
+def waterfall_bars(terms_s: Mapping[str, float], step_s: float) -> Bars:
+    """From the first term to the whole step; each bar begins where the one before ended.
+
+    Args:
+        terms_s: seconds by term, in order; they sum to the step.
+        step_s: the step.
+    """
+    shown = {name: value for name, value in terms_s.items() if abs(value) >= _LEAST_SHARE * step_s}
+    rest = step_s - sum(shown.values())
+    if abs(rest) >= _LEAST_SHARE * step_s / 10:
+        shown["rest"] = shown.get("rest", 0.0) + rest
+    edges, at = [0.0], 0.0
+    for value in shown.values():
+        at += value
+        edges.append(at)
+    unit, low = WIDTH / (max(edges) - min(edges)), min(edges)
+    rows, at = [], 0.0
+    for number, (name, value) in enumerate(shown.items()):
+        start = min(at, at + value)
+        kind = "ideal" if number == 0 else "gain" if value < 0 else "loss"
+        rows.append(_term(name, value, step_s, ((start - low) * unit, abs(value) * unit), kind))
+        at += value
+    whole = Segment(term="whole", label="step", at=round(-low * unit, 1), width=round(step_s * unit, 1))
+    rows.append(
+        Bar(
+            name="the step",
+            note="",
+            segments=(whole,),
+            figure=_like(step_s, step_s),
+            share="100 %",
+            hint="what one optimizer step takes",
+        )
+    )
+    return Bars(rows=tuple(rows), legend=(), summary=_fall_summary(shown, step_s))
+
+
+def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], kind: str) -> Bar:
+    """One term."""
+    figure = _like(value_s, step_s)
+    segment = Segment(
+        term=kind, label=f"{words(name)} {figure}", at=round(place[0], 1), width=round(place[1], 1)
+    )
+    share = f"{100 * value_s / step_s:.1f} %".replace("-", "−")
+    return Bar(
+        name=words(name),
+        note="",
+        segments=(segment,),
+        figure=figure,
+        share=share,
+        hint=TIME_TERMS.get(name, ""),
+    )
+
+
+def _like(value_s: float, step_s: float) -> str:
+    """Seconds in the unit of the step, to one digit more than the step shows: ``5.06 s`` of ``29.0 s``."""
+    factor, unit = (1.0, "s") if step_s >= 1 else (1e3, "ms")
+    digits = len(figures.figure(step_s * factor).partition(".")[2]) + 1
+    return f"{value_s * factor:.{digits}f} {unit}".replace("-", "−")
+
+
+def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:
+    """The first term and the largest after it."""
+    first, *others = shown
+    said = (
+        f"{sentence_case(words(first))} takes {figures.seconds(shown[first])} of {figures.seconds(step_s)}"
+    )
+    lost = sorted((name for name in others if shown[name] > 0), key=lambda name: -shown[name])[:2]
+    if not lost:
+        return f"{said}."
+    named = " and ".join(f"{words(name)} ({figures.seconds(shown[name])})" for name in lost)
+    return f"{said}; most of the rest is {named}."

@@ -1,0 +1,202 @@
+"""Points on two axes: step time against memory, and operators under their roof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from profiles.units import GIB, TERA
+from service.report import figures
+from service.report.charts.scale import Axis, Tick, linear_axis, log_axis, ticks
+from solver.plan import Answer, Plan
+from solver.roofline import Roofline
+
+WIDTH, HEIGHT = 640, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 620.0, 18.0, 272.0
+_NEAR = {1: (9.0, 12.0)}  # labels closer than this would overlap, by their length
+_NEAR_WORDS = (26.0, 14.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One mark."""
+
+    x: float
+    y: float
+    label: str  # empty where there is no room for it
+    title: str
+    kind: str  # chosen, plan, front, baseline, operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line, straight from place to place."""
+
+    points: str
+    kind: str  # front, limit, roof
+    label: str = ""
+    label_at: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """A whole picture."""
+
+    points: tuple[Point, ...]
+    lines: tuple[Line, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    x_title: str
+    y_title: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """A point before it is placed."""
+
+    x: float
+    y: float
+    label: str
+    title: str
+    kind: str
+
+
+def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
+    """Step time and peak memory of every plan; those that no other beats in both are joined.
+
+    Args:
+        answer: with at least one plan.
+        chosen: the plan_id that stands out.
+    """
+    others = answer.pareto.points if answer.pareto else ()
+    listed = {plan.plan_id for plan in answer.plans}
+    marks = [_mark(plan, chosen) for plan in answer.plans]
+    marks += [
+        _mark(point.plan, chosen, listed=False) for point in others if point.plan.plan_id not in listed
+    ]
+    if answer.baseline is not None:
+        seen = answer.baseline.prediction
+        marks.append(
+            _of(seen.step_time_s, seen.peak_memory_bytes, "yours", "your configuration", "baseline")
+        )
+    best = answer.plans[0].prediction
+    factor, unit = (1.0, "s") if best.step_time_s >= 1 else (1e3, "ms")
+    limit = best.memory_limit_bytes / GIB
+    x = linear_axis((mark.x * factor for mark in marks), _LEFT, _RIGHT)
+    y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP)
+    front = _front(marks)
+    joined = " ".join(f"{x.at(mark.x * factor)},{y.at(mark.y)}" for mark in front)
+    at = y.at(limit)
+    lines = [
+        Line(
+            points=f"{_LEFT},{at} {_RIGHT},{at}",
+            kind="limit",
+            label=f"{limit:.1f} GiB a GPU",
+            label_at=(_RIGHT, at - 5),
+        ),
+        Line(points=joined, kind="front"),
+    ]
+    return Scatter(
+        points=_placed(marks, x, y, factor),
+        lines=tuple(lines),
+        x_ticks=tuple(ticks(x, 6)),
+        y_ticks=tuple(ticks(y, 5)),
+        x_title=f"step time, {unit}",
+        y_title="peak memory of a GPU, GiB",
+        summary=_pareto_summary(front),
+    )
+
+
+def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
+    """One plan."""
+    seen, words = plan.prediction, figures.configuration_words(plan.config)
+    kind = "chosen" if plan.plan_id == chosen else "plan" if listed else "front"
+    label = f"#{plan.rank}" if listed else ""
+    return _of(seen.step_time_s, seen.peak_memory_bytes, label, f"{label} {words}".strip(), kind)
+
+
+def _of(step_s: float, peak_bytes: float, label: str, title: str, kind: str) -> _Mark:
+    """A mark with its figures in its title."""
+    said = f"{title}: {figures.seconds(step_s)}, {figures.gib(peak_bytes)} GiB"
+    return _Mark(x=step_s, y=peak_bytes / GIB, label=label, title=said, kind=kind)
+
+
+def _front(marks: Sequence[_Mark]) -> list[_Mark]:
+    """Marks that no other beats in both, fastest first."""
+    found: list[_Mark] = []
+    for mark in sorted((one for one in marks if one.kind != "baseline"), key=lambda one: (one.x, one.y)):
+        if not found or mark.y < found[-1].y:
+            found.append(mark)
+    return found
+
+
+def _pareto_summary(front: Sequence[_Mark]) -> str:
+    """What the front offers."""
+    first, last = front[0], front[-1]
+    if first is last:
+        return "No plan listed needs less memory than the fastest."
+    slower = 100 * (last.x / first.x - 1)
+    return f"The leanest plan listed needs {first.y - last.y:.1f} GiB less and is {slower:.1f} % slower."
+
+
+def _placed(marks: Sequence[_Mark], x: Axis, y: Axis, factor: float = 1.0) -> tuple[Point, ...]:
+    """Marks at their places, the chosen one on top; labels only where they do not overlap."""
+    taken: list[tuple[float, float]] = []
+    found = []
+    order = sorted(marks, key=lambda mark: (mark.kind != "chosen", mark.kind != "baseline"))
+    for mark in order:
+        at = (x.at(mark.x * factor), y.at(mark.y))
+        near = _NEAR.get(len(mark.label), _NEAR_WORDS)
+        free = all(abs(at[0] - a) > near[0] or abs(at[1] - b) > near[1] for a, b in taken)
+        if free and mark.label:
+            taken.append(at)
+        label = mark.label if free else ""
+        found.append(Point(x=at[0], y=at[1], label=label, title=mark.title, kind=mark.kind))
+    return tuple(reversed(found))
+
+
+def roofline_scatter(roof: Roofline) -> Scatter:
+    """Operators by intensity and rate, under memory bandwidth and peak."""
+    ridge = roof.peak_flops / roof.bytes_per_s
+    intensities = [point.intensity for point in roof.points]
+    x = log_axis([*intensities, ridge / 4], _LEFT, _RIGHT)
+    rates = [point.rate_flops / TERA for point in roof.points]
+    peak = roof.peak_flops / TERA
+    y = log_axis([*rates, min(x.low * roof.bytes_per_s / TERA, peak)], _BOTTOM, _TOP)
+    y = Axis(low=y.low, high=max(y.high, 1.6 * peak), start=y.start, end=y.end, is_log=True)
+    foot = max(x.low, y.low * TERA / roof.bytes_per_s)
+    corner = (x.at(ridge), y.at(peak))
+    path = (
+        f"{x.at(foot)},{y.at(foot * roof.bytes_per_s / TERA)} {corner[0]},{corner[1]} {_RIGHT},{corner[1]}"
+    )
+    marks = [
+        _Mark(
+            x=point.intensity,
+            y=point.rate_flops / TERA,
+            label=str(number),
+            title=f"{number}. {point.name}: {figures.tera(point.rate_flops)}",
+            kind="operator",
+        )
+        for number, point in enumerate(roof.points, start=1)
+    ]
+    label = f"peak {peak:.0f} TFLOP/s"
+    return Scatter(
+        points=_placed(marks, x, y),
+        lines=(Line(points=path, kind="roof", label=label, label_at=(_RIGHT, corner[1] - 6)),),
+        x_ticks=tuple(ticks(x, 5, digits=0)),
+        y_ticks=tuple(ticks(y, 4, digits=0)),
+        x_title="intensity, FLOP per byte",
+        y_title="rate, TFLOP/s",
+        summary=_roof_summary(roof),
+    )
+
+
+def _roof_summary(roof: Roofline) -> str:
+    """Whether memory or arithmetic limits most of the time."""
+    bound = [point for point in roof.points if point.intensity * roof.bytes_per_s < point.peak_flops]
+    total = sum(point.seconds * point.layers for point in roof.points)
+    share = sum(point.seconds * point.layers for point in bound) / total
+    if not bound:
+        return "Arithmetic limits all of these operators; none waits for memory."
+    return f"Memory bandwidth limits {len(bound)} of them, {figures.percent(share)} of their time."

@@ -1,0 +1,161 @@
+"""A pipeline's step to scale: one row a rank, one path for each kind of pass and chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.report import figures
+from service.report.glossary import words
+from solver.columns import FloatArray
+from solver.timeline import KINDS, RankTimeline, Timeline, window
+
+WIDTH = 100_000  # units of the whole step
+HEIGHT = 10
+_GAP = 3_000  # units between the first and the last passes where the middle is left out
+_SHADES = 4  # of chunks
+_MARKS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stroke:
+    """All passes of one rank that look alike."""
+
+    kind: str
+    shade: int  # of the chunk among the rank's
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rank."""
+
+    rank: int
+    strokes: tuple[Stroke, ...]
+    busy: str  # share of the step
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineChart:
+    """The picture of one pipeline."""
+
+    title: str
+    rows: tuple[Row, ...]
+    legend: tuple[tuple[str, str], ...]  # kind, name
+    marks: tuple[str, ...]  # times at equal distances, from the left edge to the right one
+    gap: tuple[int, int] | None  # units
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """From seconds to units; what lies in the gap is left out."""
+
+    end_s: float
+    gap_s: tuple[float, float] | None
+
+    @property
+    def unit(self) -> float:
+        """Units of a second."""
+        if self.gap_s is None:
+            return WIDTH / self.end_s
+        return (WIDTH - _GAP) / (self.end_s - (self.gap_s[1] - self.gap_s[0]))
+
+    def at(self, time_s: FloatArray) -> FloatArray:
+        """Units from the left."""
+        if self.gap_s is None:
+            return time_s * self.unit
+        shift = _GAP - (self.gap_s[1] - self.gap_s[0]) * self.unit
+        behind = time_s * self.unit + shift
+        return np.where(time_s < self.gap_s[1], np.minimum(time_s, self.gap_s[0]) * self.unit, behind)
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        """Where the middle was."""
+        if self.gap_s is None:
+            return None
+        left = round(self.gap_s[0] * self.unit)
+        return left, left + _GAP
+
+    def marks(self) -> tuple[str, ...]:
+        """Times at equal distances."""
+        found = []
+        for number in range(_MARKS):
+            place = WIDTH * number / (_MARKS - 1)
+            time_s = place / self.unit
+            if self.gap_s is not None and self.gap is not None and place > self.gap[0]:
+                time_s = self.end_s - (WIDTH - place) / self.unit
+            found.append("0" if number == 0 else figures.seconds(time_s))
+        return tuple(found)
+
+
+def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
+    """The picture of one timeline; ``most_passes`` bound its size."""
+    seen = window(timeline, most_passes)
+    places = _Places(end_s=timeline.end_s, gap_s=seen.gap_s)
+    rows = [
+        _row(short, full, timeline, places)
+        for short, full in zip(seen.timeline.ranks, timeline.ranks, strict=True)
+    ]
+    kinds = {stroke.kind for row in rows for stroke in row.strokes}
+    names = [*KINDS, "gradients", "optimizer", "after"]
+    legend = tuple((name, _NAMES.get(name, words(name))) for name in names if name in kinds)
+    return TimelineChart(
+        title=timeline.title,
+        rows=tuple(rows),
+        legend=legend,
+        marks=places.marks(),
+        gap=places.gap,
+        note=_note(timeline, seen.gap_s),
+    )
+
+
+_NAMES = {
+    "gradients": "gradients reduced, as far as not hidden",
+    "optimizer": "optimizer step",
+    "after": "once per step",
+}
+
+
+def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
+    """What is drawn."""
+    passes = figures.count(timeline.num_passes)
+    said = f"{passes} passes of {timeline.num_microbatches} micro-batches, simulated one by one."
+    if timeline.simulated < timeline.num_microbatches:
+        said = f"The first {timeline.simulated} of {timeline.num_microbatches} micro-batches are drawn."
+    if gap_s is not None:
+        said += f" The middle, {figures.seconds(gap_s[1] - gap_s[0])} of the same rhythm, is left out."
+    return said
+
+
+def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Places) -> Row:
+    """One rank's strokes."""
+    chunks = np.unique(full.chunk)
+    shade = np.searchsorted(chunks, rank.chunk) * _SHADES // max(len(chunks), 1)
+    starts, ends = places.at(rank.start_s), places.at(rank.start_s + rank.seconds)
+    strokes = []
+    for code, kind in enumerate(KINDS):
+        for tone in range(_SHADES):
+            mine = (rank.kind == code) & (shade == tone)
+            if mine.any():
+                strokes.append(Stroke(kind=kind, shade=tone, path=_path(starts[mine], ends[mine])))
+    at_s = rank.end_s
+    tails = (("gradients", rank.gradients_s), ("optimizer", rank.optimizer_s))
+    for kind, seconds in tails:
+        if seconds * places.unit >= 1.0:
+            edges = places.at(np.array([at_s, at_s + seconds]))
+            strokes.append(Stroke(kind=kind, shade=0, path=_path(edges[:1], edges[1:])))
+        at_s += seconds
+    share = full.busy_s / timeline.step_time_s if timeline.simulated == timeline.num_microbatches else None
+    busy = "–" if share is None else figures.percent(share)
+    label = f"Rank {rank.rank}: {len(full.start_s)} passes, busy {busy} of the step"
+    return Row(rank=rank.rank, strokes=tuple(strokes), busy=busy, label=label)
+
+
+def _path(starts: FloatArray, ends: FloatArray) -> str:
+    """Boxes as one path in whole units."""
+    left = np.rint(starts).astype(np.int64).tolist()
+    width = np.maximum(np.rint(ends - starts), 1).astype(np.int64).tolist()
+    return "".join(f"M{x} 0h{w}v{HEIGHT}h-{w}z" for x, w in zip(left, width, strict=True))

@@ -1,0 +1,221 @@
+"""A report as data: everything that its page shows, in words and places, before any markup.
+
+Pure: an answer, its problem and what was computed beside them in; frozen records out. The page of a report
+and the live page fill the same templates from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from service.report import figures
+from service.report.charts.bars import Bars, memory_bars, waterfall_bars
+from service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
+from service.report.charts.timeline import TimelineChart, timeline_chart
+from service.report.ranks import RankMap, rank_map
+from service.report.sides import Comparison, comparison_of
+from service.report.standings import Standings, standings_of
+from service.report.verdict import Fact, Verdict, facts_of, question_of, reasons_of, title_of, verdict_of
+from solver.plan import Answer, Plan
+from solver.problem import Problem
+from solver.roofline import Roofline
+from solver.timeline import Timeline
+
+MOST_PASSES = 12_000  # drawn in one report, all plans together
+_LEAST_PASSES = 1_500  # of one plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What is computed for one plan beside the answer."""
+
+    timelines: tuple[Timeline, ...] = ()
+    roofline: Roofline | None = None
+    log_memory_sigma: float | None = None
+    launcher: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    file_notes: tuple[str, ...] = ()
+    note: str = ""  # why something is missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One changed question with its answer."""
+
+    subject: str  # GPUs, memory, network, batch
+    change: str
+    found: str  # the best configuration, in words; why there is none
+    step: str = ""
+    rate: str = ""  # tokens per second of all GPUs
+    against: str = ""  # the rate, relative to the report's
+    share: float = 0.0  # the rate over the largest of all, for its bar
+    is_asked: bool = False  # the question of the report itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfs:
+    """All of them."""
+
+    rows: tuple[WhatIf, ...]
+    method: str  # how they were found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What a report holds beside the answer."""
+
+    details: Mapping[str, Details]  # by plan_id; plans that are shown in full
+    what_if: WhatIfs | None = None
+    problem_json: str = ""
+    digest: str = ""  # of the problem
+    profile_title: str = ""
+    left_out: bool = False  # plans behind those of the answer are not listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """One plan in full."""
+
+    plan_id: str
+    rank: int
+    words: str
+    facts: tuple[Fact, ...]
+    memory: Bars
+    waterfall: Bars
+    timelines: tuple[TimelineChart, ...]
+    timeline_step: str
+    ranks: RankMap
+    roofline: Scatter | None
+    operators: tuple[tuple[str, ...], ...]
+    losses: tuple[tuple[str, str], ...]  # what costs, and what would lower it
+    limits: tuple[str, ...]
+    launcher: str
+    files: tuple[tuple[str, str], ...]
+    file_notes: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    question: tuple[Fact, ...]
+    verdict: Verdict
+    standings: Standings | None  # None: there is no plan
+    pareto: Scatter | None
+    plans: tuple[PlanView, ...]
+    chosen: str  # plan_id; empty without one
+    comparison: Comparison | None
+    what_if: WhatIfs | None
+    provenance: tuple[Fact, ...]
+    warnings: tuple[str, ...]
+    problem_json: str
+
+
+def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str = "") -> Document:
+    """The report of an answer.
+
+    Args:
+        answer: what was found.
+        problem: what was asked.
+        extras: what was computed beside them.
+        chosen: the plan_id to show first; the best plan where it is empty.
+    """
+    first = chosen or (answer.plans[0].plan_id if answer.plans else "")
+    shown = [plan for plan in answer.plans if plan.plan_id in extras.details]
+    most = max(MOST_PASSES // max(len(shown), 1), _LEAST_PASSES)
+    views = [_view(plan, problem, extras.details[plan.plan_id], most) for plan in shown]
+    return Document(
+        title=title_of(problem),
+        question=question_of(problem),
+        verdict=verdict_of(answer, problem),
+        standings=_standings(answer, problem, extras) if answer.plans else None,
+        pareto=pareto_scatter(answer, first) if len(answer.plans) > 1 or answer.pareto else None,
+        plans=tuple(views),
+        chosen=first,
+        comparison=comparison_of(answer, first),
+        what_if=extras.what_if,
+        provenance=facts_of(answer, problem, digest=extras.digest, profile=extras.profile_title),
+        warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
+        problem_json=extras.problem_json,
+    )
+
+
+def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
+    """The table of plans."""
+    found = standings_of(answer, problem, extras.details.keys())
+    if not extras.left_out:
+        return found
+    return replace(found, note=f"{found.note} Plans behind #{answer.plans[-1].rank} are left out.")
+
+
+def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> PlanView:
+    """One plan with its pictures."""
+    seen, step_s = plan.prediction, plan.prediction.step_time_s
+    terms = plan.why.waterfall_s if plan.why else seen.time_breakdown_s
+    losses, limits = reasons_of(plan)
+    each = max(most_passes // max(len(details.timelines), 1), 1)
+    roof = details.roofline
+    return PlanView(
+        plan_id=plan.plan_id,
+        rank=plan.rank,
+        words=figures.configuration_words(plan.config),
+        facts=_plan_facts(plan),
+        memory=memory_bars(seen, details.log_memory_sigma),
+        waterfall=waterfall_bars(terms, step_s),
+        timelines=tuple(timeline_chart(one, each) for one in details.timelines),
+        timeline_step=figures.seconds(step_s),
+        ranks=rank_map(plan.config, problem.cluster),
+        roofline=roofline_scatter(roof) if roof else None,
+        operators=_operators(roof) if roof else (),
+        losses=losses,
+        limits=limits,
+        launcher=details.launcher,
+        files=tuple(details.files.items()),
+        file_notes=details.file_notes,
+        note=details.note,
+    )
+
+
+def _plan_facts(plan: Plan) -> tuple[Fact, ...]:
+    """What one looks for first."""
+    seen, c = plan.prediction, plan.config
+    peak = f"of {figures.tera(seen.peak_flops_per_gpu)} dense bf16 a GPU, causal attention counted"
+    found = [
+        Fact(
+            label="Step", value=figures.step_time(seen), hint="one optimizer step, with its 80 % interval"
+        ),
+        Fact(label="Tokens/s/GPU", value=figures.count(round(seen.tokens_per_s_per_gpu)), hint=""),
+        Fact(label="MFU", value=figures.percent(seen.mfu), hint=peak),
+        Fact(
+            label="Peak memory", value=figures.peak_memory(seen), hint="of the heaviest stage (its number)"
+        ),
+        Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
+        Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
+        Fact(label="Schedule", value=c.pipeline_schedule.replace("_", " "), hint="order of the passes"),
+        Fact(label="Micro-batches", value=figures.count(c.num_microbatches), hint="per pipeline and step"),
+    ]
+    if c.stage_layers:
+        found.append(
+            Fact(label="Layers", value=figures.split(c.stage_layers), hint="of each chunk, in model order")
+        )
+    return tuple(found)
+
+
+def _operators(roof: Roofline) -> tuple[tuple[str, ...], ...]:
+    """Number, name, layers, seconds, intensity, rate and share of the roof of each operator."""
+    rows: Sequence[tuple[str, ...]] = [
+        (
+            str(number),
+            point.name,
+            str(point.layers),
+            figures.seconds(point.seconds),
+            f"{point.intensity:.0f}",
+            figures.tera(point.rate_flops),
+            figures.percent(point.rate_flops / roof.roof_flops(point)),
+        )
+        for number, point in enumerate(roof.points, start=1)
+    ]
+    return tuple(rows)

@@ -1,0 +1,85 @@
+"""A report as one HTML file: markup, style, script and data together; nothing is fetched.
+
+Its content security policy allows this style and this script by their hashes and nothing else; every name
+from outside passes through Jinja's escaping.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from service.report.document import Document
+from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
+
+HTML = Path(__file__).parent / "html"
+
+
+def render_page(document: Document) -> str:
+    """The whole file; the same document always gives the same bytes."""
+    template = environment().get_template("report.html")
+    return template.render(
+        document=document,
+        css=_trusted("report.css"),
+        script=_trusted("report.js"),
+        policy=content_security_policy(),
+        glossary=_glossary(),
+    )
+
+
+@cache
+def content_security_policy() -> str:
+    """What the page may load: its own style and script, by hash."""
+    style, script = (_hash_of(_trusted(name)) for name in ("report.css", "report.js"))
+    parts = [
+        "default-src 'none'",
+        f"style-src '{style}'",
+        f"script-src '{script}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "; ".join(parts)
+
+
+@cache
+def environment() -> Environment:
+    """The templates; a name that a document lacks is an error, never an empty string."""
+    made = Environment(
+        loader=FileSystemLoader(HTML),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["groupby_order"] = _grouped
+    return made
+
+
+def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:
+    """Neighbours with an equal attribute, in their order."""
+    return [(key, list(some)) for key, some in groupby(rows, attrgetter(name))]
+
+
+@cache
+def _trusted(name: str) -> Markup:
+    """Our own style or script: it is written as it is."""
+    return Markup((HTML / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
+
+
+def _hash_of(text: str) -> str:
+    """As a content security policy names it (CSP level 3, section 2.3.1)."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _glossary() -> list[tuple[str, str]]:
+    """Every word of a report with its meaning."""
+    terms = {words(name): meaning for name, meaning in (TIME_TERMS | MEMORY_TERMS).items()}
+    return [(name, meaning) for name, meaning in (COLUMNS | terms).items() if name != "#"]

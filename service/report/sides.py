@@ -1,0 +1,153 @@
+"""Any two plans side by side, from one table of figures that the page reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from profiles.units import GIB
+from service.report import figures
+from service.report.glossary import MEMORY_TERMS, TIME_TERMS, words
+from solver.plan import Answer, Configuration, Prediction
+
+Value = float | str
+# What a configuration is compared by, beside its sizes.
+_WORDS = ("pipeline_schedule", "recompute_granularity", "offload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One row of the comparison."""
+
+    key: str
+    label: str
+    hint: str
+    unit: str  # s, GiB, %, tokens/s, or empty for words
+    part: str  # Result, Time, Memory of the heaviest stage, Configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One configuration."""
+
+    key: str
+    label: str
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All sides; ``first`` and ``second`` are compared where no script runs."""
+
+    quantities: tuple[Quantity, ...]
+    sides: tuple[Side, ...]
+    first: Side
+    second: Side
+
+    def as_json(self) -> str:
+        """For the page's script; safe inside a script element."""
+        data = {
+            "units": {quantity.key: quantity.unit for quantity in self.quantities},
+            "sides": {side.key: dict(side.values) for side in self.sides},
+        }
+        return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+    @staticmethod
+    def shown(value: Value | None, unit: str) -> str:
+        """A value as the table shows it; the page's script writes it the same way."""
+        if value is None or isinstance(value, str):
+            return value or "–"
+        digits = {"s": 3, "GiB": 1, "%": 1, "tokens/s": 0}.get(unit, 0)
+        return f"{value:.{digits}f}"
+
+    def is_empty(self, quantity: Quantity) -> bool:
+        """Whether neither of the two has such a figure."""
+        return all(quantity.key not in side.values for side in (self.first, self.second))
+
+    def difference(self, quantity: Quantity) -> str:
+        """What the second has more than the first."""
+        a, b = self.first.values.get(quantity.key), self.second.values.get(quantity.key)
+        if isinstance(a, str) or isinstance(b, str):
+            return "" if a == b else "differs"
+        change = (b or 0.0) - (a or 0.0)
+        said = self.shown(abs(change), quantity.unit)
+        if float(said) == 0.0:
+            return ""
+        return f"{'+' if change > 0 else '−'}{said}"
+
+
+def comparison_of(answer: Answer, chosen: str) -> Comparison | None:
+    """The plans of a ranking and the client's own configuration; None where there is but one side."""
+    sides = [
+        _side(
+            plan.plan_id,
+            f"#{plan.rank} {figures.configuration_words(plan.config)}",
+            plan.config,
+            plan.prediction,
+            plan.why.waterfall_s if plan.why else plan.prediction.time_breakdown_s,
+        )
+        for plan in answer.plans
+    ]
+    if answer.baseline is not None:
+        own = answer.baseline
+        label = f"yours: {figures.configuration_words(own.config)}"
+        sides.append(_side("yours", label, own.config, own.prediction, own.prediction.time_breakdown_s))
+    if len(sides) <= 1:
+        return None
+    first = next((side for side in sides if side.key == chosen), sides[0])
+    others = [side for side in sides if side.key != first.key]
+    second = others[-1] if answer.baseline is not None else others[0]
+    return Comparison(quantities=_quantities(sides), sides=tuple(sides), first=first, second=second)
+
+
+def _side(
+    key: str,
+    label: str,
+    config: Configuration,
+    seen: Prediction,
+    terms_s: Mapping[str, float],
+) -> Side:
+    """Every figure of one configuration; those that are zero are left out."""
+    heaviest = seen.stages[seen.heaviest_stage].memory_bytes
+    values: dict[str, Value] = {
+        "step": round(seen.step_time_s, 6),
+        "rate": round(seen.tokens_per_s_per_gpu, 1),
+        "mfu": round(seen.mfu * 100, 2),
+        "peak": round(seen.peak_memory_bytes / GIB, 3),
+        "risk": round(seen.out_of_memory_probability * 100, 3),
+    }
+    values |= {f"t.{name}": round(value, 6) for name, value in terms_s.items() if value}
+    values |= {f"m.{name}": round(size / GIB, 3) for name, size in heaviest.items() if size}
+    values |= {f"c.{name}": getattr(config, name) for name in figures.SHORT_NAMES}
+    values |= {f"c.{name}": str(getattr(config, name)).replace("_", " ") for name in _WORDS}
+    values["c.stage_layers"] = figures.split(config.stage_layers)
+    values["c.num_microbatches"] = config.num_microbatches
+    return Side(key=key, label=label, values=values)
+
+
+def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
+    """Every row that any side has a figure in."""
+    there = {key for side in sides for key in side.values}
+    result = "Result"
+    rows = [
+        Quantity(key="step", label="step time", hint="of one optimizer step", unit="s", part=result),
+        Quantity(key="rate", label="tokens/s/GPU", hint="", unit="tokens/s", part=result),
+        Quantity(key="mfu", label="MFU", hint="model FLOPs utilisation", unit="%", part=result),
+        Quantity(key="peak", label="peak memory", hint="of the heaviest stage", unit="GiB", part=result),
+        Quantity(key="risk", label="OOM risk", hint="chance to run out of memory", unit="%", part=result),
+    ]
+    time, memory, how = "Where the time goes", "Memory of the heaviest stage", "Configuration"
+    rows += [
+        Quantity(key=f"t.{name}", label=words(name), hint=hint, unit="s", part=time)
+        for name, hint in TIME_TERMS.items()
+    ]
+    rows += [
+        Quantity(key=f"m.{name}", label=words(name), hint=hint, unit="GiB", part=memory)
+        for name, hint in MEMORY_TERMS.items()
+    ]
+    rows += [
+        Quantity(key=f"c.{name}", label=words(name), hint="", unit="", part=how)
+        for name in (*figures.SHORT_NAMES, "num_microbatches", *_WORDS, "stage_layers")
+    ]
+    return tuple(row for row in rows if row.key in there)

@@ -1,0 +1,105 @@
+"""The ranking as a table that can be sorted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from service.report import figures
+from service.report.glossary import COLUMNS
+from service.report.ranking import columns_of
+from solver.plan import Answer, Baseline, Plan
+from solver.problem import Problem
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """One column."""
+
+    title: str
+    hint: str
+    is_words: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One cell."""
+
+    text: str
+    key: str  # what it is sorted by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One plan."""
+
+    plan_id: str
+    rank: int
+    entries: tuple[Entry, ...]
+    has_details: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standings:
+    """The table, with the client's own configuration below."""
+
+    headings: tuple[Heading, ...]
+    rows: tuple[Standing, ...]
+    baseline: str  # in a sentence; empty without one
+    note: str
+
+
+def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -> Standings:
+    """The table of all plans; those in ``detailed`` lead to their own part of the report."""
+    columns = [
+        column for column in columns_of(answer.plans, moe=problem.model.moe is not None) if column.title
+    ]
+    rows = [
+        Standing(
+            plan_id=plan.plan_id,
+            rank=plan.rank,
+            entries=tuple(
+                Entry(text=column.cell(plan), key=_key(column.title, column.cell(plan), plan))
+                for column in columns
+            ),
+            has_details=plan.plan_id in detailed,
+        )
+        for plan in answer.plans
+    ]
+    headings = [
+        Heading(
+            title=column.title.rstrip("*"),
+            hint=COLUMNS.get(column.title.rstrip("*"), ""),
+            is_words=column.left,
+        )
+        for column in columns
+    ]
+    peak = figures.tera(answer.plans[0].prediction.peak_flops_per_gpu)
+    return Standings(
+        headings=tuple(headings),
+        rows=tuple(rows),
+        baseline=_baseline(answer.baseline, len(answer.plans)) if answer.baseline else "",
+        note=f"MFU of {peak} dense bf16 a GPU, causal attention counted; ± is the 80 % interval.",
+    )
+
+
+def _key(title: str, text: str, plan: Plan) -> str:
+    """The figure behind a cell; words are sorted as they are."""
+    if title == "step":
+        return repr(plan.prediction.step_time_s)
+    if title == "OOM risk":
+        return repr(plan.prediction.out_of_memory_probability)
+    number = _NUMBER.match(text)
+    return number.group() if number else "" if text == "–" else text
+
+
+def _baseline(baseline: Baseline, plans: int) -> str:
+    """The client's own configuration."""
+    words, step = figures.configuration_words(baseline.config), figures.step_time(baseline.prediction)
+    if baseline.problems:
+        return f"Yours ({words}) cannot run: {'; '.join(baseline.problems)}. If it could: {step}."
+    place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
+    return f"Yours ({words}): {step}, {place}."

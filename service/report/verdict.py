@@ -1,0 +1,211 @@
+"""The question, the answer in a sentence with its certainty, its reasons and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from service.report import figures
+from service.report.glossary import sentence_case, words
+from service.report.reasons import remedy_line, signed
+from service.report.terminal import clean, profile_words, question_words
+from solver.plan import Answer, Plan, Shortfall
+from solver.problem import Problem
+
+_SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A figure with its name."""
+
+    label: str
+    value: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer in words."""
+
+    kind: Literal["proved", "open", "infeasible", "none"]
+    badge: str
+    sentence: str
+    certainty: tuple[str, ...]
+    nearest: str = ""  # where nothing fits
+    reasons: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+
+
+def title_of(problem: Problem) -> str:
+    """Model and cluster."""
+    return f"{clean(problem.model.title)} on {clean(problem.cluster.title)}"
+
+
+def question_of(problem: Problem) -> tuple[Fact, ...]:
+    """What was asked, piece by piece."""
+    model, cluster, batch, *others = question_words(problem)
+    options = problem.options
+    limits = [f"{name} = {value}" for name, value in sorted(options.pin.items())]
+    limits += [f"{name} from {low} to {high}" for name, (low, high) in sorted(options.bounds.items())]
+    limits += [f"{name} not {', '.join(map(str, out))}" for name, out in sorted(options.forbid.items())]
+    limits += options.constraints
+    risk = figures.risk(options.max_out_of_memory_probability)
+    facts = [
+        Fact(label="Model", value=model),
+        Fact(label="Cluster", value=cluster),
+        Fact(label="Batch", value=batch.removeprefix("batch ")),
+        Fact(label="Precision", value=", ".join(others)),
+        Fact(label="Accepted", value=f"{risk} chance to run out of memory"),
+    ]
+    if limits:
+        facts.append(Fact(label="Limits", value="; ".join(map(clean, limits))))
+    return tuple(facts)
+
+
+def verdict_of(answer: Answer, problem: Problem) -> Verdict:
+    """How the search ended."""
+    if answer.status == "infeasible":
+        return _infeasible(answer, problem)
+    if not answer.plans:
+        sentence = "No plan was found before the search stopped, and nothing is proved."
+        return Verdict(kind="none", badge="no plan", sentence=sentence, certainty=(_searched(answer),))
+    return _found(answer, problem)
+
+
+def _found(answer: Answer, problem: Problem) -> Verdict:
+    """The first plan and how sure it is."""
+    best = answer.plans[0]
+    seen, proved = best.prediction, answer.status == "optimal"
+    used, total = best.config.num_gpus, problem.cluster.num_gpus
+    gpus = f" on {used} of {total} GPUs" if used != total else ""
+    if best.rank > 1:
+        return _ranked(best)
+    sentence = (
+        f"Run {figures.configuration_words(best.config)}{gpus}: a step takes {figures.step_time(seen)}, "
+        f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
+        f"{figures.gib(seen.memory_limit_bytes)} GiB."
+    )
+    by = ", ".join(answer.certified_by) or "the search"
+    if proved:
+        claim = f"Proved optimal under the cost model by {by}."
+    else:
+        gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
+        claim = f"The best found before the search stopped, not proved optimal{gap}."
+    said = [claim]
+    if answer.bound_step_time_s is not None:
+        bound = figures.seconds(answer.bound_step_time_s)
+        said.append(f"Under this model no plan can take less than {bound} (the first plan: simulated).")
+    said += [*_odds(best), _searched(answer)]
+    badge = "proved optimal" if proved else "best found"
+    return Verdict(
+        kind="proved" if proved else "open", badge=badge, sentence=sentence, certainty=tuple(said)
+    )
+
+
+def _ranked(plan: Plan) -> Verdict:
+    """A plan that is not the first: what it takes, without the claims that are the first's."""
+    seen = plan.prediction
+    sentence = (
+        f"{figures.configuration_words(plan.config)}: a step takes {figures.step_time(seen)}, "
+        f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
+        f"{figures.gib(seen.memory_limit_bytes)} GiB."
+    )
+    return Verdict(kind="open", badge=f"rank {plan.rank}", sentence=sentence, certainty=tuple(_odds(plan)))
+
+
+def _odds(plan: Plan) -> list[str]:
+    """How likely the first plan is the fastest of the list, given the error band."""
+    if plan.odds is None:
+        return []
+    chance = plan.odds.best_probability
+    share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
+    regret = figures.risk(plan.odds.regret_p90)
+    said = f"{share} that it is the fastest of these under the error band; "
+    return [said + f"9 times in 10 it is at most {regret} slower than the fastest."]
+
+
+def _searched(answer: Answer) -> str:
+    """What was looked at."""
+    size, legal = figures.count(answer.space_size), figures.count(answer.legal)
+    seen = size if answer.explored >= answer.space_size else f"{figures.count(answer.explored)} of {size}"
+    return f"Searched {seen} configurations ({legal} legal) in {answer.elapsed_s:.1f} s."
+
+
+def _infeasible(answer: Answer, problem: Problem) -> Verdict:
+    """Nothing fits: what is nearest, why, and what would change it."""
+    found = answer.infeasible
+    sentence = f"No configuration of {title_of(problem)} is legal and fits (proved)."
+    if found is None:
+        return Verdict(kind="infeasible", badge="nothing fits", sentence=sentence, certainty=())
+    conflicts = tuple(" + ".join(limits) + _together(limits) for limits in found.conflicts)
+    remedies = tuple(map(remedy_line, found.remedies)) or found.changes
+    return Verdict(
+        kind="infeasible",
+        badge="nothing fits",
+        sentence=sentence,
+        certainty=(_searched(answer),),
+        nearest=_nearest(found.nearest) if found.nearest else "",
+        reasons=(*found.reasons, *conflicts),
+        remedies=tuple(line.replace("\N{NO-BREAK SPACE}", " ") for line in remedies),
+    )
+
+
+def _together(limits: Sequence[str]) -> str:
+    """What a set of limits does."""
+    return " cannot hold together" if len(limits) > 1 else " stands in the way"
+
+
+def _nearest(nearest: Shortfall) -> str:
+    """The nearest configuration and what it lacks."""
+    need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
+    return (
+        f"{figures.configuration_words(nearest.config)}: stage {nearest.stage} needs {need} of {limit} GiB"
+    )
+
+
+def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """What costs most with what would lower it, and which limits bind."""
+    why = plan.why
+    if why is None:
+        return (), ()
+    step_s = plan.prediction.step_time_s
+    losses = []
+    for loss in why.losses:
+        share = figures.percent(loss.share)
+        head = (
+            f"{sentence_case(words(loss.term))} costs {figures.seconds(loss.seconds)} ({share} of the step)"
+        )
+        body = f"Lower with: {loss.lowered_by}."
+        if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
+            body += (
+                f" {loss.change} takes {figures.seconds(abs(loss.saves_s))} off it and changes the step by"
+            )
+            body += f" {signed(loss.step_change_s, step_s)}."
+        losses.append((head, body))
+    limits = [
+        f"{limit.name}. Without that limit, {limit.change}: {signed(-limit.gain_s, step_s)} a step."
+        for limit in why.limits
+    ]
+    return tuple(losses), tuple(limits)
+
+
+def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> tuple[Fact, ...]:
+    """Where everything comes from."""
+    group = problem.cluster.groups[0]
+    found = [
+        Fact(label=f"{name} version", value=clean(str(value))) for name, value in answer.versions.items()
+    ]
+    found += [
+        Fact(label="Problem", value=digest, hint="SHA-256 of the canonical question"),
+        Fact(label="Profile", value=clean(profile or profile_words(answer, problem))),
+        Fact(label="Seed", value=str(answer.seed)),
+        Fact(label="Model's figures", value=clean(problem.model.source)),
+        Fact(label="Cluster's figures", value=clean(problem.cluster.source)),
+        Fact(label="GPU's figures", value=clean("; ".join(group.gpu.sources))),
+    ]
+    outside = answer.plans[0].prediction.extrapolated if answer.plans else ()
+    if outside:
+        found.append(Fact(label="Outside the measured range", value=", ".join(map(clean, outside))))
+    return tuple(fact for fact in found if fact.value)

@@ -1,0 +1,130 @@
+"""A report of an answer: computes what its page shows beside it, for the command line and the API alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isclose
+
+from profiles.errors import PlannerError, RefusedExportError
+from profiles.profile import Profile
+from service.launchers.registry import export
+from service.launchers.target import target_of
+from service.report.document import Details, Document, Extras, document_of
+from service.request import digest_of, problem_to_mapping
+from service.what_if import Method, what_ifs
+from solver.plan import Answer, Plan
+from solver.problem import Problem
+from solver.timeline import Timeline
+from solver.variants import profile_of_variant
+from solver.why.operators import roofline_of
+from solver.why.timed import timelines_of
+
+MOST_DETAILED = 5  # plans that are shown in full
+MOST_LISTED = 100  # plans of a ranking
+_OTHER_COSTS = (
+    "Timeline and roofline are left out: the costs at hand are not those that this plan was predicted with "
+    "(another profile or another version)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a report is to hold."""
+
+    chosen: str = ""  # plan_id to show first; the best plan where it is empty
+    detailed: int = MOST_DETAILED
+    what_if: Method = "predict"
+    what_if_budget_s: float = inf
+
+
+def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked | None = None) -> Document:
+    """The report of an answer.
+
+    Args:
+        answer: what was found.
+        problem: what was asked.
+        profile: what prices it.
+        asked: what the report is to hold.
+    """
+    wish = asked or Asked()
+    left_out = len(answer.plans) > MOST_LISTED
+    if left_out:
+        answer = replace(answer, plans=_listed(answer.plans, wish))
+    shown = _shown(answer.plans, wish)
+    extras = Extras(
+        details={plan.plan_id: details_of(plan, problem, profile) for plan in shown},
+        what_if=what_ifs(problem, profile, answer, method=wish.what_if, budget_s=wish.what_if_budget_s),
+        problem_json=json.dumps(problem_to_mapping(problem), indent=1, allow_nan=False),
+        digest=digest_of(problem),
+        left_out=left_out,
+    )
+    return document_of(answer, problem, extras, chosen=wish.chosen)
+
+
+def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
+    """What is computed for one plan."""
+    settled, own = settled_for(plan, problem, profile)
+    timelines = checked_timelines(plan, settled, own)
+    launcher, files, notes = _launch_files(plan, problem)
+    return Details(
+        timelines=timelines,
+        roofline=roofline_of(settled, own, plan.config) if timelines else None,
+        log_memory_sigma=own.log_memory_sigma,
+        launcher=launcher,
+        files=files,
+        file_notes=notes,
+        note="" if timelines else _OTHER_COSTS,
+    )
+
+
+def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem, Profile]:
+    """The question as a plan settled it (launcher, precision, optimizer, batch), and what prices it."""
+    settled = target_of(plan, problem).problem
+    if problem.launcher == "any" and plan.launchers:
+        settled = replace(settled, launcher=plan.launchers[0])
+    return settled, profile_of_variant(settled, profile)
+
+
+def checked_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[Timeline, ...]:
+    """The timelines of a plan; none where they would not take as long as its prediction says."""
+    try:
+        found = timelines_of(problem, profile, plan.config)
+    except PlannerError:
+        return ()
+    longest = max((one.step_time_s for one in found), default=0.0)
+    alike = isclose(longest, plan.prediction.step_time_s, rel_tol=1e-6)
+    return tuple(found) if alike else ()
+
+
+def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """Launcher, files and what to know about them."""
+    name = problem.launcher
+    if name == "any" and plan.launchers:
+        name = plan.launchers[0]
+    if name in ("any", "none"):
+        return "", {}, ("The question names no launcher; name one to get launch files.",)
+    try:
+        bundle = export(plan, problem, name)
+    except RefusedExportError as fault:
+        return name, {}, tuple(error.sentence() for error in fault.errors)
+    return name, bundle.files, tuple(bundle.warnings)
+
+
+def _listed(plans: Sequence[Plan], wish: Asked) -> tuple[Plan, ...]:
+    """The best plans, and the chosen one."""
+    behind = [plan for plan in plans[MOST_LISTED:] if plan.plan_id == wish.chosen]
+    return (*plans[:MOST_LISTED], *behind)
+
+
+def only(answer: Answer, plan: Plan) -> Answer:
+    """The answer as a report of one plan tells it: without the others."""
+    return replace(answer, plans=(plan,), pareto=None, baseline=None)
+
+
+def _shown(plans: Sequence[Plan], wish: Asked) -> list[Plan]:
+    """The chosen plan first, then the best of the others."""
+    first = [plan for plan in plans if plan.plan_id == wish.chosen]
+    others = [plan for plan in plans if plan.plan_id != wish.chosen]
+    return sorted([*first, *others][: wish.detailed], key=lambda plan: plan.rank)
