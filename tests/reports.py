@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from profiles.profile import default_profile
 from service.report.page import render_page
 from service.reporting import Asked, report_of
+from service.request import parse_problem, problem_to_mapping
 from solver.ask import ask
 from solver.plan import Answer
 from solver.problem import Problem
@@ -17,9 +18,11 @@ VOID = frozenset({"meta", "input", "br", "hr", "link", "img"})
 
 @cache
 def small_answer(top_k: int = 3) -> tuple[Problem, Answer]:
-    """A small model on two nodes, really searched."""
+    """A small model on two nodes of the catalog, really searched."""
     model = a_model(num_layers=8, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336)
-    problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=64, top_k=top_k, certify="none")
+    cluster = a_cluster(num_nodes=2)
+    made = a_problem(model=model, cluster=cluster, batch=64, top_k=top_k, certify="none")
+    problem = parse_problem(problem_to_mapping(made))  # as it is read back: with the catalog's GPU
     return problem, ask(problem, default_profile(problem.cluster, problem.launcher))
 
 
