@@ -28,12 +28,11 @@ from solver.calibration.refuse import impossible
 from solver.plan import Prediction, configuration_from_json
 from solver.predict import predict
 from solver.problem import Problem
+from solver.runs import MEMORY_KINDS, MEMORY_RANKS
 
 MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
 MAX_SECONDS = 1e6
 MAX_BYTES = 2**50
-MEMORY_KINDS = ("unknown", "allocated", "reserved", "device")
-MEMORY_RANKS = ("unknown", "first", "last", "worst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +157,9 @@ def _observation(
     if seconds is None and peak is None and not out:
         message = "give what was measured: step_time_s, peak_memory_bytes or out_of_memory"
         raise InvalidProblemError([FieldError(pointer="", message=message)])
+    if out and seconds is not None:
+        message = "a run that is out of memory has no step time"
+        raise InvalidProblemError.of("/step_time_s", message, allowed="null beside out_of_memory")
     problem = parse_problem(request)
     return Observation(
         name=plan_id,

@@ -7,7 +7,7 @@ cluster is calibrated, on the measurements of the chosen runs; on nothing else o
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
@@ -271,7 +271,7 @@ def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> 
     for row in predictions:
         if row.run.refused_reason:
             refused[row.run.refused_reason] += 1
-    notes = {row.run.shape.warning for row in predictions if row.run.shape is not None}
+    notes = Counter(note for row in predictions if row.run.shape for note in row.run.shape.warnings)
     return Report(
         runs=predictions,
         overall=figures_of(scored),
@@ -284,5 +284,8 @@ def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> 
             for name in sorted({s.source for s in scored})
         },
         refused=dict(refused),
-        warnings=(*sorted(note for note in notes if note), *findings),
+        warnings=(
+            *(f"{note} ({count} of {len(predictions)} runs)" for note, count in sorted(notes.items())),
+            *findings,
+        ),
     )

@@ -82,6 +82,17 @@ class Cells:
             raise self.fault(column, f"{value} is neither 0 nor 1", "0 or 1")
         return bool(value)
 
+    def word(self, column: str, allowed: Sequence[str]) -> str | None:
+        """The cell as one of ``allowed``, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is another word.
+        """
+        value = self.text(column)
+        if value is not None and value not in allowed:
+            raise self.fault(column, f'"{value[:40]}" is unknown', " | ".join(allowed))
+        return value
+
     def fault(self, column: str, message: str, allowed: str) -> InvalidProblemError:
         """An error that names this row and a column."""
         pointer = f"/rows/{self.line - 2}/{column}"

@@ -110,6 +110,13 @@ def model_of(cells: Cells) -> ModelSpec:
     )
 
 
+def vocabulary_warning(cells: Cells) -> str | None:
+    """What is assumed where the vocabulary is not stated."""
+    if cells.count("vocab_size"):
+        return None
+    return f"vocab_size is not stated: {_USUAL_VOCABULARY} tokens (GPT-2's, padded) are assumed"
+
+
 def _moe_of(cells: Cells) -> MoeSpec | None:
     """The experts, where the model has any."""
     experts = cells.count("num_experts")

@@ -17,9 +17,12 @@ from solver.run_shapes import (
     cluster_of,
     framework_of_run,
     model_of,
+    vocabulary_warning,
     workload_of,
 )
 
+MEMORY_KINDS = ("unknown", "allocated", "reserved", "device")  # what a peak counts
+MEMORY_RANKS = ("unknown", "first", "last", "worst")  # whose peak it is
 CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
 
 
@@ -29,8 +32,8 @@ class Measurement:
 
     step_time_s: float | None
     peak_memory_bytes: float | None
-    memory_kind: str  # allocated, reserved, device, unknown: what the peak counts
-    memory_rank: str  # first, last, worst, unknown: whose peak it is
+    memory_kind: str  # of MEMORY_KINDS
+    memory_rank: str  # of MEMORY_RANKS
     out_of_memory: bool | None
 
 
@@ -41,7 +44,7 @@ class RunShape:
     problem: Problem
     configuration: Configuration
     framework: str
-    warning: str | None  # what was assumed
+    warnings: tuple[str, ...]  # what was assumed
     recompute_known: bool  # False: the source does not say whether layers were recomputed
 
 
@@ -78,7 +81,7 @@ def _shape_of(cells: Cells) -> RunShape:
         problem=problem,
         configuration=configuration,
         framework=framework.name,
-        warning=framework.warning,
+        warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells)) if one),
         recompute_known=cells.text("recompute") is not None,
     )
 
@@ -121,13 +124,21 @@ def _whose_memory(stated: str | None, family: str) -> str:
 
 
 def _measurement_of(cells: Cells) -> Measurement:
-    """The measured cells, where the table has them."""
-    peak = cells.number("peak_memory_gib")
-    family = cells.text("framework_family") or ""
+    """The measured cells, where the table has them.
+
+    Raises:
+        InvalidProblemError: a cell is no such number or word, or a run returned a time and failed.
+    """
+    seconds, peak = cells.number("step_time_s"), cells.number("peak_memory_gib")
+    family, failed = cells.text("framework_family") or "", cells.flag("oom")
+    if seconds == 0.0:
+        raise cells.fault("step_time_s", "0 is no time of a step", "a positive number; empty: not measured")
+    if failed and seconds is not None:
+        raise cells.fault("oom", "a run that is out of memory has no step_time_s", "0, or no step_time_s")
     return Measurement(
-        step_time_s=cells.number("step_time_s") or None,
+        step_time_s=seconds,
         peak_memory_bytes=peak * GIB if peak else None,
-        memory_kind=cells.text("memory_kind") or "unknown",
-        memory_rank=_whose_memory(cells.text("memory_rank"), family),
-        out_of_memory=cells.flag("oom"),
+        memory_kind=cells.word("memory_kind", MEMORY_KINDS) or "unknown",
+        memory_rank=_whose_memory(cells.word("memory_rank", MEMORY_RANKS), family),
+        out_of_memory=failed,
     )

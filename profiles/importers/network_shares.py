@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from profiles.errors import ProfileError
 from profiles.importers.simai import read_simai
 from profiles.measurements import BandwidthShares
 from profiles.network_shares import FORMAT
@@ -80,9 +81,14 @@ def main() -> None:
     for name in ("--ring", "--all-to-all", "--out"):
         parser.add_argument(name, type=Path, required=True)
     given = parser.parse_args()
-    content = network_json(read_simai(given.ring), read_simai(given.all_to_all))
-    lines = json.dumps(content, indent=1).replace("\n   ", " ").replace("\n  ]", "]")
-    given.out.write_text(lines + "\n", encoding="utf-8")
+    try:
+        content = network_json(read_simai(given.ring), read_simai(given.all_to_all))
+        lines = json.dumps(content, indent=1).replace("\n   ", " ").replace("\n  ]", "]")
+        given.out.write_text(lines + "\n", encoding="utf-8")
+    except ProfileError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{given.out.name[:64]}: {error.strerror or 'cannot be written'}")
 
 
 if __name__ == "__main__":

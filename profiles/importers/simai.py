@@ -29,6 +29,8 @@ def read_simai(path: Path | str) -> BandwidthShares:
     """
     file = ForeignFile.open(path)
     lines = [(number, line.strip()) for number, line in file.lines() if line.strip()]
+    if not lines:
+        raise file.fault("", "is empty")
     header = lines[0][1].split(",")
     columns = {at: match for at, name in enumerate(header) if (match := _NODES.fullmatch(name.strip()))}
     nodes = [file.whole(match[1], "line 1") for match in columns.values()]

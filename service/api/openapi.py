@@ -14,10 +14,10 @@ from service.api.schemas import EventView
 from service.db.records import DEFAULT_PRIORITY
 from service.job_request import MAX_DEADLINE_S, MAX_PRIORITY, MIN_DEADLINE_S
 from service.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
-from service.measurements import MEMORY_KINDS, MEMORY_RANKS
 from service.request_schema import ProblemRequest
 from service.sweep.axes import AXES, MAX_POINTS
 from solver.plan import Configuration
+from solver.runs import MEMORY_KINDS, MEMORY_RANKS
 
 _REF = "#/components/schemas/{model}"
 

@@ -15,6 +15,10 @@ from solver.cost.compute import PassSeconds
 from solver.cost.context import Context
 
 # Shares of a layer's launches, and of what a step takes once, that are left under CUDA graphs.
+# Assumed, neither measured nor fitted: a dense layer's graph leaves what starts it, its collectives and the
+# copies into its static buffers; the experts of a layer, about half of its kernels, are launched one by one
+# (``moe_router`` and ``moe_preprocess`` are captured, dispatch and experts are not); of what a step takes
+# once the optimizer's launches go and data loading stays. Only recipes with ``cuda_graphs`` read them.
 _GRAPHED = {"dense": 0.3, "moe": 0.5}
 _GRAPHED_STEP = 0.15
 

@@ -113,6 +113,7 @@ def test_a_run_out_of_memory_is_a_label_without_a_time(measurements: Measurement
         ({"step_time_s": 30.0, "memory_kind": "all"}, "/memory_kind"),
         ({"step_time_s": 30.0, "step_time": 1}, "/step_time"),
         ({"peak_memory_bytes": 1.5}, "/peak_memory_bytes"),
+        ({"out_of_memory": True, "step_time_s": 30.0}, "/step_time_s"),
         # 70 billion weights, 6 FLOPs each, 4.2 million tokens on 128 H100s: 14 s at their peak
         ({"step_time_s": 1.0}, "/step_time_s"),
         ({"peak_memory_bytes": 2**40}, "/peak_memory_bytes"),

@@ -154,7 +154,7 @@ def test_an_unlisted_family_falls_back_with_a_warning(tmp_path: Path) -> None:
     run = only(tmp_path, framework_family="colossal")
     assert run.shape is not None
     assert run.shape.framework == "megatron-core"
-    assert "colossal" in (run.shape.warning or "")
+    assert any("colossal" in warning for warning in run.shape.warnings)
 
 
 def test_a_kernel_that_no_fact_knows_counts_as_unknown(tmp_path: Path) -> None:
@@ -217,3 +217,37 @@ def test_a_table_saved_by_a_spreadsheet_starts_with_a_mark_and_is_read(tmp_path:
     path = table(tmp_path / "runs.csv", ROW)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert read_runs(path)[0].run_id == ROW["run_id"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"memory_kind": "resident"}, "memory_kind"),
+        ({"memory_rank": "middle"}, "memory_rank"),
+        ({"step_time_s": "0"}, "step_time_s"),
+        ({"oom": "1"}, "oom"),  # beside a step of 2.5 s
+    ],
+)
+def test_a_measurement_that_means_nothing_refuses_its_run(
+    tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    run = only(tmp_path, **changes)
+    assert run.shape is None
+    assert reason in (run.refused_reason or "")
+
+
+def test_a_run_that_failed_without_a_time_is_kept(tmp_path: Path) -> None:
+    run = only(tmp_path, oom="1", step_time_s="")
+    assert run.shape is not None
+    assert (run.measured.out_of_memory, run.measured.step_time_s) == (True, None)
+
+
+def test_an_assumed_vocabulary_is_said(tmp_path: Path) -> None:
+    stated, left_out = only(tmp_path), only(tmp_path, vocab_size="")
+    assert stated.shape is not None
+    assert left_out.shape is not None
+    assert stated.shape.warnings == ()
+    assert left_out.shape.problem.model.vocab_size == 51200
+    assert left_out.shape.warnings == (
+        "vocab_size is not stated: 51200 tokens (GPT-2's, padded) are assumed",
+    )

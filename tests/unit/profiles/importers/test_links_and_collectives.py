@@ -1,5 +1,8 @@
 """Bandwidths of Galvatron, Sailor, vTrain and SimAI."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,3 +147,28 @@ def test_a_broken_table_of_simai_names_the_line(tmp_path: Path, old: str, new: s
     with pytest.raises(ProfileError, match=r"^ratio.csv: ") as raised:
         read_simai(path)
     assert expected in str(raised.value)
+
+
+def test_the_catalogs_network_shares_are_distilled_by_a_command(tmp_path: Path) -> None:
+    run = distilled(SIMAI, SIMAI, tmp_path / "network.json")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert json.loads((tmp_path / "network.json").read_text())["gpus_per_node"] == 8
+
+
+@pytest.mark.parametrize("text", ["", "not,a,table\n1,2,3\n", None])
+def test_a_wrong_file_is_named_in_one_line(tmp_path: Path, text: str | None) -> None:
+    wrong = tmp_path / "wrong.csv"
+    if text is not None:
+        wrong.write_text(text)
+    run = distilled(SIMAI, wrong, tmp_path / "network.json")
+    assert run.returncode == 2
+    assert "Traceback" not in run.stderr
+    assert "wrong.csv" in run.stderr
+    assert not (tmp_path / "network.json").exists()
+
+
+def distilled(ring: Path, exchange: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``profiles.importers.network_shares``."""
+    command = [sys.executable, "-m", "profiles.importers.network_shares", "--ring", str(ring)]
+    command += ["--all-to-all", str(exchange), "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
