@@ -87,12 +87,12 @@ class Field:
     @cached_property
     def straggler(self) -> float:
         """Of the slowest berth."""
-        return max(float(table.prices.straggler[0]) for table in self.tables)
+        return max(float(self.outer.rows[at].prices.straggler[self.row]) for at in self.berths)
 
     @cached_property
     def fixed_s(self) -> float:
         """Of the slowest berth."""
-        return max(float(table.prices.fixed_s[0]) for table in self.tables)
+        return max(float(self.outer.rows[at].prices.fixed_s[self.row]) for at in self.berths)
 
     @cached_property
     def enter_s(self) -> FloatArray:
@@ -102,7 +102,7 @@ class Field:
         for a in range(count):
             for b in range(count):
                 if a != b:
-                    own = float(self.tables[b].prices.transfer_s[0])
+                    own = float(self.outer.rows[self.berths[b]].prices.transfer_s[self.row])
                     more[a, b] = 2.0 * (self.outer.hop_s(self.row, self.berths[a], self.berths[b]) - own)
         return more
 

@@ -9,6 +9,7 @@ groups); one that may is solved (``reach.Program``) and its placement of least c
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,10 +20,11 @@ from solver.columns import FloatArray, IntArray
 from solver.mixed.bounds import Floors, floors_of, step_bound_s
 from solver.mixed.field import Field, Placement
 from solver.mixed.outer import Outer
-from solver.mixed.reach import Program, Reach
+from solver.mixed.program import Program
+from solver.mixed.reach import Reach
 
 _NS = 1e9
-_WIDEST = 0.2  # share of a step that bounds seldom miss
+_RUNG = 1.00025  # bounds are tried at its powers, in seconds
 _OPENED = 64  # rows whose fields are bounded together
 Layout = tuple[int, ...]
 
@@ -50,6 +52,7 @@ class PlacedFrontier:
     ranked: list[Placed] = field(default_factory=list)  # best first
     rivals_s: tuple[float, ...] = ()  # scores of plans that were found elsewhere
     least_objective_s: float = np.inf
+    proved_s: float = np.inf  # no placement of a solved field is faster
     solved: int = 0
     fields: int = 0
     finished: bool = False
@@ -57,7 +60,6 @@ class PlacedFrontier:
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
     _heap: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)
-    _solved: list[Field] = field(default_factory=list)
 
     @classmethod
     def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
@@ -134,17 +136,38 @@ class PlacedFrontier:
         return choices[:, 0, which], rows[at]
 
     def settle(self, one: Field, *, unconditionally: bool = False) -> None:
-        """Refute a field, or solve it and rank its placement."""
-        if not unconditionally and self.cutoff_s < np.inf and not Reach(one).can_beat(self.cutoff_s):
+        """Refute a field, or solve it and rank its best candidate."""
+        reach, cutoff = Reach(one), np.inf if unconditionally else self.cutoff_s
+        if cutoff < np.inf and not reach.can_beat(cutoff):
             return
         best = Program(one).solve()
         if best is None:
             return
         self.solved += 1
-        self._solved.append(one)
         self.least_objective_s = min(self.least_objective_s, best.objective_s)
-        score = one.simulated_s(best.placement)
-        placed = Placed(self._key(one, score), score, best.objective_s, one.row, one.berths, best.placement)
+        rung = self._least_rung(one, reach)
+        self.proved_s = min(self.proved_s, _rung_s(rung - 1))
+        other = reach.placement(_rung_s(rung))
+        candidates = [best.placement] if other is None else [best.placement, other]
+        placement = min(candidates, key=one.simulated_s)
+        self._rank(one, one.simulated_s(placement), placement)
+
+    def _least_rung(self, one: Field, reach: Reach) -> int:
+        """The first rung at which the bounds leave a placement: the same whatever else was searched."""
+        low = _rung_above(float(self.bound_s[one.row])) - 1
+        step = 1
+        while not reach.can_beat(_rung_s(low + step)):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if reach.can_beat(_rung_s(middle)) else (middle, high)
+        return high
+
+    def _rank(self, one: Field, score: float, placement: Placement) -> None:
+        """Let a candidate stand for its layout where it is the best so far."""
+        objective = one.objective_s(placement)
+        placed = Placed(self._key(one, score), score, objective, one.row, one.berths, placement)
         layout = self._layout_of(one)
         known = self._best.get(layout)
         if known is None or placed < known:
@@ -168,23 +191,20 @@ class PlacedFrontier:
         simple = (len(one.berths), int(c.pipeline_parallel_size[row]), int(c.recompute[row]), tensor)
         return (round(score_s * _NS), *simple, row, *one.berths)
 
-    def least_bound_s(self, best_s: float, tick: Callable[[], object], steps: int = 9) -> float:
+    def least_bound_s(self, best_s: float) -> float:
         """No placement of any row simulates faster; at most ``best_s``.
 
         A refuted field has no placement within the cutoff of its time, which was no less; what waits keeps
-        its bound. Only other placements of solved fields are left, and they are bisected together.
+        its bound; a solved one has none below its first rung.
         """
-        reaches = [Reach(one) for one in self._solved]
-        high = min(best_s, self.waiting_s)
-        reaches = [reach for reach in reaches if reach.can_beat(high)]
-        if not reaches:
-            return high
-        low = high * (1.0 - _WIDEST)
-        if any(reach.can_beat(low) for reach in reaches):
-            low, high = 0.0, low
-        for _ in range(steps):
-            tick()
-            middle = (low + high) / 2.0
-            able = [reach for reach in reaches if reach.can_beat(middle)]
-            low, high, reaches = (low, middle, able) if able else (middle, high, reaches)
-        return low
+        return min(best_s, self.waiting_s, self.proved_s)
+
+
+def _rung_s(rung: int) -> float:
+    """Times that bounds are tried at."""
+    return float(_RUNG**rung)
+
+
+def _rung_above(step_s: float) -> int:
+    """The first rung that is not below a time."""
+    return math.ceil(math.log(step_s) / math.log(_RUNG))

@@ -1,228 +1,196 @@
-"""The inner problem of a mixed cluster, exactly: groups to stages and layers to stages, in one program.
+"""Whether some placement of a field may simulate within a time; *no* is a proof.
 
-State after s + 1 stages: (which groups were used, the group of the last stage, how many stages in a row
-it has, the boundary behind it). Which stages of earlier groups there were does not matter any more, since
-a group has one run; so there are 2^B B p boundaries of states, not a product over groups. ``sweep``
-carries the least sum, the least maximum, or the least sum under limits to every state.
+For a time Z a stage with P seconds of stages before it and R behind it must keep, with w = min(m, p - s),
+
+(A) ``P + m T + tail_0 <= Z``
+(B) ``P + T + R + (m - 1) T - (w - 1) F + tail_0 <= Z``
+(H) ``P + T + R + (m - w) T + R + tail_0 <= Z`` where w < m: the first micro-batch goes down and back to
+    stage s, the stage works until it has passed the last one on, and that goes down and back as well
+(C), (D) the same with ``f P`` for P, without the way back, and tail_s; f: the least share of forward time.
+
+R is the least sum behind a state, P the least sum of all ways into it that kept every limit. Both only
+make limits looser than they are, so if any placement keeps them all, a way is found.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
+from solver.mixed.bands import Bands
 from solver.mixed.field import Field, Placement, Stop
+from solver.mixed.routes import Routes, Steps, routes_of
 from solver.search.bounds import SAFETY
 
-_NS = 1e9
-_NEVER = 2**60
-_EVEN = 4096  # steps in which squares of stage times break ties
 
-Layers: TypeAlias = IntArray | FloatArray
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One stage's ways within a time: arrays (K, n, I) over ways, numbers of layers, first layers."""
 
-
-def sweep(
-    field: Field,
-    cost: Layers,
-    *,
-    never: float,
-    limit: FloatArray | None = None,
-    largest: bool = False,
-) -> list[Layers]:
-    """Best values after every stage, arrays (B, 2^B, C, L + 1); ``never`` where there is no way.
-
-    C counts the stages of the last run. ``cost`` (B, B, p, L + 1, L + 1) is that of layers i … j - 1 by
-    the berth before the stage (its own for the first) and its own; sums must stay within ``limit`` of that
-    shape. ``largest`` takes the maximum of the costs, else their sum.
-    """
-    count, width = len(field.berths), field.num_layers + 1
-    shape = (count, 1 << count, max(field.room), width)
-    values: Layers = np.broadcast_to(cost[0, 0, 0, 0, 0], shape).copy()
-    values[...] = never
-    for b in range(count):
-        first = cost[b, b, 0, 0]
-        values[b, 1 << b, 0] = (
-            first if limit is None else np.where(first <= limit[b, b, 0, 0], first, never)
-        )
-    found = [values]
-    for stage in range(1, field.p):
-        within = None if limit is None else limit[:, :, stage]
-        found.append(_next(field, found[-1], cost[:, :, stage], within, largest=largest, never=never))
-    return found
-
-
-def _next(
-    field: Field, before: Layers, cost: Layers, limit: FloatArray | None, *, largest: bool, never: float
-) -> Layers:
-    """Values after one more stage: every state that has a way, stayed on or left for another berth."""
-    after = np.full_like(before, never)
-    ends = before.min(axis=2)
-    own, mask, run = np.nonzero((before < never).any(axis=3))
-    longer = run + 1 < np.array(field.room)[own]
-    own, mask, run = own[longer], mask[longer], run[longer]
-    left, used, into = np.nonzero(_open_berths(ends, never))
-    source = np.concatenate([before[own, mask, run], ends[left, used]])
-    if not len(source):
-        return after
-    berth_before, berth = np.concatenate([own, left]), np.concatenate([own, into])
-    columns = np.flatnonzero((source < never).any(axis=0))
-    here = slice(columns[0], columns[-1] + 1)
-    values, more = source[:, here, None], cost[berth_before, berth, here]
-    reached = np.maximum(values, more) if largest else values + more
-    if limit is not None:
-        reached = np.where(reached <= limit[berth_before, berth, here], reached, np.inf)
-    best = np.minimum(reached.min(axis=1), never)
-    after[own, mask, run + 1] = best[: len(own)]
-    states = (into, used | (1 << into), np.zeros_like(into))
-    np.minimum.at(after, states, best[len(own) :])
-    return after
-
-
-def _open_berths(ends: Layers, never: float) -> BoolArray:
-    """Which berths a state may be left for, (B, 2^B, B): those that have no run yet."""
-    count, masks = len(ends), np.arange(ends.shape[1])
-    unused = (masks[:, None] >> np.arange(count)[None, :]) & 1 == 0
-    alive: BoolArray = np.any(ends < never, axis=2, keepdims=False)
-    return np.asarray(alive[:, :, None] & unused[None])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The placement of least closed form."""
-
-    placement: Placement
-    objective_s: float
-
-
-class Program:
-    """The exact program of one field; costs in whole nanoseconds, so that ties are ties."""
-
-    def __init__(self, field: Field) -> None:
-        self.field = field
-        times, fits = field.entered_s, np.broadcast_to(field.fits, field.entered_s.shape)
-        square = times**2
-        most = float(np.where(fits, square, 0.0).max(initial=0.0)) or 1.0
-        even = np.floor(np.minimum(square / most, 1.0) * ((_EVEN - 1) / field.p))
-        slowest = np.rint(((field.m - 1.0) * times + field.tail_s) * _NS)
-        self.slowest = np.where(fits, slowest, _NEVER).astype(np.int64)
-        whole = np.rint(times * _NS).astype(np.int64) * _EVEN + even.astype(np.int64)
-        self.sum = np.where(fits, whole, _NEVER)
-
-    def least_slowest(self) -> int:
-        """Least largest stage of any placement; ``_NEVER`` where none fits."""
-        values = sweep(self.field, self.slowest, largest=True, never=_NEVER)
-        return int(values[-1][:, -1, :, -1].min())
-
-    def least_sum(self, cap: int) -> tuple[int, Placement] | None:
-        """The placement of least sum whose stages all stay within ``cap``."""
-        cost = np.where(self.slowest <= cap, self.sum, _NEVER)
-        values = sweep(self.field, cost, never=_NEVER)
-        least = int(values[-1][:, -1, :, -1].min())
-        if least >= _NEVER:
-            return None
-        return least // _EVEN, _traced(self.field, values, cost)
-
-    def largest_of(self, placement: Placement) -> int:
-        """The largest stage of a placement."""
-        before, largest = placement[0].berth, 0
-        for stage, stop in enumerate(placement):
-            largest = max(largest, int(self.slowest[before, stop.berth, stage, stop.start, stop.end]))
-            before = stop.berth
-        return largest
-
-    def solve(self) -> Best | None:
-        """Least largest stage first, then smaller sums for a larger one while that can still pay."""
-        floor = self.least_slowest()
-        unbound = None if floor >= _NEVER else self.least_sum(int(_NEVER) - 1)
-        if unbound is None:
-            return None
-        cap, best, placement = floor, unbound[0] + self.largest_of(unbound[1]), unbound[1]
-        while cap >= floor:
-            found = self.least_sum(cap)
-            if found is None:
-                break
-            largest = self.largest_of(found[1])
-            if found[0] + largest < best:
-                best, placement = found[0] + largest, found[1]
-            below = largest - 1 if cap > floor else int(_NEVER)
-            cap = min(below, best - unbound[0] - 1)
-            if cap <= floor:
-                break
-        return Best(placement=placement, objective_s=self.field.objective_s(placement))
-
-
-def _traced(field: Field, values: list[Layers], cost: Layers) -> Placement:
-    """The placement behind the least value, from the last stage to the first."""
-    end = values[-1][:, -1, :, -1]
-    berth, run = (int(at) for at in np.unravel_index(int(end.argmin()), end.shape))
-    mask, layer, stops = (1 << len(field.berths)) - 1, field.num_layers, list[Stop]()
-    for stage in range(field.p - 1, 0, -1):
-        before = values[stage - 1]
-        if run:
-            start = int((before[berth, mask, run - 1] + cost[berth, berth, stage, :, layer]).argmin())
-            stops.append(Stop(berth, start, layer))
-            run, layer = run - 1, start
-            continue
-        ways = before[:, mask ^ (1 << berth)] + cost[:, berth, stage, None, :, layer]
-        ways[berth] = _NEVER
-        entered, length, start = (int(at) for at in np.unravel_index(int(ways.argmin()), ways.shape))
-        stops.append(Stop(berth, start, layer))
-        mask, berth, run, layer = mask ^ (1 << berth), entered, length, start
-    stops.append(Stop(berth, 0, layer))
-    return tuple(reversed(stops))
+    stage: int
+    start: IntArray  # (I,) first layers
+    end: IntArray  # (n, I) places of ``start + n`` among the boundaries behind, the last: none
+    time_s: FloatArray
+    forward_s: FloatArray
+    tail_s: FloatArray
+    behind_s: FloatArray  # least sum of the stages after
 
 
 class Reach:
-    """Whether some placement of a field may simulate within a time; *no* is a proof.
-
-    Bounds (A) and (B) of ``search.bounds``, with the least sum of stage times that leads to a state and a
-    lower bound on the sum behind it; (C) with the least share of forward time. Smaller sums never make
-    a limit tighter, so carrying the least one is enough.
-    """
+    """The bounds of one field under any time."""
 
     def __init__(self, field: Field) -> None:
-        self.field = field
-        fits = np.broadcast_to(field.fits, field.entered_s.shape)
-        self._time_s = np.where(fits, field.entered_s, np.inf)
-        self._least_s = self._time_s.min(axis=(0, 1))
-        self._tail_s = float(np.where(field.fits, field.tail_s, np.inf)[:, 0].min(initial=np.inf))
-        self._forward_s = field.forward_s + field.enter_s[:, :, None, None, None] / 2.0
+        self.field, self.bands = field, Bands.of(field)
+        self.routes = routes_of(field.p, field.room)
+        fits = self.bands.fits
+        self._tail_s = float(np.where(fits, self.bands.tail_s, np.inf)[:, 0].min(initial=np.inf))
+        hop = field.enter_s[:, :, None, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(fits, self._forward_s / field.entered_s, 0.5)
+            share = np.where(fits, (self.bands.forward_s + hop / 2.0) / (self.bands.time_s + hop), 0.5)
         self._share = max(float(np.clip(share.min(initial=0.5), 0.0, 0.5)), 1e-9)
-
-    def _sums_behind(self, least_s: FloatArray) -> FloatArray:
-        """Least sum of the stages after each, by the boundary before them, (p, L + 1)."""
-        behind = np.full((self.field.p, self.field.num_layers + 1), np.inf)
-        behind[-1, -1] = 0.0
-        for stage in range(self.field.p - 2, -1, -1):
-            behind[stage] = (least_s[stage + 1] + behind[stage + 1][None, :]).min(axis=1)
-        return behind
 
     def can_beat(self, step_s: float) -> bool:
         """Whether the bounds leave a placement that steps within ``step_s``."""
-        field = self.field
-        room_s = (step_s / SAFETY**2 - field.fixed_s) / field.straggler
-        short = field.m * self._least_s <= room_s - self._tail_s
-        behind_s = self._sums_behind(np.where(short, self._least_s, np.inf))
-        if not np.isfinite(behind_s[0]).any():
-            return False
-        with np.errstate(invalid="ignore"):
-            limit = self._limit_s(room_s, behind_s)
-            values = sweep(field, self._time_s, never=np.inf, limit=limit)
-        return bool(np.isfinite(values[-1][:, -1, :, -1].min()))
+        return self._search(step_s, traced=False) is not None
 
-    def _limit_s(self, room_s: float, behind_s: FloatArray) -> FloatArray:
-        """What (A), (B) and (C) leave for the sum of stage times up to and with each stage."""
-        field, time_s = self.field, self._time_s
-        stage = np.arange(field.p)[:, None, None]
-        later, early = field.m - 1.0, np.minimum(field.m, field.p - stage) - 1.0
-        tail_s = np.where(stage == 0, np.where(field.fits, field.tail_s, 0.0), self._tail_s)
-        chain = room_s - tail_s - later * time_s
-        back = chain - behind_s[:, None, :] + early * self._forward_s
-        own_s = room_s - field.tail_s - field.m * time_s
-        away = np.where(own_s < 0.0, -np.inf, own_s / self._share + time_s)
-        return np.asarray(np.minimum(np.minimum(chain, back), away))
+    def placement(self, step_s: float) -> Placement | None:
+        """A placement that keeps the bounds within ``step_s``."""
+        return self._search(step_s, traced=True)
+
+    def _search(self, step_s: float, *, traced: bool) -> Placement | None:
+        """The placement of least sum; empty where it is not asked for; None: there is none."""
+        if self.routes is None or not np.isfinite(self._tail_s):
+            return None
+        room_s = (step_s / SAFETY**2 - self.field.fixed_s) / self.field.straggler
+        windows = self._windows(room_s)
+        if windows is None:
+            return None
+        return _Within(self, self.routes, room_s, windows).found(traced=traced)
+
+    def _windows(self, room_s: float) -> list[tuple[int, int, int]] | None:
+        """Of each stage: most layers, first and last boundary behind it; None: there are too few layers."""
+        field, bands = self.field, self.bands
+        short = bands.fits & (field.m * bands.time_s <= room_s - self._tail_s)
+        some = short.any(axis=(0, 3))  # (p, N)
+        most = np.where(some, np.arange(1, some.shape[1] + 1), 0).max(axis=1)
+        if (most == 0).any():
+            return None
+        upto, total = np.cumsum(most), field.num_layers
+        number = np.arange(1, field.p + 1)
+        high = np.minimum(upto, total - field.p + number)
+        low = np.maximum(number, total - (upto[-1] - upto))
+        if (low > high).any():
+            return None
+        return list(zip(most.tolist(), low.tolist(), high.tolist(), strict=True))
+
+
+class _Within:
+    """One field under one time."""
+
+    def __init__(
+        self, reach: Reach, routes: Routes, room_s: float, windows: list[tuple[int, int, int]]
+    ) -> None:
+        self.reach, self.routes, self.room_s, self.windows = reach, routes, room_s, windows
+        self.field, self.bands = reach.field, reach.bands
+
+    def found(self, *, traced: bool) -> Placement | None:
+        """Back from the end for the least sums behind, then forward within the limits."""
+        steps, behind_s = list[_Step](), np.zeros((self.routes.num_states[-1], 1))
+        for stage in range(self.field.p - 1, 0, -1):
+            one = self._step(stage, behind_s)
+            ways = (one.time_s + one.behind_s).min(axis=1)
+            behind_s = np.minimum.reduceat(ways, self.routes.steps[stage - 1].first_of_source, axis=0)
+            steps.append(one)
+            if not np.isfinite(behind_s).any():
+                return None
+        return self._forward(steps[::-1], behind_s, traced=traced)
+
+    def _step(self, stage: int, behind_s: FloatArray) -> _Step:
+        """The ways into a stage with what is behind it, (states, boundaries)."""
+        ways, (most, low, high) = self.routes.steps[stage - 1], self.windows[stage]
+        _, first, last = self.windows[stage - 1]
+        start = np.arange(first, last + 1)
+        end = start[None, :] + np.arange(1, most + 1)[:, None] - low
+        end = np.where((end >= 0) & (end <= high - low), end, high - low + 1)
+        hop = self.field.enter_s[ways.before, ways.berth][:, None, None]
+        place = (ways.berth, stage, slice(None, most))
+        time = self._at(self.bands.time_s, place, start) + hop
+        tail = self._at(self.bands.tail_s, place, start)
+        fits = self._at(self.bands.fits, place, start)
+        fits = fits & (self.field.m * time <= self.room_s - np.minimum(self.reach._tail_s, tail))
+        padded = np.concatenate([behind_s, np.full((len(behind_s), 1), np.inf)], axis=1)
+        return _Step(
+            stage=stage,
+            start=start,
+            end=end,
+            time_s=np.where(fits, time, np.inf),
+            forward_s=self._at(self.bands.forward_s, place, start) + hop / 2.0,
+            tail_s=tail,
+            behind_s=padded[:, end][ways.target],
+        )
+
+    def _at(self, table: FloatArray, place: tuple[IntArray, int, slice], start: IntArray) -> FloatArray:
+        """Entries of the ways' berths, (K, n, I), or (K, n, 1) where the first layer does not matter."""
+        berth, stage, layers = place
+        found = table[:, stage, layers][berth]
+        return found if found.shape[2] == 1 else found[:, :, start]
+
+    def _allowed_s(self, stage: int, one: tuple[FloatArray, ...]) -> FloatArray:
+        """The most that may stand before a stage: (A) to (D) and (H)."""
+        time, forward, tail, behind = one
+        m, w = self.field.m, min(self.field.m, self.field.p - stage)
+        with np.errstate(invalid="ignore"):
+            work = np.maximum(m * time, m * time - (w - 1) * forward + behind)
+            if w < m:
+                work = np.maximum(work, (m - w + 1) * time + 2.0 * behind)
+            if stage == 0:
+                return np.asarray(self.room_s - tail - work)
+            away = (self.room_s - tail - work) / self.reach._share
+            return np.asarray(np.minimum(self.room_s - self.reach._tail_s - work, away))
+
+    def _forward(self, steps: list[_Step], behind_s: FloatArray, *, traced: bool) -> Placement | None:
+        """Least sums into every state, stage by stage."""
+        most, low, high = self.windows[0]
+        berth, count = self.routes.first, np.arange(low, high + 1)
+        time, forward, tail = (
+            table[berth, 0][:, count - 1, 0]
+            for table in (self.bands.time_s, self.bands.forward_s, self.bands.tail_s)
+        )
+        fits = self.bands.fits[berth, 0][:, count - 1, 0]
+        allowed = self._allowed_s(0, (time, forward, tail, behind_s))
+        sums, ways = np.where(fits & (allowed >= 0.0), time, np.inf), list[FloatArray]()
+        for one in steps:
+            if not np.isfinite(sums).any():
+                return None
+            before = sums[self.routes.steps[one.stage - 1].source][:, None, :]
+            allowed = self._allowed_s(one.stage, (one.time_s, one.forward_s, one.tail_s, one.behind_s))
+            reached = np.where(before <= allowed, before + one.time_s, np.inf)
+            ways.append(reached)
+            sums = self._sums(one, reached)
+        if not np.isfinite(sums).any():
+            return None
+        return self._traced(steps, sums, ways) if traced else ()
+
+    def _sums(self, one: _Step, reached: FloatArray) -> FloatArray:
+        """Least sums by state and boundary behind a stage."""
+        steps, (_, low, high) = self.routes.steps[one.stage - 1], self.windows[one.stage]
+        best = np.full((len(steps.source), high - low + 2), np.inf)
+        for number, end in enumerate(one.end):
+            best[:, end] = np.minimum(best[:, end], reached[:, number])
+        return np.minimum.reduceat(best[steps.by_target, :-1], steps.first_of_target, axis=0)
+
+    def _traced(self, steps: list[_Step], sums: FloatArray, ways: list[FloatArray]) -> Placement:
+        """The placement behind the least sum, from the last stage to the first."""
+        state, layer, stops = int(sums[:, -1].argmin()), self.field.num_layers, list[Stop]()
+        for one, reached in zip(reversed(steps), reversed(ways), strict=True):
+            into: Steps = self.routes.steps[one.stage - 1]
+            there: BoolArray = one.start[None, :] + np.arange(1, len(one.end) + 1)[:, None] == layer
+            mine = there[None] & (into.target == state)[:, None, None]
+            way, _, at = np.unravel_index(int(np.where(mine, reached, np.inf).argmin()), reached.shape)
+            start = int(one.start[at])
+            stops.append(Stop(int(into.berth[way]), start, layer))
+            state, layer = int(into.source[way]), start
+        stops.append(Stop(int(self.routes.first[state]), 0, layer))
+        return tuple(reversed(stops))

@@ -66,7 +66,7 @@ def _bound_s(
     if not plans:
         return frontier.waiting_s if frontier.waiting_s < np.inf and not frontier.finished else None
     best = shared.bound_s(plans[0].prediction.step_time_s)
-    return frontier.least_bound_s(best, watch.tick)
+    return frontier.least_bound_s(best)
 
 
 @dataclass(frozen=True, slots=True)

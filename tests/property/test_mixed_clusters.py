@@ -11,7 +11,8 @@ from profiles.profile import default_profile
 from solver.mixed.bounds import floors_of, step_bound_s
 from solver.mixed.field import Field
 from solver.mixed.frontier import PlacedFrontier
-from solver.mixed.reach import Program, Reach
+from solver.mixed.program import Program
+from solver.mixed.reach import Reach
 from solver.problem import Problem
 from solver.search.search import search
 from tests.mixed_clusters import fields_of, mixed_problems, outer_space, placements
@@ -83,7 +84,7 @@ def test_best_first_ranks_as_solving_every_field_does(problem: Problem) -> None:
     assert [one.key for one in frontier.ranked] == [one.key for one in every.ranked]
     if frontier.ranked:
         best = frontier.ranked[0].score_s
-        bound = frontier.least_bound_s(best, lambda: None)
+        bound = frontier.least_bound_s(best)
         simulated = [
             field.simulated_s(placement)
             for row in range(len(outer))
