@@ -39,10 +39,15 @@ class Bands:
             held = sums[np.minimum(ends, field.num_layers)] - sums[None, :, :]
         layers = held.astype(np.float64)
         tables = [_of_berth(field, outer.rows[berth], layers) for berth in field.berths]
-        return cls(**{name: np.stack([table[name] for table in tables]) for name in cls.__slots__})
+        return cls(
+            time_s=np.stack([table.time_s for table in tables]),
+            forward_s=np.stack([table.forward_s for table in tables]),
+            tail_s=np.stack([table.tail_s for table in tables]),
+            fits=np.stack([table.fits for table in tables]),
+        )
 
 
-def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> dict[str, FloatArray]:
+def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> Bands:
     """One berth's tables, (p, N, W); ``layers`` (N, W, K) of each kind."""
     prices, row, p = rows.prices, field.row, field.p
     stage = np.arange(p)[:, None, None]
@@ -61,9 +66,9 @@ def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> dict[str, FloatAr
     used = spread(rows.state_bytes[row]) + np.minimum(field.m, p - stage) * spread(kept)
     used = used + np.maximum(head, prices.replay_workspace_bytes[row]) + prices.buffer_bytes[row]
     used = used * prices.reserve[row] + prices.context_bytes[row]
-    return {
-        "time_s": forward + spread(backward) + prices.transfer_s[row],
-        "forward_s": forward,
-        "tail_s": spread(prices.tail_s[row]) + prices.rank_tail_s[row],
-        "fits": used <= rows.budget_bytes * _ROUNDING,
-    }
+    return Bands(
+        time_s=forward + spread(backward) + prices.transfer_s[row],
+        forward_s=forward,
+        tail_s=spread(prices.tail_s[row]) + prices.rank_tail_s[row],
+        fits=used <= rows.budget_bytes * _ROUNDING,
+    )

@@ -25,6 +25,7 @@ from solver.mixed.reach import Reach
 
 _NS = 1e9
 _RUNG = 1.00025  # bounds are tried at its powers, in seconds
+_TRIES = 9  # times between the least that the bounds leave and what is known
 _OPENED = 64  # rows whose fields are bounded together
 Layout = tuple[int, ...]
 
@@ -147,10 +148,15 @@ class PlacedFrontier:
         self.least_objective_s = min(self.least_objective_s, best.objective_s)
         rung = self._least_rung(one, reach)
         self.proved_s = min(self.proved_s, _rung_s(rung - 1))
-        other = reach.placement(_rung_s(rung))
-        candidates = [best.placement] if other is None else [best.placement, other]
-        placement = min(candidates, key=one.simulated_s)
+        placement = min(self._candidates(one, reach, best.placement, rung), key=one.simulated_s)
         self._rank(one, one.simulated_s(placement), placement)
+
+    def _candidates(self, one: Field, reach: Reach, known: Placement, rung: int) -> list[Placement]:
+        """The placement of least closed form, and those that keep the bounds within some shorter times."""
+        least_s, most_s = _rung_s(rung), one.simulated_s(known)
+        times_s = np.linspace(least_s, max(least_s, most_s), _TRIES).tolist()
+        found = [reach.placement(step_s) for step_s in times_s]
+        return list(dict.fromkeys([known, *(placement for placement in found if placement is not None)]))
 
     def _least_rung(self, one: Field, reach: Reach) -> int:
         """The first rung at which the bounds leave a placement: the same whatever else was searched."""

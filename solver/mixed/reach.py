@@ -9,12 +9,14 @@ For a time Z a stage with P seconds of stages before it and R behind it must kee
 (C), (D) the same with ``f P`` for P, without the way back, and tail_s; f: the least share of forward time.
 
 R is the least sum behind a state, P the least sum of all ways into it that kept every limit. Both only
-make limits looser than they are, so if any placement keeps them all, a way is found.
+make limits looser than they are, so if any placement keeps them all, its ways stay. Ways that break one
+are left out when R is found anew, and so on to and fro while some go and ``_ROUNDS`` last.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from solver.mixed.bands import Bands
 from solver.mixed.field import Field, Placement, Stop
 from solver.mixed.routes import Routes, Steps, routes_of
 from solver.search.bounds import SAFETY
+
+_ROUNDS = 5  # to and fro
+Table = TypeVar("Table", FloatArray, BoolArray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,11 @@ class Reach:
         self.field, self.bands = field, Bands.of(field)
         self.routes = routes_of(field.p, field.room)
         fits = self.bands.fits
-        self._tail_s = float(np.where(fits, self.bands.tail_s, np.inf)[:, 0].min(initial=np.inf))
+        self.tail_s = float(np.where(fits, self.bands.tail_s, np.inf)[:, 0].min(initial=np.inf))
         hop = field.enter_s[:, :, None, None, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(fits, (self.bands.forward_s + hop / 2.0) / (self.bands.time_s + hop), 0.5)
-        self._share = max(float(np.clip(share.min(initial=0.5), 0.0, 0.5)), 1e-9)
+        self.share = max(float(np.clip(share.min(initial=0.5), 0.0, 0.5)), 1e-9)
 
     def can_beat(self, step_s: float) -> bool:
         """Whether the bounds leave a placement that steps within ``step_s``."""
@@ -61,7 +66,7 @@ class Reach:
 
     def _search(self, step_s: float, *, traced: bool) -> Placement | None:
         """The placement of least sum; empty where it is not asked for; None: there is none."""
-        if self.routes is None or not np.isfinite(self._tail_s):
+        if self.routes is None or not np.isfinite(self.tail_s):
             return None
         room_s = (step_s / SAFETY**2 - self.field.fixed_s) / self.field.straggler
         windows = self._windows(room_s)
@@ -72,7 +77,7 @@ class Reach:
     def _windows(self, room_s: float) -> list[tuple[int, int, int]] | None:
         """Of each stage: most layers, first and last boundary behind it; None: there are too few layers."""
         field, bands = self.field, self.bands
-        short = bands.fits & (field.m * bands.time_s <= room_s - self._tail_s)
+        short = bands.fits & (field.m * bands.time_s <= room_s - self.tail_s)
         some = short.any(axis=(0, 3))  # (p, N)
         most = np.where(some, np.arange(1, some.shape[1] + 1), 0).max(axis=1)
         if (most == 0).any():
@@ -86,6 +91,11 @@ class Reach:
         return list(zip(most.tolist(), low.tolist(), high.tolist(), strict=True))
 
 
+def _alive(ways: list[FloatArray]) -> int:
+    """Ways that keep every limit."""
+    return sum(int(np.isfinite(one).sum()) for one in ways)
+
+
 class _Within:
     """One field under one time."""
 
@@ -96,16 +106,47 @@ class _Within:
         self.field, self.bands = reach.field, reach.bands
 
     def found(self, *, traced: bool) -> Placement | None:
-        """Back from the end for the least sums behind, then forward within the limits."""
-        steps, behind_s = list[_Step](), np.zeros((self.routes.num_states[-1], 1))
+        """Back from the end for the least sums behind, forward within the limits, and again."""
+        steps, behind_s = list[_Step](), self._none_behind_s()
         for stage in range(self.field.p - 1, 0, -1):
-            one = self._step(stage, behind_s)
-            ways = (one.time_s + one.behind_s).min(axis=1)
-            behind_s = np.minimum.reduceat(ways, self.routes.steps[stage - 1].first_of_source, axis=0)
-            steps.append(one)
-            if not np.isfinite(behind_s).any():
+            steps.append(self._step(stage, behind_s))
+            behind_s = self._passed_s(steps[-1])
+        sums, ways = self._forward(steps[::-1], behind_s)
+        for _ in range(_ROUNDS):
+            left = _alive(ways)
+            if not np.isfinite(sums).any():
                 return None
-        return self._forward(steps[::-1], behind_s, traced=traced)
+            steps, behind_s = self._without(steps, ways)
+            sums, ways = self._forward(steps[::-1], behind_s)
+            if _alive(ways) == left:
+                break
+        if not np.isfinite(sums).any():
+            return None
+        return self._traced(steps, sums, ways) if traced else ()
+
+    def _none_behind_s(self) -> FloatArray:
+        """Behind the last stage there is nothing."""
+        return np.zeros((self.routes.num_states[-1], 1))
+
+    def _passed_s(self, one: _Step) -> FloatArray:
+        """Least sums behind the states before a step."""
+        first = self.routes.steps[one.stage - 1].first_of_source
+        return np.asarray(np.minimum.reduceat((one.time_s + one.behind_s).min(axis=1), first, axis=0))
+
+    def _behind_s(self, stage: int, end: IntArray, behind_s: FloatArray) -> FloatArray:
+        """What is behind each way; nothing is behind the place after the last boundary."""
+        padded = np.concatenate([behind_s, np.full((len(behind_s), 1), np.inf)], axis=1)
+        return np.asarray(padded[:, end][self.routes.steps[stage - 1].target])
+
+    def _without(self, steps: list[_Step], ways: list[FloatArray]) -> tuple[list[_Step], FloatArray]:
+        """The steps, last first, without the ways that broke a limit."""
+        kept, behind_s = list[_Step](), self._none_behind_s()
+        for one, reached in zip(steps, reversed(ways), strict=True):
+            time = np.where(np.isfinite(reached), one.time_s, np.inf)
+            behind = self._behind_s(one.stage, one.end, behind_s)
+            kept.append(replace(one, time_s=time, behind_s=behind))
+            behind_s = self._passed_s(kept[-1])
+        return kept, behind_s
 
     def _step(self, stage: int, behind_s: FloatArray) -> _Step:
         """The ways into a stage with what is behind it, (states, boundaries)."""
@@ -119,8 +160,7 @@ class _Within:
         time = self._at(self.bands.time_s, place, start) + hop
         tail = self._at(self.bands.tail_s, place, start)
         fits = self._at(self.bands.fits, place, start)
-        fits = fits & (self.field.m * time <= self.room_s - np.minimum(self.reach._tail_s, tail))
-        padded = np.concatenate([behind_s, np.full((len(behind_s), 1), np.inf)], axis=1)
+        fits = fits & (self.field.m * time <= self.room_s - np.minimum(self.reach.tail_s, tail))
         return _Step(
             stage=stage,
             start=start,
@@ -128,10 +168,10 @@ class _Within:
             time_s=np.where(fits, time, np.inf),
             forward_s=self._at(self.bands.forward_s, place, start) + hop / 2.0,
             tail_s=tail,
-            behind_s=padded[:, end][ways.target],
+            behind_s=self._behind_s(stage, end, behind_s),
         )
 
-    def _at(self, table: FloatArray, place: tuple[IntArray, int, slice], start: IntArray) -> FloatArray:
+    def _at(self, table: Table, place: tuple[IntArray, int, slice], start: IntArray) -> Table:
         """Entries of the ways' berths, (K, n, I), or (K, n, 1) where the first layer does not matter."""
         berth, stage, layers = place
         found = table[:, stage, layers][berth]
@@ -147,31 +187,29 @@ class _Within:
                 work = np.maximum(work, (m - w + 1) * time + 2.0 * behind)
             if stage == 0:
                 return np.asarray(self.room_s - tail - work)
-            away = (self.room_s - tail - work) / self.reach._share
-            return np.asarray(np.minimum(self.room_s - self.reach._tail_s - work, away))
+            away = (self.room_s - tail - work) / self.reach.share
+            return np.asarray(np.minimum(self.room_s - self.reach.tail_s - work, away))
 
-    def _forward(self, steps: list[_Step], behind_s: FloatArray, *, traced: bool) -> Placement | None:
-        """Least sums into every state, stage by stage."""
-        most, low, high = self.windows[0]
-        berth, count = self.routes.first, np.arange(low, high + 1)
-        time, forward, tail = (
-            table[berth, 0][:, count - 1, 0]
-            for table in (self.bands.time_s, self.bands.forward_s, self.bands.tail_s)
-        )
-        fits = self.bands.fits[berth, 0][:, count - 1, 0]
-        allowed = self._allowed_s(0, (time, forward, tail, behind_s))
-        sums, ways = np.where(fits & (allowed >= 0.0), time, np.inf), list[FloatArray]()
+    def _forward(self, steps: list[_Step], behind_s: FloatArray) -> tuple[FloatArray, list[FloatArray]]:
+        """Least sums into every state of the last stage, and by every way."""
+        sums, ways = self._first_sums(behind_s), list[FloatArray]()
         for one in steps:
-            if not np.isfinite(sums).any():
-                return None
             before = sums[self.routes.steps[one.stage - 1].source][:, None, :]
             allowed = self._allowed_s(one.stage, (one.time_s, one.forward_s, one.tail_s, one.behind_s))
-            reached = np.where(before <= allowed, before + one.time_s, np.inf)
-            ways.append(reached)
-            sums = self._sums(one, reached)
-        if not np.isfinite(sums).any():
-            return None
-        return self._traced(steps, sums, ways) if traced else ()
+            ways.append(np.where(before <= allowed, before + one.time_s, np.inf))
+            sums = self._sums(one, ways[-1])
+        return sums, ways
+
+    def _first_sums(self, behind_s: FloatArray) -> FloatArray:
+        """What the first stage takes, by state and boundary behind it."""
+        _, low, high = self.windows[0]
+        bands, berth, count = self.bands, self.routes.first, np.arange(low, high + 1)
+        time, forward, tail = (
+            table[berth, 0][:, count - 1, 0] for table in (bands.time_s, bands.forward_s, bands.tail_s)
+        )
+        fits = bands.fits[berth, 0][:, count - 1, 0]
+        allowed = self._allowed_s(0, (time, forward, tail, behind_s))
+        return np.where(fits & (allowed >= 0.0), time, np.inf)
 
     def _sums(self, one: _Step, reached: FloatArray) -> FloatArray:
         """Least sums by state and boundary behind a stage."""
@@ -184,7 +222,7 @@ class _Within:
     def _traced(self, steps: list[_Step], sums: FloatArray, ways: list[FloatArray]) -> Placement:
         """The placement behind the least sum, from the last stage to the first."""
         state, layer, stops = int(sums[:, -1].argmin()), self.field.num_layers, list[Stop]()
-        for one, reached in zip(reversed(steps), reversed(ways), strict=True):
+        for one, reached in zip(steps, reversed(ways), strict=True):
             into: Steps = self.routes.steps[one.stage - 1]
             there: BoolArray = one.start[None, :] + np.arange(1, len(one.end) + 1)[:, None] == layer
             mine = there[None] & (into.target == state)[:, None, None]

@@ -55,13 +55,11 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     candidates = [of_placement(outer, placed) for placed in frontier.ranked]
     candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
     plans = ranked_plans(problem, profile, candidates)
-    bound = _bound_s(frontier, shared, plans, watch)
+    bound = _bound_s(frontier, shared, plans)
     return _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
 
 
-def _bound_s(
-    frontier: PlacedFrontier, shared: _Shared, plans: tuple[Plan, ...], watch: Watch
-) -> float | None:
+def _bound_s(frontier: PlacedFrontier, shared: _Shared, plans: tuple[Plan, ...]) -> float | None:
     """No placement and no split of the batch simulates faster; None where nothing is known."""
     if not plans:
         return frontier.waiting_s if frontier.waiting_s < np.inf and not frontier.finished else None
