@@ -20,18 +20,20 @@ import numpy as np
 
 from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import objective_s
+from solver.mixed.batch_split import best_split, split_within
 from solver.mixed.fleet import Berth, Fleet
 from solver.mixed.outer import Outer, berths_of, rows_at
 from solver.rules import BATCH_RULE, rules_of, violation_masks
 from solver.search.arrange import fastest
 from solver.search.bounds import split_s, whole_layers_s
 from solver.search.fitting import fitting
-from solver.search.reach import least_bound_s
+from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
 
 _ROUNDING = 1.0 - 1e-9
-_REFINED = 200  # times that a bound is raised at most
+_BISECTIONS = 10  # of a bound over splits of the batch
+_SOLVED = 8  # options that are solved at once
 _BATCH = 64  # options that are held against one another at once
 
 
@@ -57,7 +59,6 @@ class GroupShares:
     least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
     bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
     solved: dict[int, Share | None] = field(default_factory=dict)
-    refined: set[int] = field(default_factory=set)  # solved entries whose bound is exact enough
 
     @classmethod
     def of(cls, options: Rows, batch: int) -> GroupShares:
@@ -119,34 +120,46 @@ class GroupShares:
     def _best_of(self, rows: Rows, best: Share | None) -> Share | None:
         """The best of ``rows`` and what was known before."""
         bounds = whole_layers_s(rows)
+        order = np.argsort(bounds, kind="stable")
+        for start in range(0, len(order), _SOLVED):
+            limit = np.inf if best is None else best.score_s
+            index = [row for row in order[start : start + _SOLVED].tolist() if bounds[row] < limit]
+            if not index:
+                break
+            best = self._best_solved(rows.take(index), best)
+        return best
+
+    def _best_solved(self, rows: Rows, best: Share | None) -> Share | None:
+        """The same for a few rows, all solved: those in question are simulated, by bound."""
+        found = best_splits(rows)
+        index = [row for row, split in enumerate(found) if split is not None]
+        if not index:
+            return best
+        rows, splits = rows.take(index), [split for split in found if split is not None]
+        stages = rows.stages(splits)
+        bounds, objectives = split_s(rows, stages), objective_s(rows.prices, rows.columns, stages)
         for row in np.argsort(bounds, kind="stable").tolist():
             limit = np.inf if best is None else best.score_s
             if bounds[row] >= limit:
                 break
             one = rows.take([row])
-            split = best_splits(one)[0]
-            if split is None:
-                continue
-            stages = one.stages([split])
-            if split_s(one, stages)[0] < limit:
-                score, _ = fastest(one, [split])
-                if score < limit:
-                    objective = float(objective_s(one.prices, one.columns, stages)[0])
-                    best = Share(one.columns, split, score, objective)
+            score, _ = fastest(one, [splits[row]])
+            if score < limit:
+                best = Share(one.columns, splits[row], score, float(objectives[row]))
         return best
 
-    def refine(self, n: int) -> None:
-        """Bound the simulations of every split of every option of ``n`` sequences."""
-        self.refined.add(n)
-        score = self.least_s[n]
-        if self.solved[n] is None:
-            return
+    def may_step_within(self, n: int, step_s: float) -> bool:
+        """Whether the bounds leave a split of some option that works ``n`` sequences off within a time."""
+        if step_s < self.bound_s[n]:
+            return False
+        if step_s >= self.least_s[n] and n in self.solved:
+            return True
         index = self._able(n)
-        rows = self._rows(index[self.bounds_s(index, n // self.unit[index]) < score], n)
-        bounds = whole_layers_s(rows)
-        left = np.flatnonzero(bounds < score)
-        low = float(bounds[left].min(initial=score))
-        self.bound_s[n] = least_bound_s(rows.take(left), low, score) if len(left) else score
+        rows = self._rows(index[self.bounds_s(index, n // self.unit[index]) <= step_s], n)
+        able = bool(can_beat(rows, np.full(len(rows), step_s)).any())
+        if not able:
+            self.bound_s[n] = np.nextafter(step_s, np.inf)
+        return able
 
 
 def shares_of(outer: Outer) -> list[GroupShares]:
@@ -194,49 +207,6 @@ def _distinct(fleet: Fleet, columns: Columns, berth: Berth) -> Columns:
     return filled.take(first[replicas[first] > 0])
 
 
-def best_split(shares: list[FloatArray], batch: int) -> tuple[float, tuple[int, ...]] | None:
-    """The split of the batch over all of ``shares`` whose largest entry is least; None: there is none.
-
-    Entries (batch + 1,) by number of sequences. Bisects over the values: a time is enough if sums of
-    entries within it reach the batch.
-    """
-    values = np.unique(np.concatenate([one[np.isfinite(one)] for one in shares]))
-    low, high = 0, len(values) - 1
-    if not len(values) or _sums(shares, float(values[-1]))[-1] >> batch & 1 == 0:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if _sums(shares, float(values[middle]))[-1] >> batch & 1:
-            high = middle
-        else:
-            low = middle + 1
-    return float(values[low]), _traced(shares, float(values[low]), batch)
-
-
-def _sums(shares: list[FloatArray], limit_s: float) -> list[int]:
-    """Reachable sums of the first g entries within a time, as bits."""
-    reached, found = 1, [1]
-    for one in shares:
-        after = 0
-        for n in np.flatnonzero(one <= limit_s).tolist():
-            after |= reached << n
-        reached = after & ((1 << len(one)) - 1)
-        found.append(reached)
-    return found
-
-
-def _traced(shares: list[FloatArray], limit_s: float, batch: int) -> tuple[int, ...]:
-    """Numbers of sequences that make up the batch; of several the quickest at the last group first."""
-    sums, left, chosen = _sums(shares, limit_s), batch, list[int]()
-    for at in range(len(shares) - 1, -1, -1):
-        able = [n for n in np.flatnonzero(shares[at] <= limit_s).tolist()
-                if n <= left and sums[at] >> (left - n) & 1]  # fmt: skip
-        best = min(able, key=lambda n: (float(shares[at][n]), n))
-        chosen.append(best)
-        left -= best
-    return tuple(reversed(chosen))
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """The best shares of some groups."""
@@ -251,20 +221,26 @@ def split_bound_s(
     shares: list[GroupShares], groups: tuple[int, ...], exchange_s: float, limit_s: float
 ) -> float:
     """No split of the batch over all of ``groups`` simulates faster; at most ``limit_s``."""
-    mine, bound = [shares[at] for at in groups], 0.0
-    for _ in range(_REFINED):
-        found = best_split([one.bound_s for one in mine], len(mine[0].bound_s) - 1)
-        if found is None or found[0] + exchange_s >= limit_s:
-            return limit_s
-        bound = found[0] + exchange_s
-        fresh = [(one, n) for one, n in zip(mine, found[1], strict=True) if n not in one.refined]
-        if not fresh:
-            break
-        for one, n in fresh:
-            if n not in one.solved:
-                one.solve(n)
-            one.refine(n)
-    return bound
+    mine = [shares[at] for at in groups]
+    found = best_split([one.bound_s for one in mine], len(mine[0].bound_s) - 1)
+    if found is None or not _may_split_within(mine, limit_s - exchange_s):
+        return limit_s
+    low, high = found[0], limit_s - exchange_s
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if _may_split_within(mine, middle) else (middle, high)
+    return low + exchange_s
+
+
+def _may_split_within(shares: list[GroupShares], step_s: float) -> bool:
+    """Whether the bounds leave a split of the batch whose shares step within a time; *no* is a proof."""
+    while True:
+        split = split_within([one.bound_s for one in shares], step_s, len(shares[0].bound_s) - 1)
+        if split is None:
+            return False
+        able = [one.may_step_within(n, step_s) for one, n in zip(shares, split, strict=True)]
+        if all(able):
+            return True
 
 
 def solve_split(

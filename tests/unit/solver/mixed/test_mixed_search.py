@@ -8,7 +8,7 @@ import pytest
 
 from profiles.profile import default_profile
 from solver.check import violations
-from solver.mixed.shares import best_split
+from solver.mixed.batch_split import best_split
 from solver.plan import Answer, configuration_from_json
 from solver.problem import Problem
 from solver.search.search import search
