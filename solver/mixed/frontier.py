@@ -3,7 +3,8 @@
 A *row* waits under a bound over all its berths; popped, it makes way for its *fields* (a choice of one
 berth of each of some groups), each under a bound of its own. A popped field is first asked whether any
 placement may step within the K-th best score (``reach.Reach``, exact for whole layers, memory and
-groups); one that may is solved (``reach.Program``) and its placement of least closed form simulated.
+groups); one that may is solved (``program.Program``), and its placement of least closed form and those that
+keep the bounds within shorter times are simulated.
 """
 
 from __future__ import annotations
@@ -93,12 +94,14 @@ class PlacedFrontier:
         unseen = self.bound_s[self._order[self._next :]]
         return len(self.outer) - int((unseen <= self.cutoff_s).sum())
 
-    def run(self, interrupted: Callable[[PlacedFrontier], bool]) -> None:
-        """Search until the best K are proved, or until ``interrupted`` says stop."""
+    def run(self, interrupted: Callable[[PlacedFrontier], bool], *, until_s: float = np.inf) -> None:
+        """Search until the best K are proved, what waits takes longer, or ``interrupted`` says stop."""
         while not interrupted(self):
             waiting = self.waiting_s
             if waiting > self.cutoff_s or waiting == np.inf:
                 self.finished = True
+                return
+            if waiting > until_s:
                 return
             if not self._heap or self._heap[0][0] > waiting:
                 self._open(self._order[self._next : self._next + _OPENED])
@@ -154,7 +157,7 @@ class PlacedFrontier:
     def _candidates(self, one: Field, reach: Reach, known: Placement, rung: int) -> list[Placement]:
         """The placement of least closed form, and those that keep the bounds within some shorter times."""
         least_s, most_s = _rung_s(rung), one.simulated_s(known)
-        times_s = np.linspace(least_s, max(least_s, most_s), _TRIES).tolist()
+        times_s = np.linspace(least_s, most_s, _TRIES).tolist() if least_s < most_s else []
         found = [reach.placement(step_s) for step_s in times_s]
         return list(dict.fromkeys([known, *(placement for placement in found if placement is not None)]))
 

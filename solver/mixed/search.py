@@ -8,12 +8,13 @@ Objectives
   S = straggler max_s (end_s + tail_s) + fixed, end_s by event simulation ``field.Field.simulated_s``
 Constraints
   (M1) tp cp dp GPUs of one group for each stage; no group gives more than it has       ``outer._room``
-  (M2) the stages of a group are neighbours: a slow link is crossed once a group        ``reach.sweep``
+  (M2) the stages of a group are neighbours: a slow link is crossed once a group        ``program.sweep``
   (M3) the rules of model, batch, launcher and request hold on each group in use        ``outer._room``
   (M4) peak memory of each stage <= the budget of its own GPU                 ``stages.StageTables.fits``
-  (M5) layers stay in order, each stage holds one or more; chunks do not interleave     ``reach.sweep``
+  (M5) layers stay in order, each stage holds one or more; chunks do not interleave     ``program.sweep``
 Answer
-  Each field's placement minimises J exactly (``reach.Program``); its S is the field's score; rows that
+  Each field's candidates are the placement that minimises J exactly (``program.Program``) and those that
+  keep the bounds within shorter times (``reach.Reach``); their least S is the field's score; rows that
   differ in recomputation and split alone are one layout; the K best layouts are proved best first.
   Beside them stand classes of unlike replicas, each on one group with a share of the batch (``shares``):
   the best split over every set of groups is proved, and ranked as one layout.
@@ -30,9 +31,9 @@ import numpy as np
 from profiles.profile import Profile
 from solver.mixed.fleet import Fleet
 from solver.mixed.frontier import PlacedFrontier
-from solver.mixed.outer import Outer, outer_of
+from solver.mixed.outer import outer_of
 from solver.mixed.plans import of_placement, of_split, ranked_plans
-from solver.mixed.shares import GroupShares, Split, shares_of, solve_split, split_bound_s
+from solver.mixed.shares import GroupShares, Split, least_split_s, shares_of, solve_split, split_bound_s
 from solver.plan import Answer, Plan, Status
 from solver.problem import Problem
 from solver.search.answering import versions
@@ -48,9 +49,12 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     """
     watch.report("enumerating", now=True)
     outer, size = outer_of(Fleet.of(problem, profile))
-    shared = _Shared.of(outer, problem.options.top_k, watch)
     frontier = PlacedFrontier.of(outer, problem.options.top_k)
-    frontier.rivals_s = tuple(split.score_s for split in shared.splits)
+    shared = _Shared(outer.fleet, shares_of(outer) if len(outer) else [], [])
+    for least_s, groups in shared.waiting():
+        frontier.run(lambda state: _interrupt(watch, state), until_s=least_s)
+        shared.solve(groups, frontier.cutoff_s, watch)
+        frontier.rivals_s = tuple(split.score_s for split in shared.splits)
     frontier.run(lambda state: _interrupt(watch, state))
     candidates = [of_placement(outer, placed) for placed in frontier.ranked]
     candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
@@ -75,19 +79,21 @@ class _Shared:
     shares: list[GroupShares]
     splits: list[Split]
 
-    @classmethod
-    def of(cls, outer: Outer, top_k: int, watch: Watch) -> _Shared:
-        """Solve every set of groups that can still be among the ``top_k`` best."""
-        shares = shares_of(outer) if len(outer) else []
-        shared = cls(outer.fleet, shares, [])
-        for groups in shared.sets():
-            known = sorted(split.score_s for split in shared.splits)
-            limit = known[top_k - 1] if len(known) >= top_k else np.inf
-            exchange = outer.fleet.exchange_s(groups)
-            split = solve_split(shares, groups, exchange, stopped=watch.interrupted, limit_s=limit)
-            if split is not None:
-                shared.splits.append(split)
-        return shared
+    def waiting(self) -> list[tuple[float, tuple[int, ...]]]:
+        """Sets of groups that have a split, by their bound."""
+        found = []
+        for groups in self.sets():
+            bound = least_split_s(self.shares, groups)
+            if bound < np.inf:
+                found.append((bound + self.fleet.exchange_s(groups), groups))
+        return sorted(found)
+
+    def solve(self, groups: tuple[int, ...], limit_s: float, watch: Watch) -> None:
+        """Find the best split over a set of groups, if it is within a time."""
+        exchange = self.fleet.exchange_s(groups)
+        split = solve_split(self.shares, groups, exchange, stopped=watch.interrupted, limit_s=limit_s)
+        if split is not None:
+            self.splits.append(split)
 
     def sets(self) -> list[tuple[int, ...]]:
         """Sets of two or more groups, the largest first."""

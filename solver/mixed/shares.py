@@ -93,7 +93,7 @@ class GroupShares:
 
     def solve(self, n: int) -> None:
         """Find the score of ``n`` sequences: options by bound, a few at a time."""
-        index = self._able(n)
+        index = self.able(n)
         bounds = self.bounds_s(index, n // self.unit[index])
         order = np.argsort(bounds, kind="stable")
         best: Share | None = None
@@ -101,18 +101,18 @@ class GroupShares:
             batch = order[start : start + _BATCH]
             if best is not None and bounds[batch[0]] > best.score_s:
                 break
-            best = self._best_of(self._rows(index[batch], n), best)
+            best = self._best_of(self.rows(index[batch], n), best)
         self.solved[n] = best
         self.least_s[n] = np.inf if best is None else best.score_s
         if best is None:
             self.bound_s[n] = np.inf
 
-    def _able(self, n: int) -> IntArray:
+    def able(self, n: int) -> IntArray:
         """Options that can work ``n`` sequences off."""
         whole = (n % self.unit == 0) & (self.unit <= n)
         return np.flatnonzero(whole & (n // self.unit <= self.most_micro))
 
-    def _rows(self, index: IntArray, n: int) -> Rows:
+    def rows(self, index: IntArray, n: int) -> Rows:
         """Options under their number of micro-batches."""
         rows = self.options.take(index)
         return replace(rows, columns=replace(rows.columns, num_microbatches=n // self.unit[index]))
@@ -154,8 +154,8 @@ class GroupShares:
             return False
         if step_s >= self.least_s[n] and n in self.solved:
             return True
-        index = self._able(n)
-        rows = self._rows(index[self.bounds_s(index, n // self.unit[index]) <= step_s], n)
+        index = self.able(n)
+        rows = self.rows(index[self.bounds_s(index, n // self.unit[index]) <= step_s], n)
         able = bool(can_beat(rows, np.full(len(rows), step_s)).any())
         if not able:
             self.bound_s[n] = np.nextafter(step_s, np.inf)
@@ -215,6 +215,13 @@ class Split:
     sequences: tuple[int, ...]
     score_s: float  # with the exchange
     objective_s: float
+
+
+def least_split_s(shares: list[GroupShares], groups: tuple[int, ...]) -> float:
+    """The least that a split over all of ``groups`` may take without the exchange; +inf: there is none."""
+    mine = [shares[at] for at in groups]
+    found = best_split([one.least_s for one in mine], len(mine[0].least_s) - 1)
+    return np.inf if found is None else found[0]
 
 
 def split_bound_s(

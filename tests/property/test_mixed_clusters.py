@@ -1,6 +1,8 @@
 """Mixed clusters: exact programs and bounds against brute force over every placement."""
 
 import os
+from dataclasses import replace
+from itertools import chain, combinations, pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from solver.mixed.field import Field
 from solver.mixed.frontier import PlacedFrontier
 from solver.mixed.program import Program
 from solver.mixed.reach import Reach
+from solver.mixed.shares import least_split_s, shares_of, solve_split, split_bound_s
 from solver.problem import Problem
+from solver.search.arrange import fastest
 from solver.search.search import search
 from tests.mixed_clusters import fields_of, mixed_problems, outer_space, placements
 
@@ -64,15 +68,59 @@ def test_no_placement_simulates_below_the_bounds(problem: Problem, data: st.Data
     row = slice(field.row, field.row + 1)
     second = step_bound_s(floors.at(choice, np.array([field.row])), None, p[row], m[row], layers)[0]
     simulated = [field.simulated_s(placement) for placement in placements(field)]
+    reach, every = Reach(field), set(placements(field))
     for step in simulated:
         assert max(first, second) <= step
-        assert Reach(field).can_beat(step)
+        assert reach.can_beat(step)
+        assert reach.placement(step) in every
 
 
-@settings(max_examples=max(EXAMPLES // 8, 5), deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(problem=mixed_problems(), data=st.data())
+def test_no_split_of_a_group_simulates_below_the_bounds_of_its_share(
+    problem: Problem, data: st.DataObject
+) -> None:
+    outer, batch = outer_space(problem), problem.workload.global_batch_size
+    if not len(outer):
+        return
+    share = data.draw(st.sampled_from(shares_of(outer)))
+    n = data.draw(st.integers(1, batch))
+    able = share.able(n)
+    if not len(able):
+        return
+    row = share.rows(np.array([data.draw(st.sampled_from(able.tolist()))]), n)
+    bound, p, layers = share.bound_s[n], int(row.p[0]), outer.layout.num_layers
+    for cut in combinations(range(1, layers), p - 1):
+        edges = (0, *cut, layers)
+        split = tuple(end - start for start, end in pairwise(edges))
+        if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes:
+            step, _ = fastest(row, [split])
+            assert bound <= step
+            assert share.may_step_within(n, step)
+
+
+def every_set(count: int) -> chain[tuple[int, ...]]:
+    return chain.from_iterable(combinations(range(count), size) for size in range(2, count + 1))
+
+
+@settings(max_examples=max(EXAMPLES // 4, 5), deadline=None)
 @given(problem=mixed_problems())
-def test_best_first_ranks_as_solving_every_field_does(problem: Problem) -> None:
+def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Problem) -> None:
     outer = outer_space(problem)
+    shares = shares_of(outer) if len(outer) else []
+    for groups in every_set(len(shares)):
+        exchange = outer.fleet.exchange_s(groups)
+        best = solve_split(shares, groups, exchange, stopped=lambda: False)
+        if best is not None:
+            assert least_split_s(shares, groups) + exchange <= best.score_s
+            assert split_bound_s(shares, groups, exchange, best.score_s) <= best.score_s
+
+
+@settings(max_examples=max(EXAMPLES // 8, 3), deadline=None)
+@given(problem=mixed_problems(), zero_stage=st.integers(0, 3))
+def test_best_first_ranks_as_solving_every_field_does(problem: Problem, zero_stage: int) -> None:
+    options = replace(problem.options, pin={"zero_stage": zero_stage})  # a quarter of the rows
+    outer = outer_space(replace(problem, options=options))
     if not len(outer):
         return
     frontier = PlacedFrontier.of(outer, 3)
