@@ -30,7 +30,7 @@ class Accelerate:
         """
         refuse_first(target, self.name)
         warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
+        head = header(target, warnings, PRODUCT, shape=True)
         start = Start(program=accelerate_command(target), needs=NEEDS, command=True)
         return ExportBundle(
             files={

@@ -35,7 +35,7 @@ class DeepSpeed:
         """
         refuse_first(target, self.name)
         warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
+        head = header(target, warnings, PRODUCT, shape=True)
         files = {
             JSON_FILE: json_file(head, target),
             CODE_FILE: code_file(head, target),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import replace
 
+from profiles.shape import model_to_mapping
 from profiles.units import GIB
 from service.launchers.target import Target
 
 
-def header(target: Target, warnings: Iterable[str], product: str) -> str:
+def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool = False) -> str:
     """The lines of the comment; ``product`` names the launcher and its versions.
+
+    ``shape`` adds the model's, as JSON on one line, where no file of the launcher has a place for it.
 
     Names come from the request: whatever is not printable is replaced, so that no line can end early.
     """
@@ -26,6 +31,7 @@ def header(target: Target, warnings: Iterable[str], product: str) -> str:
     lines = [
         f"{product}, plan {target.plan.plan_id} (rank {target.plan.rank}), by Meshwright",
         f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
+        *([f"Model shape: {_shape(target)}"] if shape else []),
         f"World size {config.num_gpus}: {sizes}",
         f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
         f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
@@ -35,6 +41,12 @@ def header(target: Target, warnings: Iterable[str], product: str) -> str:
         *(f"Warning: {warning}" for warning in warnings),
     ]
     return "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def _shape(target: Target) -> str:
+    """The model's sizes as a request spells them; where they come from is left out."""
+    plain = replace(target.model, source="", display_name="")
+    return json.dumps(model_to_mapping(plain))
 
 
 def printable(text: str) -> str:

@@ -51,7 +51,7 @@ class LlamaFactory:
         """
         refuse_first(target, self.name, OWN_RULES)
         warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
+        head = header(target, warnings, PRODUCT, shape=True)
         start = Start(
             program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
             needs=NEEDS,
@@ -82,12 +82,18 @@ def values_of(target: Target) -> Values:
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
         "optimizer": "adam",
-        "overlap_p2p_comm": known.overlap_transfer and config.virtual_pipeline_size > 1,
+        "overlap_p2p_comm": known.overlap_transfer if config.virtual_pipeline_size > 1 else None,
+    }
+    # No arguments of their own: they go to Megatron-Core's configuration as they are.
+    additional: Values = {
+        "cross_entropy_loss_fusion": known.loss_fused,
+        "tp_comm_overlap": bool(known.overlap_tensor and values["sequence_parallel"]),
     }
     if target.model.moe:
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
-        # No argument of its own; without it Megatron-Core splits experts as it splits attention.
-        values["additional_configs"] = {"expert_tensor_parallel_size": config.expert_tensor_parallel_size}
+        # Without it Megatron-Core splits experts as it splits attention.
+        additional["expert_tensor_parallel_size"] = config.expert_tensor_parallel_size
+    values["additional_configs"] = additional
     return {name: value for name, value in values.items() if value is not None}
 
 

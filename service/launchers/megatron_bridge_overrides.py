@@ -110,6 +110,8 @@ def _batch(target: Target) -> Values:
 def _data_parallel(target: Target) -> Values:
     config = target.config
     values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target).items()}
+    # What the price assumed; a recipe's mixed precision has the last word, and a warning says so.
+    values["ddp.grad_reduce_in_fp32"] = gradient_dtype(target) == "fp32"
     values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
     values["optimizer.optimizer"] = "adam"
     if config.zero_stage:

@@ -51,7 +51,7 @@ class MsSwift:
         """
         refuse_first(target, self.name, OWN_RULES)
         warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
+        head = header(target, warnings, PRODUCT, shape=True)
         start = Start(
             program=PROGRAM, needs=NEEDS, environment=tuple(environment(target)), has_arguments=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class Given:
     unread: list[str] = field(default_factory=list)  # flags that may matter and are not understood
     notes: list[str] = field(default_factory=list)
     faults: list[FieldError] = field(default_factory=list)
+    called: dict[str, str] = field(default_factory=dict)  # flags that the file calls otherwise
 
     def has(self, name: str) -> bool:
         """Whether a flag is given; ``name`` without its dashes."""
@@ -60,8 +62,53 @@ class Given:
     def fault(self, name: str, message: str, *, allowed: str | None = None) -> None:
         """Remember what is wrong with a flag; its line is part of the message."""
         value = self.values.get(f"--{name}")
-        where = f"line {value.line}: " if value else ""
-        self.faults.append(FieldError(pointer=f"--{name}", message=where + message, allowed=allowed))
+        where = f"line {value.line}: " if value and value.line else ""
+        called = self.called.get(f"--{name}", f"--{name}")
+        if len(self.faults) < _MAX_LISTED:
+            self.faults.append(FieldError(pointer=called, message=where + message, allowed=allowed))
+
+    def note(self, text: str) -> None:
+        """Say what really runs; the names of flags are those of the file."""
+        for flag, name in self.called.items():
+            text = re.sub(rf"{flag}(?![\w-])", name, text) if flag in text else text
+        if len(self.notes) < _MAX_LISTED:
+            self.notes.append(text)
+
+    def take(self, name: str, value: Value, *, called: str | None = None) -> None:
+        """Keep one flag, or say what is wrong with it; ``called`` is what the file calls it."""
+        shown = _shown((called or name).replace(UNKNOWN, "$"))
+        if name in REFUSED:
+            message = f"line {value.line}: cannot be read: {REFUSED[name]}"
+            self._refuse(shown, message)
+        elif name not in FLAGS:
+            self.leave(shown, name)
+        elif problem := _wrong(name, value):
+            self._refuse(shown, f"line {value.line}: {problem}")
+        else:
+            if called is not None:
+                self.called[name] = _shown(called)
+            self._replace(name, value)
+
+    def leave(self, shown: str, name: str) -> None:
+        """List a name that is not understood, unless no prediction hangs on it."""
+        if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LISTED:
+            self.unread.append(shown)
+
+    def _refuse(self, shown: str, message: str) -> None:
+        """Remember a fault of a flag that is not kept."""
+        if len(self.faults) < _MAX_LISTED:
+            self.faults.append(FieldError(pointer=shown, message=message))
+
+    def _replace(self, name: str, value: Value) -> None:
+        """Keep a value; the last of equal ones counts."""
+        old = self.values.get(name)
+        if old is not None and old.texts != value.texts:
+            first, last = _shown(" ".join(old.texts)), _shown(" ".join(value.texts))
+            self.note(
+                f"{name} is given twice, {first} on line {old.line} and {last} on line {value.line}: "
+                "the last counts"
+            )
+        self.values[name] = value
 
     def stop(self) -> None:
         """Raise what was found wrong so far.
@@ -90,32 +137,10 @@ def given_flags(words: Sequence[Word]) -> Given:
             texts = ((attached,) if "=" in words[at].text else ()) + tuple(
                 w.text for w in words[at + 1 : end]
             )
-            _take(given, name, Value(texts, words[at].line))
+            given.take(name, Value(texts, words[at].line))
         at = end
     given.stop()
     return given
-
-
-def _take(given: Given, name: str, value: Value) -> None:
-    """Keep one flag, or say what is wrong with it."""
-    shown = _shown(name.replace(UNKNOWN, "$"))
-    if name in REFUSED:
-        message = f"line {value.line}: cannot be read: {REFUSED[name]}"
-        given.faults.append(FieldError(pointer=shown, message=message))
-    elif name not in FLAGS:
-        if not is_irrelevant(name) and shown not in given.unread and len(given.unread) < _MAX_LISTED:
-            given.unread.append(shown)
-    elif problem := _wrong(name, value):
-        given.faults.append(FieldError(pointer=shown, message=f"line {value.line}: {problem}"))
-    else:
-        old = given.values.get(name)
-        if old is not None and old.texts != value.texts:
-            first, last = _shown(" ".join(old.texts)), _shown(" ".join(value.texts))
-            given.notes.append(
-                f"{name} is given twice, {first} on line {old.line} and {last} on line {value.line}: "
-                "the last counts"
-            )
-        given.values[name] = value
 
 
 def _wrong(name: str, value: Value) -> str | None:

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiles.model import ModelSpec
 from service.launchers.megatron_names import STAGES_BEFORE_DATA
 from service.launchers.reading.given import Given
 from service.launchers.reading.megatron_lm_split import chunks_of, recompute_of
-from service.launchers.reading.shell import Word
 from solver.plan import Configuration
 from solver.problem import Workload
 from solver.rank_orders import plain_order
 
-_NODES = ("--nnodes", "--num-nodes", "--nodes", "-N")
-_PER_NODE = ("--nproc-per-node", "--gpus-per-node", "--ntasks-per-node", "--gres")
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _SIZES = (
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
     "expert-model-parallel-size", "expert-tensor-parallel-size", "micro-batch-size",
     "num-virtual-stages-per-pipeline-rank", "num-distributed-optimizer-instances",
 )  # fmt: skip
-
-
-def world_of(before: Sequence[Word], batch: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Nodes and GPUs of each, from the launcher's own words or Slurm's header; None: not said."""
-    said: dict[str, str] = {}
-    for at, word in enumerate(before):
-        name, equals, value = word.text.replace("_", "-").partition("=")
-        following = before[at + 1].text if at + 1 < len(before) else ""
-        said[name] = value if equals else following
-    return _first(_NODES, said, batch), _first(_PER_NODE, said, batch)
-
-
-def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
-    """The first whole number that one of the names has; ``gpu:8`` counts 8, ``2:4`` (elastic) its first."""
-    for place in places:
-        for name in names:
-            text = place.get(name, "")
-            number = text.rpartition(":")[2] if name == "--gres" else text.partition(":")[0]
-            if number.isascii() and number.isdecimal() and 0 < len(number) < 8 and int(number):  # noqa: PLR2004
-                return int(number)
-    return None
 
 
 def configuration_of(
@@ -69,7 +44,7 @@ def configuration_of(
     zero, shard = _sharding(given, dp * cp)
     sequence = given.has("sequence-parallel")
     if sequence and tp == 1:
-        given.notes.append("--sequence-parallel does nothing at tp 1")
+        given.note("--sequence-parallel does nothing at tp 1")
     given.stop()
     found = Configuration(
         tensor_parallel_size=tp,
@@ -102,7 +77,7 @@ def _context_mode(given: Given, cp: int) -> str:
         return "ring"
     if words == {"a2a"}:
         return "all_to_all"
-    given.notes.append("--cp-comm-type is priced as p2p, the ring")
+    given.note("--cp-comm-type is priced as p2p, the ring")
     return "ring"
 
 
@@ -156,7 +131,7 @@ def _sharding(given: Given, ranks: int) -> tuple[int, int]:
             given.fault("data-parallel-sharding-strategy", "is unknown", allowed=", ".join(_STRATEGIES))
         stage = _STRATEGIES.get(strategy, 0)
     elif given.has("data-parallel-sharding-strategy"):
-        given.notes.append("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
+        given.note("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
     if given.has("overlap-param-gather") and not stage:
         given.fault("overlap-param-gather", "needs --use-distributed-optimizer")
     instances = given.integer("num-distributed-optimizer-instances", 1)

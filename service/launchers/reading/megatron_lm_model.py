@@ -67,7 +67,7 @@ def _kv_heads(given: Given, heads: int) -> int:
     if given.has("group-query-attention"):
         return given.integer("num-query-groups", 1)
     if given.has("num-query-groups") and given.integer("num-query-groups", heads) != heads:
-        given.notes.append("--num-query-groups does nothing without --group-query-attention")
+        given.note("--num-query-groups does nothing without --group-query-attention")
     return heads
 
 

@@ -100,11 +100,11 @@ def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
         given.fault("recompute-granularity", "is unknown", allowed="selective or full")
     if granularity != "full":
         if given.has("recompute-method"):
-            given.notes.append("--recompute-method does nothing without --recompute-granularity full")
+            given.note("--recompute-method does nothing without --recompute-granularity full")
         others = set(given.words("recompute-modules")) - {"core_attn"}
         if granularity and others:
             names = ", ".join(sorted(others))[:80]
-            given.notes.append(f"recomputed modules {names} are priced as if they were kept")
+            given.note(f"recomputed modules {names} are priced as if they were kept")
         return granularity or "none", 0
     return "full", _recomputed_layers(given, max(split, default=1))
 
@@ -116,10 +116,8 @@ def _recomputed_layers(given: Given, most: int) -> int:
         given.fault("recompute-method", "is needed with full recomputation", allowed="uniform or block")
     if method == "uniform":
         if count > 1:
-            given.notes.append(f"recomputation in groups of {count} layers is priced as groups of one")
+            given.note(f"recomputation in groups of {count} layers is priced as groups of one")
         return most
     if count > most:
-        given.notes.append(
-            f"--recompute-num-layers {count} is more than a chunk has: every layer recomputes"
-        )
+        given.note(f"--recompute-num-layers {count} is more than a chunk has: every layer recomputes")
     return max(min(count, most), 1)

@@ -17,15 +17,15 @@ _SMALL_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
 _DROPOUT = 0.1  # Megatron-LM's own default
 
 
-def workload_of(given: Given) -> Workload:
-    """The workload; a batch that is not given is one micro-batch for each replica, written as 0 here."""
+def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
+    """The workload; its options are where the command differs from the catalog's facts of ``framework``."""
     if not given.has("seq-length"):
         given.fault("seq-length", "is not given")
     if not given.has("global-batch-size"):
         given.fault("global-batch-size", "is not given; Megatron-LM would take one micro-batch a replica")
     given.stop()
     precision, recipe = _precision(given)
-    options = {name: value for name, value in _options(given).items() if value is not None}
+    options = {name: value for name, value in _options(given, framework).items() if value is not None}
     if recipe:
         options["precision_recipe"] = recipe
     return Workload(
@@ -61,15 +61,15 @@ def _optimizer(given: Given) -> str:
     return _OPTIMIZERS.get(name, "adamw")
 
 
-def _options(given: Given) -> dict[str, Option | None]:
+def _options(given: Given, framework: str) -> dict[str, Option | None]:
     """Facts of the framework that this command has otherwise than the catalog; None: as there."""
-    known = framework_facts(FRAMEWORK)
+    known = framework_facts(framework)
     found = {name: read(given, known) for name, read in _FACTS.items()}
     for name, note in _COSTLY.items():
         if found[name] is False and getattr(known, name):
-            given.notes.append(note)
+            given.note(note)
     if found["dropout"]:
-        given.notes.append("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
+        given.note("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
     return {name: None if value == getattr(known, name) else value for name, value in found.items()}
 
 

@@ -1,0 +1,205 @@
+"""Reads accelerate's YAML: FSDP2 with its mesh, plain replicas, or the DeepSpeed plugin.
+
+Keys and defaults: accelerate 1.15.0, commands/config/config_args.py, utils/dataclasses.py (FSDP),
+parallelism_config.py; the batch stands in the command of the training script (transformers' arguments).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from profiles.errors import InvalidProblemError
+from profiles.model import ModelSpec
+from service.launchers.reading.base import LaunchFile, Source, Told, refused
+from service.launchers.reading.commands import script_of
+from service.launchers.reading.deepspeed import DeepSpeedReader
+from service.launchers.reading.documents import document_of, looks_like_document
+from service.launchers.reading.fields import Fields
+from service.launchers.reading.known import Known, known_of
+from service.launchers.reading.split import divided
+from solver.plan import Configuration
+from solver.problem import Workload
+
+_OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
+_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+_PRECISIONS = ("no", "bf16", "fp16", "fp8")
+_MESH = "parallelism_config.parallelism_config_"
+_FSDP = "fsdp_config."
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+_IRRELEVANT = (
+    "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
+    "same_network", "tpu_", "use_cpu", f"{_FSDP}fsdp_auto_wrap", f"{_FSDP}fsdp_transformer", "gpu_ids",
+    f"{_FSDP}fsdp_state_dict", f"{_FSDP}fsdp_cpu_ram", f"{_FSDP}fsdp_backward", f"{_FSDP}fsdp_forward",
+    f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig", f"{_MESH}cp_comm", "num_machines", "fsdp_config",
+    "deepspeed_config.", "deepspeed_hostfile", "dynamo", "parallelism_config",
+)  # fmt: skip
+
+
+class AccelerateReader:
+    """Reads the configuration of ``accelerate launch``."""
+
+    name = "accelerate"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a YAML has accelerate's own names."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run of ``accelerate launch`` with this file.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        fields = Fields(source.name, document_of(source))
+        kind = fields.word("distributed_type", "NO", allowed=_TYPES)
+        if kind == "DEEPSPEED":
+            return _deepspeed(fields, source, told)
+        known = known_of(source, told)
+        values = _arguments(known)
+        model = known.model()
+        configuration = _configuration(fields, known, model, values, sharded=kind == "FSDP")
+        precision = _precision(fields)
+        fields.stop()
+        machines = fields.integer("num_machines", 1)
+        world = configuration.num_gpus
+        where = "no field of it holds the sequence: --seq-length"
+        return LaunchFile(
+            launcher=self.name,
+            model=model,
+            workload=Workload(
+                global_batch_size=configuration.global_batch_size,
+                seq_length=known.required("seq_length", None, where),
+                precision=precision,
+            ),
+            configuration=configuration,
+            num_nodes=machines,
+            gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
+            notes=tuple(fields.notes),
+            unread=fields.unread(_IRRELEVANT),
+        )
+
+
+def _deepspeed(fields: Fields, source: Source, told: Told) -> LaunchFile:
+    """Everything stands in DeepSpeed's own file, of the same folder."""
+    name = fields.word("deepspeed_config.deepspeed_config_file")
+    text = source.other(name) if name else None
+    if text is None:
+        fields.fault(
+            "deepspeed_config.deepspeed_config_file",
+            f'"{name[:64]}" is not beside the file; give it too' if name else "is not given",
+        )
+        fields.stop()
+        raise refused("no file of DeepSpeed's")
+    base = name.rsplit("/", 1)[-1]
+    files = {**source.files, base: text}
+    other = Source(name=base, text=text, files=files, include=source.include)
+    machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
+    fields.stop()
+    found = DeepSpeedReader().read(other, replace(told, num_gpus=processes or told.num_gpus))
+    if processes and found.configuration.num_gpus != processes:
+        message = f"{processes} processes, but DeepSpeed's file makes {found.configuration.num_gpus} ranks"
+        raise InvalidProblemError.of("num_processes", message)
+    per_node = processes // machines if processes and machines and processes % machines == 0 else None
+    return replace(
+        found, num_nodes=machines or found.num_nodes, gpus_per_node=per_node or found.gpus_per_node
+    )
+
+
+def _arguments(known: Known) -> dict[str, str]:
+    """The training script's own arguments that decide the batch, from the scripts beside the file."""
+    found: dict[str, str] = {}
+    for source in known.source.scripts():
+        for words in script_of(source, known.told).commands:
+            for at, word in enumerate(words):
+                name, equals, value = word.text.removeprefix("--").partition("=")
+                following = words[at + 1].text if at + 1 < len(words) else ""
+                if word.text.startswith("--") and name in _BATCH:
+                    found[name] = value if equals else "true" if following[:2] == "--" else following
+    return found
+
+
+def _configuration(
+    fields: Fields, known: Known, model: ModelSpec, values: dict[str, str], *, sharded: bool
+) -> Configuration:
+    """The mesh, or plain replicas."""
+    world = fields.optional("num_processes") or known.required("num_gpus", None, "num_processes")
+    tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
+    micro, count = (
+        known.required(name, _number(values.get(key)), f"--{key} of the training script, beside it")
+        for name, key in (("micro_batch_size", _BATCH[0]), ("num_microbatches", _BATCH[1]))
+    )
+    zero = _zero(fields) if sharded else 0
+    recompute = fields.flag(f"{_FSDP}fsdp_activation_checkpointing", default=False)
+    recompute = recompute or values.get(_BATCH[2], known.word("recompute_granularity", "")) in (
+        "true",
+        "full",
+    )
+    fields.stop()
+    layers = model.num_layers
+    return Configuration(
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
+        data_parallel_size=replicas * shard,
+        zero_stage=zero,
+        zero_shard_size=shard * cp if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=layers if recompute else 0,
+        stage_layers=(layers,),
+    )
+
+
+def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, int]:
+    """Tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
+    tp, cp = (fields.integer(f"{_MESH}{name}_size", 1) for name in ("tp", "cp"))
+    if fields.integer(f"{_MESH}sp_size", 1) > 1:
+        fields.fault(f"{_MESH}sp_size", "Ulysses sequence parallelism is not read", allowed="1")
+    replicas = fields.optional(f"{_MESH}dp_replicate_size")
+    shard = fields.optional(f"{_MESH}dp_shard_size")
+    fields.stop()
+    if not sharded:
+        if tp * cp > 1:
+            fields.fault(
+                f"{_MESH}{'tp' if tp > 1 else 'cp'}_size", "plain replicas have no mesh", allowed="1"
+            )
+        return 1, 1, 1, world
+    if replicas is None and shard is None:
+        whole = divided(world, tp * cp, field="num_processes", what="tp × cp")
+        return tp, cp, whole, 1
+    shard, replicas = shard or 1, replicas or 1
+    if tp * cp * shard * replicas != world:
+        fields.fault(
+            "num_processes",
+            f"{world}, but the mesh has replicate {replicas} × shard {shard} × cp {cp} × tp {tp} ranks; "
+            "accelerate would not notice",
+            nearest=str(tp * cp * shard * replicas),
+        )
+    return tp, cp, shard, replicas
+
+
+def _zero(fields: Fields) -> int:
+    """FSDP2: 3 where weights are resharded after the forward pass, else 2."""
+    version = fields.integer(f"{_FSDP}fsdp_version", 1)
+    if version == 1:
+        strategy = fields.word(f"{_FSDP}fsdp_sharding_strategy", "FULL_SHARD")
+        fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
+        names = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "1": 3, "2": 2, "4": 3}
+        return names.get(strategy, 3)
+    if fields.flag(f"{_FSDP}fsdp_offload_params", default=False):
+        fields.fault(f"{_FSDP}fsdp_offload_params", "weights on the host are not priced", allowed="false")
+    return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
+
+
+def _precision(fields: Fields) -> str:
+    """What autocast computes in."""
+    precision = fields.word("mixed_precision", "no", allowed=_PRECISIONS)
+    if precision == "no":
+        fields.fault("mixed_precision", "training in fp32 is not priced", allowed="bf16, fp16")
+    return precision
+
+
+def _number(text: str | None) -> int | None:
+    """A whole number of a command line."""
+    return int(text) if text and text.isascii() and text.isdecimal() and 0 < len(text) < 8 else None  # noqa: PLR2004

@@ -1,0 +1,101 @@
+"""What every reader of launch files takes and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from profiles.errors import InvalidProblemError
+from profiles.model import ModelSpec
+from solver.plan import Configuration
+from solver.problem import Workload
+
+MAX_BYTES = 1_000_000  # of one launch script; files of a fixed form are bounded by ``documents``
+MAX_FILES = 32
+MAX_LISTED = 32  # notes and unread names of one file
+_SCRIPTS = ("", ".sh", ".bash", ".sbatch", ".slurm", ".args", ".txt")
+Include = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A launch file and those that stand beside it; nothing else is ever read."""
+
+    name: str  # its base name
+    text: str
+    files: Mapping[str, str] = field(default_factory=dict)  # given together with it, by base name
+    include: Include = lambda _: None  # a file of the same folder that the text names, by base name
+
+    @property
+    def suffix(self) -> str:
+        """``.yaml``; lower case."""
+        return PurePosixPath(self.name).suffix.lower()
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it may be a shell script, or nothing but flags."""
+        return self.suffix in _SCRIPTS
+
+    def other(self, name: str) -> str | None:
+        """The text of another file of the same folder, whatever folder the name says; None: not there."""
+        base = name.replace("\\", "/").rsplit("/", 1)[-1]
+        found = self.files.get(base)
+        return found if found is not None else self.include(base) if base else None
+
+    def scripts(self) -> list[Source]:
+        """The shell scripts among the given files, itself first."""
+        others = [self.at(name) for name in sorted(self.files) if name != self.name]
+        return [one for one in (self, *others) if one.is_script]
+
+    def at(self, name: str) -> Source:
+        """Another of the given files, with the same files beside it."""
+        return Source(name=name, text=self.other(name) or "", files=self.files, include=self.include)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What somebody says beside the files, for what the files cannot tell."""
+
+    model: ModelSpec | None = None
+    num_gpus: int | None = None  # of the cluster
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the shell
+    values: Mapping[str, int | str | bool] = field(default_factory=dict)  # of configuration and workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFile:
+    """What a launch file says; without a cluster, whose GPUs no file names."""
+
+    launcher: str
+    model: ModelSpec
+    workload: Workload
+    configuration: Configuration
+    num_nodes: int | None  # None: the files do not say
+    gpus_per_node: int | None
+    notes: tuple[str, ...]  # defaults that cost something, flags that do nothing, repeated flags
+    unread: tuple[str, ...]  # names that may matter and are not understood
+
+
+class Reader(Protocol):
+    """Reads the files of one launcher."""
+
+    @property
+    def name(self) -> str:
+        """The launcher's id."""
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a file is one of this launcher's, by its form and the names in it; never raises."""
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the file starts.
+
+        Raises:
+            InvalidProblemError: what cannot be read, or contradicts itself, with line and field.
+        """
+
+
+def refused(message: str, *, allowed: str | None = None) -> InvalidProblemError:
+    """A fault of the file as a whole."""
+    return InvalidProblemError.of("launch file", message, allowed=allowed)

@@ -1,0 +1,154 @@
+"""The commands of a launch script: which program starts, with which words, on how many GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.launchers.megatron_lm_flags import FLAGS
+from service.launchers.reading.base import MAX_BYTES, Source, Told, refused
+from service.launchers.reading.shell import Script, Word, read_script
+
+_BATCH = re.compile(r"^#SBATCH\s+(--?[\w-]+)[=\s]\s*(\S+)", re.MULTILINE)
+_NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
+_PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
+_TOTAL = ("--num-processes",)  # accelerate counts all of them
+_VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
+_SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One started program: the words behind its name, and those before."""
+
+    program: str
+    words: Sequence[Word]
+    before: Sequence[Word] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Nodes and GPUs of each; None: not said."""
+
+    num_nodes: int | None = None
+    gpus_per_node: int | None = None
+    processes: int | None = None  # all of them, where that is said instead
+
+    @property
+    def num_gpus(self) -> int | None:
+        """All GPUs that start."""
+        if self.num_nodes and self.gpus_per_node:
+            return self.num_nodes * self.gpus_per_node
+        return self.processes
+
+
+def script_of(source: Source, told: Told) -> Script:
+    """The script's commands and variables.
+
+    Raises:
+        InvalidProblemError: too big, or a quote, a bracket or an expansion that does not end.
+    """
+    if len(source.text) > MAX_BYTES:
+        raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
+    try:
+        return read_script(source.text, told.variables, source.other)
+    except ValueError as fault:
+        raise refused(f"{fault}"[:200]) from None
+    except RecursionError:
+        raise refused("the script is nested too deeply") from None
+
+
+def commands_of(script: Script) -> list[Command]:
+    """The programs that a script starts; after them all of its words, and all that its variables hold."""
+    found = [command for words in script.commands if (command := _command(words)) is not None]
+    everything = [word for words in script.commands for word in words]
+    stored = [piece for words in script.words.values() for word in words for piece in _pieces(word)]
+    return [*found, Command("", everything), Command("", stored)]
+
+
+def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[Command, int]:
+    """The command with the most known names among its words, and how many; programs go first."""
+    counts = [sum(is_known(word.text) for word in command.words) for command in commands]
+    started = [place for place, command in enumerate(commands) if command.program and counts[place]]
+    places = started or range(len(commands))
+    chosen = max(places, key=lambda place: counts[place])
+    return commands[chosen], counts[chosen]
+
+
+def files_named(script: Script) -> Iterator[str]:
+    """Base names of files, and of modules, that the script's commands name."""
+    for words in script.commands:
+        for at, word in enumerate(words):
+            text = word.text.rpartition("=")[2]
+            base = text.rsplit("/", 1)[-1]
+            if base.endswith((".json", ".yaml", ".yml", ".toml", ".py")):
+                yield base
+            if word.text == "--module" and at + 1 < len(words):
+                yield f"{words[at + 1].text.rsplit('.', 1)[-1]}.py"
+
+
+def world_of(text: str, script: Script, command: Command | None = None) -> World:
+    """How many processes start: from the launcher's own words, Slurm's header, or the usual variables."""
+    said: dict[str, str] = {}
+    for words in [command.before] if command else script.commands:
+        for at, word in enumerate(words):
+            name, equals, value = word.text.replace("_", "-").partition("=")
+            said.setdefault(name, value if equals else words[at + 1].text if at + 1 < len(words) else "")
+    batch = dict(_BATCH.findall(text))
+    nodes, per_node = (_first(names, said, batch) for names in (_NODES, _PER_NODE))
+    usual = [_variable(script, names) for names in _VARIABLES]
+    return World(nodes or usual[0], per_node or usual[1], _first(_TOTAL, said))
+
+
+def conditional_notes(script: Script) -> Iterator[str]:
+    """Variables that a condition changes, those aside that hold nothing but flags that decide no plan."""
+    for variable, line in sorted(script.conditional.items()):
+        flags = [word.text for word in script.words[variable] if word.text.startswith("--")]
+        if not flags or any(flag.partition("=")[0].replace("_", "-") in FLAGS for flag in flags):
+            yield f"line {line}: {variable} is set under a condition: its last value is read"
+
+
+def _command(words: Sequence[Word]) -> Command | None:
+    """The program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
+    at = next((i for i, word in enumerate(words) if word.text.endswith(".py")), None)
+    if at is None and len(words) > 1 and words[0].text in _SUBCOMMANDS:
+        return Command(f"{words[0].text} {words[1].text}", words[2:], words[:1])
+    if at is None and any(word.text == "torchrun" for word in words[:2]):
+        at = _first_unknown(words)
+    return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])
+
+
+def _first_unknown(words: Sequence[Word]) -> int | None:
+    """Where a variable that nobody sets stands alone: the script that the user names."""
+    for at in range(1, len(words)):
+        if words[at].unknown and words[at].text[:1] != "-" and words[at - 1].text[:1] != "-":
+            return at
+    return None
+
+
+def _pieces(word: Word) -> list[Word]:
+    """A variable's text as words."""
+    return [Word(piece, word.line) for piece in word.text.split()]
+
+
+def _variable(script: Script, names: Sequence[str]) -> int | None:
+    """The first of the usual variables that is a number."""
+    numbers = (_number("".join(script.variables.get(name, ()))) for name in names)
+    return next((number for number in numbers if number), None)
+
+
+def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
+    """The first whole number that one of the names has; ``gpu:8`` counts 8, ``2:4`` (elastic) its first."""
+    for name in names:
+        for place in places:
+            text = place.get(name, "")
+            number = _number(text.rpartition(":")[2] if name == "--gres" else text.partition(":")[0])
+            if number:
+                return number
+    return None
+
+
+def _number(text: str) -> int | None:
+    """A count of up to seven digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 8 else None  # noqa: PLR2004

@@ -1,0 +1,257 @@
+"""Reads DeepSpeed's JSON, with what lives in code: told, or in the module that is exported beside it.
+
+Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/config.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profiles.frameworks import framework_facts
+from profiles.model import ModelSpec
+from service.launchers.deepspeed_code import CODE_FILE
+from service.launchers.reading.base import LaunchFile, Source, Told
+from service.launchers.reading.documents import document_of, looks_like_document
+from service.launchers.reading.fields import Fields
+from service.launchers.reading.known import Known, known_of
+from service.launchers.reading.python_values import constants_of
+from service.launchers.reading.split import divided, even_chunks
+from solver.plan import Configuration
+from solver.problem import Workload
+
+_BATCH, _MICRO, _COUNT = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+)  # fmt: skip
+_OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
+_OPTIMIZERS = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "fusedadam": "adamw",
+    "muon": "muon",
+    "sgd": "sgd-momentum",
+}
+_MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
+_DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16", "fp16": "fp16"}
+_IRRELEVANT = (
+    "_meshwright", "zero_optimization.", "steps_per_print", "wall_clock", "gradient_clipping", "scheduler.",
+    "optimizer.params", "fp16.", "bf16.", "tensorboard.", "wandb.", "csv_monitor.", "comms_logger.",
+    "flops_profiler.", "prescale_gradients", "dump_state", "checkpoint.", "data_types.", "zero_allow",
+    "gradient_predivide", "aio.", "monitor_config.", "activation_checkpointing.profile",
+)  # fmt: skip
+_PRICED_OTHERWISE = {
+    "zero_optimization.mics_shard_size": "MiCS shards are not read",
+    "zero_optimization.zero_hpz_partition_size": "secondary shards (ZeRO++ hpZ) are not priced",
+    "sparse_attention": "sparse attention is not priced",
+    "compression_training": "compression is not priced",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Code:
+    """What DeepSpeed takes in code, as far as it is known."""
+
+    pipeline: int
+    tensor: int
+    experts: int
+    recompute: bool
+    seq_length: int | None
+    world: int | None
+
+
+class DeepSpeedReader:
+    """Reads ``ds_config.json`` and what stands beside it."""
+
+    name = "deepspeed"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a JSON has DeepSpeed's own keys."""
+        names = looks_like_document(source) if source.suffix == ".json" else {}
+        return any(name in names for name in _OWN)
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run of a script that passes this file to ``deepspeed.initialize``.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        fields, known = Fields(source.name, document_of(source)), known_of(source, told)
+        for name, why in _PRICED_OTHERWISE.items():
+            if fields.raw(name) not in (None, 1, -1, False):
+                fields.fault(name, f"cannot be read: {why}")
+        zero = _zero(fields)
+        precision = _precision(fields)
+        offload = _offload(fields)
+        options = _options(fields, precision, zero)
+        optimizer = _optimizer(fields)
+        fields.stop()
+        model = known.model()
+        code = _code(fields, known)
+        configuration = _configuration(fields, known, model, code, (zero, offload))
+        fields.stop()
+        where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
+        return LaunchFile(
+            launcher=self.name,
+            model=model,
+            workload=Workload(
+                global_batch_size=configuration.global_batch_size,
+                seq_length=known.required("seq_length", code.seq_length, where),
+                precision=precision,
+                optimizer=optimizer,
+                framework_options=options,
+            ),
+            configuration=configuration,
+            num_nodes=known.world.num_nodes,
+            gpus_per_node=known.world.gpus_per_node,
+            notes=tuple(fields.notes),
+            unread=fields.unread(_IRRELEVANT),
+        )
+
+
+def _zero(fields: Fields) -> int:
+    """The ZeRO stage; without the section there is none."""
+    stage = fields.optional("zero_optimization.stage", low=0) or 0
+    if stage > _MAX_STAGE:
+        fields.fault("zero_optimization.stage", f"there is no stage {stage}", allowed="0 to 3", nearest="3")
+        return _MAX_STAGE
+    return stage
+
+
+def _precision(fields: Fields) -> str:
+    """The one that is enabled."""
+    bf16 = fields.flag("bf16.enabled", default=False) or fields.flag("bfloat16.enabled", default=False)
+    fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled", default=False)
+    if bf16 and fp16:
+        fields.fault("fp16.enabled", "contradicts bf16.enabled: DeepSpeed takes one of them")
+    if not bf16 and not fp16:
+        fields.fault("bf16.enabled", "neither bf16 nor fp16 is enabled: training in fp32 is not priced")
+    return "fp16" if fp16 else "bf16"
+
+
+def _offload(fields: Fields) -> str:
+    """What lies in host memory."""
+    kinds = ("none", "cpu", "nvme")
+    optimizer = fields.word("zero_optimization.offload_optimizer.device", "none", allowed=kinds)
+    weights = fields.word("zero_optimization.offload_param.device", "none", allowed=kinds)
+    if weights != "none" or "nvme" in (optimizer, weights):
+        name = "offload_param" if weights != "none" else "offload_optimizer"
+        fields.fault(f"zero_optimization.{name}.device", "weights on the host, and NVMe, are not priced",
+                     allowed="none, or cpu for the optimizer")  # fmt: skip
+    return "none" if optimizer == "none" else "optimizer"
+
+
+def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int | float | bool]:
+    """Where the file runs otherwise than the catalog's DeepSpeed."""
+    known = framework_facts("deepspeed")
+    options: dict[str, str | int | float | bool] = {}
+    dtype = fields.word("communication_data_type", precision, allowed=_DTYPES)
+    gradients = _DTYPES.get(dtype, precision)
+    if gradients not in (known.gradient_dtype, precision):
+        options["gradient_dtype"] = gradients
+    overlap = fields.flag("zero_optimization.overlap_comm", default=zero == _SHARDED_WEIGHTS)
+    if zero and not fields.has("zero_optimization.overlap_comm"):
+        does = "overlaps" if zero == _SHARDED_WEIGHTS else "does not overlap"
+        fields.note(f"overlap_comm is not given: stage {zero} {does} its collectives")
+    elif zero and overlap != (zero == _SHARDED_WEIGHTS):
+        fields.note(f"overlap_comm {str(overlap).lower()} is priced as stage {zero}'s default")
+    return options
+
+
+def _optimizer(fields: Fields) -> str:
+    """The optimizer of the file, else the script's, which is taken for AdamW."""
+    name = fields.word("optimizer.type", "AdamW", allowed=("Adam", "AdamW", "FusedAdam", "Muon", "SGD"))
+    return _OPTIMIZERS.get(name.lower(), "adamw")
+
+
+def _code(fields: Fields, known: Known) -> _Code:
+    """Sizes that no key of the JSON holds."""
+    text = known.source.other(CODE_FILE) if CODE_FILE in known.source.files else None
+    constants = constants_of(CODE_FILE, text) if text is not None else {}
+    topology, experts = (_table(constants.get(name)) for name in ("TOPOLOGY", "EXPERTS"))
+    tensor = fields.optional("tensor_parallel.autotp_size", low=0) or topology.get("num_mp")
+    recompute = constants.get("RECOMPUTE_EVERY_LAYER")
+    told = known.word("recompute_granularity", "")
+    if not isinstance(recompute, bool) and not told:
+        fields.note("activation recomputation lives in code: none is assumed (--set recompute=full)")
+    return _Code(
+        pipeline=known.number("pipeline_parallel_size", topology.get("num_pp"), 1),
+        tensor=known.number("tensor_parallel_size", tensor, 1),
+        experts=known.number("expert_parallel_size", experts.get("ep_size"), 1),
+        recompute=recompute if isinstance(recompute, bool) else told == "full",
+        seq_length=_integer(constants.get("SEQ_LENGTH")),
+        world=_integer(constants.get("WORLD_SIZE")),
+    )
+
+
+def _configuration(
+    fields: Fields, known: Known, model: ModelSpec, code: _Code, kept: tuple[int, str]
+) -> Configuration:
+    """Batch members that are missing follow from the others, as DeepSpeed has it."""
+    zero, offload = kept
+    model_gpus = code.pipeline * code.tensor
+    dp, micro, count = _batch(fields, known, model_gpus, code.world)
+    split = even_chunks(model.num_layers, code.pipeline, field="pipeline_parallel_size")
+    if len(set(split)) > 1:
+        fields.note("stages of unequal size are assumed with one layer more in the first ones")
+    zero = zero if dp > 1 else 0
+    return Configuration(
+        tensor_parallel_size=code.tensor,
+        pipeline_parallel_size=code.pipeline,
+        expert_parallel_size=code.experts,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=dp if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule="none" if code.pipeline == 1 else "1f1b",
+        recompute_granularity="full" if code.recompute else "none",
+        recompute_layers=max(split) if code.recompute else 0,
+        offload=offload,
+        stage_layers=split,
+    )
+
+
+def _batch(fields: Fields, known: Known, model_gpus: int, world: int | None) -> tuple[int, int, int]:
+    """Replicas, micro-batch and accumulation; train_batch_size is their product.
+
+    DeepSpeed itself fills in what is missing by floor division; here it must be whole.
+    """
+    batch, micro, count = (_sized(fields, name) for name in (_BATCH, _MICRO, _COUNT))
+    micro = known.value("micro_batch_size", micro)
+    count = known.value("num_microbatches", count)
+    gpus = world or known.num_gpus()
+    if batch and micro and count and gpus is None:
+        dp = divided(batch, micro * count, field=_BATCH, what="micro-batch × accumulation")
+        return dp, micro, count
+    gpus = gpus or known.required("num_gpus", None, "train_batch_size with both others, or --num-nodes")
+    dp = divided(gpus, model_gpus, field="pipeline_parallel_size", what=f"pp × tp of {gpus} GPUs")
+    if batch is None and not (micro and count):
+        batch = known.required("global_batch_size", None, f"{_BATCH} in {fields.file}")
+    if not micro and not count:
+        count = 1  # as DeepSpeed: micro-batch = batch / replicas
+    if not micro:
+        micro = divided(batch or 1, dp * (count or 1), field=_BATCH, what="accumulation × dp")
+    if not count:
+        count = divided(batch or 1, dp * micro, field=_BATCH, what="micro-batch × dp")
+    if batch is not None and batch != dp * micro * count:
+        fields.fault(_BATCH, f"{batch} is not micro-batch {micro} × accumulation {count} × dp {dp}",
+                     nearest=str(dp * micro * count))  # fmt: skip
+    return dp, micro, count
+
+
+def _sized(fields: Fields, name: str) -> int | None:
+    """A member of the batch; ``auto`` leaves it to transformers' arguments."""
+    if fields.raw(name) == "auto":
+        fields.note(f"{name} is auto: it follows from what is told beside the file")
+        return None
+    return fields.optional(name)
+
+
+def _table(value: object) -> dict[str, int]:
+    """A dictionary of numbers of the code module."""
+    found = value.items() if isinstance(value, dict) else ()
+    return {name: number for name, number in found if isinstance(name, str) and _integer(number)}
+
+
+def _integer(value: object) -> int | None:
+    """A whole number above 0."""
+    return value if type(value) is int and 0 < value < 2**31 else None

@@ -1,0 +1,154 @@
+"""Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with the line it stands on.
+
+Sizes and depths are bounded, YAML aliases and repeated keys are refused, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from profiles.errors import InvalidProblemError
+from service.json_input import MAX_DEPTH, read_json, require_plain
+from service.launchers.reading.base import Source, refused
+from service.yaml_input import read_yaml
+
+MAX_DOCUMENT = 200_000  # characters; such files have a few thousand
+_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\n', re.DOTALL)
+_TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
+_SETTING = re.compile(r"\s*([\w.\-]+)\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One value of a file."""
+
+    value: object  # text, number, true or false, None, a list
+    line: int  # 0: not known
+
+
+Values = Mapping[str, Found]
+
+
+def document_of(source: Source) -> dict[str, Found]:
+    """The values of a file by dotted name, such as ``parallelism.tp``, by the form that its name says.
+
+    Raises:
+        InvalidProblemError: too big, too deep, or not of its form, with the line.
+    """
+    require_small(source)
+    readers = {".json": _json, ".toml": _toml}
+    try:
+        raw, lines = readers.get(source.suffix, _yaml)(source.text)
+        plain = require_plain(raw)
+    except InvalidProblemError as fault:
+        raise refused(f"{source.name[:64]}: {fault.errors[0].message}") from None
+    return {name: Found(value, lines.get(name, 0)) for name, value in _flat(plain, "")}
+
+
+def looks_like_document(source: Source) -> dict[str, Found]:
+    """The values of a file; none where it is no such document."""
+    if source.suffix not in (".json", ".yaml", ".yml", ".toml"):
+        return {}
+    try:
+        return document_of(source)
+    except InvalidProblemError:
+        return {}
+
+
+def require_small(source: Source) -> None:
+    """Refuse a file that is bigger than any of its kind."""
+    if len(source.text) > MAX_DOCUMENT:
+        raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
+
+
+def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]]:
+    """All values of nested mappings; lists stay whole."""
+    for key, value in raw.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _json(text: str) -> tuple[object, dict[str, int]]:
+    """JSON with the lines of its keys."""
+    return read_json(text), _json_lines(text)
+
+
+def _json_lines(text: str) -> dict[str, int]:
+    """Where each key of valid JSON stands: a walk over strings and brackets."""
+    walk = _Walk()
+    for match in _PIECE.finditer(text):
+        walk.step(match.group())
+    return walk.lines
+
+
+class _Walk:
+    """A walk over valid JSON; keys inside lists have no name."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = {}
+        self._path: list[str | None] = []  # the key of each open bracket; None: a list's
+        self._key: str | None = ""  # that the next value stands under
+        self._last = ("", 1)  # text and its line
+        self._line = 1
+
+    def step(self, piece: str) -> None:
+        """Take a bracket, a comma, a colon, a text or an end of a line."""
+        if piece == "\n":
+            self._line += 1
+        elif piece == ":":
+            self._name()
+        elif piece in "{[":
+            self._path.append(self._key if piece == "{" else None)
+            self._key = None
+        elif piece in "}]":
+            self._path.pop()
+        elif piece != ",":
+            self._last = (piece[1:-1], self._line)
+
+    def _name(self) -> None:
+        """The last text was a key."""
+        self._key, line = self._last
+        if None not in self._path:
+            self.lines[".".join([*(part for part in self._path if part), self._key])] = line
+
+
+def _yaml(text: str) -> tuple[object, dict[str, int]]:
+    """YAML with the lines of its keys."""
+    raw = read_yaml(text)  # refuses aliases and repeated keys, and says where
+    lines: dict[str, int] = {}
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    stack: list[tuple[str, yaml.Node | None]] = [("", root)]
+    while stack:
+        before, node = stack.pop()
+        if isinstance(node, yaml.MappingNode) and before.count(".") <= MAX_DEPTH:
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    lines[f"{before}{key.value}"] = key.start_mark.line + 1
+                    stack.append((f"{before}{key.value}.", value))
+    return raw, lines
+
+
+def _toml(text: str) -> tuple[object, dict[str, int]]:
+    """TOML with the lines of its keys."""
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as fault:
+        raise InvalidProblemError.of("", f"not TOML: {str(fault)[:120]}") from None
+    except RecursionError:
+        raise InvalidProblemError.of("", f"nested deeper than {MAX_DEPTH} levels") from None
+    lines: dict[str, int] = {}
+    table = ""
+    for number, text_line in enumerate(text.split("\n"), start=1):
+        if (match := _TABLE.match(text_line)) is not None:
+            table = f"{match[1]}."
+        elif (match := _SETTING.match(text_line)) is not None:
+            lines.setdefault(f"{table}{match[1]}", number)
+    return raw, lines

@@ -1,0 +1,144 @@
+"""The values of one file, taken one by one: kinds and ranges are checked, what nobody takes is listed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from service.json_input import shown
+from service.launchers.reading.base import MAX_LISTED
+from service.launchers.reading.documents import Found, Values
+
+MAX_INTEGER = 2**31 - 1
+_FAULTS = 20
+_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+
+
+class Fields:
+    """Values of a launch file by dotted name, and what is wrong with them."""
+
+    def __init__(self, file: str, values: Values) -> None:
+        self.file = file
+        self.faults: list[FieldError] = []
+        self.notes: list[str] = []
+        self._values = values
+        self._taken: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the file gives a value; ``null`` is none."""
+        self._taken.add(name)
+        return self._found(name) is not None
+
+    def raw(self, name: str) -> object:
+        """The value as it stands there; None where it is not given."""
+        self._taken.add(name)
+        found = self._found(name)
+        return None if found is None else found.value
+
+    def integer(self, name: str, default: int, *, low: int = 1) -> int:
+        """A whole number."""
+        found = self.optional(name, low=low)
+        return default if found is None else found
+
+    def optional(self, name: str, *, low: int = 1) -> int | None:
+        """The same; None where it is not given or is no whole number in range."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        number = _whole(value)
+        if number is None or not low <= number <= MAX_INTEGER:
+            self.fault(
+                name, f"{_words(value)} is no whole number in range", allowed=f"{low} to {MAX_INTEGER}"
+            )
+            return None
+        return number
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self.fault(name, f"{_words(value)} is no number")
+            return default
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false; launchers take the words too."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        word = str(value).lower()
+        if not isinstance(value, bool | int | str) or word not in (*_TRUE, *_FALSE):
+            self.fault(name, f"{_words(value)} is neither true nor false")
+            return default
+        return word in _TRUE
+
+    def word(self, name: str, default: str = "", *, allowed: Iterable[str] = ()) -> str:
+        """A text, one of ``allowed`` where they are named; case does not count."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        words = tuple(allowed)
+        if not isinstance(value, str):
+            self.fault(name, f"{_words(value)} is no text", allowed=", ".join(words) or None)
+            return default
+        same = next((word for word in words if word.lower() == value.lower()), None)
+        if words and same is None:
+            nearest = UnknownNameError.among("", value, list(words)).errors[0].nearest
+            self.fault(name, f"{_words(value)} is unknown", allowed=", ".join(words), nearest=nearest)
+            return default
+        return same or value
+
+    def fault(
+        self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> None:
+        """Remember what is wrong with a value; file and line are part of the message."""
+        found = self._found(name)
+        where = f"line {found.line}: " if found and found.line else ""
+        if len(self.faults) < _FAULTS:
+            self.faults.append(
+                FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
+            )
+
+    def note(self, text: str) -> None:
+        """Say what really runs."""
+        if len(self.notes) < MAX_LISTED:
+            self.notes.append(text)
+
+    def stop(self) -> None:
+        """Raise what was found wrong so far.
+
+        Raises:
+            InvalidProblemError: there were faults.
+        """
+        if self.faults:
+            raise InvalidProblemError(self.faults)
+
+    def unread(self, irrelevant: Iterable[str]) -> tuple[str, ...]:
+        """Names that nobody took, those aside that begin as one of ``irrelevant``."""
+        starts = tuple(irrelevant)
+        names = [name for name in self._values if name not in self._taken and not name.startswith(starts)]
+        return tuple(shown(name) for name in names[:MAX_LISTED])
+
+    def _found(self, name: str) -> Found | None:
+        found = self._values.get(name)
+        return None if found is None or found.value is None else found
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also where it is written as text or as 8.0."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= MAX_INTEGER else None
+    text = value.removeprefix("-") if isinstance(value, str) else ""
+    return int(str(value)) if text.isascii() and text.isdecimal() and len(text) < 12 else None  # noqa: PLR2004
+
+
+def _words(value: object) -> str:
+    """A value as a message may repeat it."""
+    return f'"{shown(value)}"' if isinstance(value, str) else shown(str(value)[:64])

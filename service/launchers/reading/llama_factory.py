@@ -1,0 +1,96 @@
+"""Reads LLaMA-Factory's YAML for Megatron-Core's adapter (``USE_MCA=1``).
+
+Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingArguments.
+"""
+
+from __future__ import annotations
+
+from service.launchers.reading.base import LaunchFile, Source, Told
+from service.launchers.reading.documents import document_of, looks_like_document
+from service.launchers.reading.fields import Fields
+from service.launchers.reading.given import Given, Value
+from service.launchers.reading.known import Known, known_of
+from service.launchers.reading.megatron_core import flag_of, take, text_of
+from service.launchers.reading.ms_swift import completed
+from solver.problem import ATTENTION_TARGETS, LORA_TARGETS
+
+_OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps", "finetuning_type")
+_DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_IRRELEVANT = (
+    "model_name", "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train",
+    "lr_", "warmup", "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_",
+    "report_to", "trust_remote", "max_samples", "packing", "ddp_timeout", "resume", "seed", "max_steps",
+    "weight_decay", "adam_", "max_grad_norm", "finetuning_type", "lora_", "optim", "bf16", "fp16",
+    "tokenized_path", "gradient_accumulation_steps", "additional_configs", "flash_attn",
+)  # fmt: skip
+
+
+class LlamaFactoryReader:
+    """Reads configurations of LLaMA-Factory over Megatron-Core."""
+
+    name = "llama-factory"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a YAML has LLaMA-Factory's own names."""
+        if source.suffix not in (".yaml", ".yml"):
+            return False
+        names = looks_like_document(source)
+        return sum(name in names for name in _OWN) > 1
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the file configures.
+
+        Raises:
+            InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
+        """
+        document, known = document_of(source), known_of(source, told)
+        fields = Fields(source.name, document)
+        if fields.has("deepspeed") or fields.has("fsdp"):
+            name = "deepspeed" if fields.has("deepspeed") else "fsdp"
+            fields.fault(name, "without Megatron-Core's adapter: give that file with --launcher deepspeed")
+        fields.stop()
+        given = Given()
+        for name, found in document.items():
+            key = name.removeprefix("additional_configs.")
+            if flag_of(key) is not None:
+                text = text_of(found.value)
+                take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
+            elif not name.startswith(_IRRELEVANT):
+                given.leave(name[:64], f"--{name.replace('_', '-')}")
+        _take_batch(given, fields, known)
+        _take_defaults(given)
+        fields.stop()
+        given.stop()
+        adapters = _adapters(fields)
+        return completed(self.name, given, known, known.world, adapters=adapters)
+
+
+def _take_batch(given: Given, fields: Fields, known: Known) -> None:
+    """The batch of all replicas: micro-batch × accumulation × data parallel size."""
+    count = fields.integer("gradient_accumulation_steps", 1)
+    micro = fields.integer("per_device_train_batch_size", 8)  # TrainingArguments' default
+    model_gpus = 1
+    for name in _DEGREES:
+        model_gpus *= fields.integer(name, 1)
+    world = known.num_gpus()
+    replicas = max((world or model_gpus) // model_gpus, 1)
+    if not given.has("micro-batch-size"):
+        given.note(f"per_device_train_batch_size is {micro}: TrainingArguments' default")
+        given.take("--micro-batch-size", Value((str(micro),), 0), called="per_device_train_batch_size")
+    batch = count * micro * replicas
+    given.take("--global-batch-size", Value((str(batch),), 0), called="gradient_accumulation_steps")
+
+
+def _take_defaults(given: Given) -> None:
+    """What runs where the file says nothing: bf16, and the precision's own accumulation."""
+    if not (given.has("bf16") or given.has("fp16")):
+        given.take("--bf16", Value((), 0), called="bf16")
+        given.note("neither bf16 nor fp16 is given: bf16 is assumed")
+
+
+def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
+    """Rank and targets of the adapters; LLaMA-Factory's own default trains them."""
+    kind = fields.word("finetuning_type", "full")
+    if kind != "lora":
+        return 0, ATTENTION_TARGETS
+    return fields.integer("lora_rank", 8), LORA_TARGETS

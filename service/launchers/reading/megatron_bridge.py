@@ -1,0 +1,168 @@
+"""Reads overrides of a Megatron-Bridge recipe (``model.tensor_model_parallel_size=8``), or their YAML.
+
+Keys: Megatron-Bridge 0.3.1, training/config.py (ConfigContainer), training/mixed_precision.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from profiles.errors import InvalidProblemError
+from profiles.model import ModelSpec
+from service.launchers.megatron_bridge_overrides import FP8_RECIPES
+from service.launchers.reading.base import LaunchFile, Source, Told, refused
+from service.launchers.reading.commands import best, commands_of, conditional_notes, script_of, world_of
+from service.launchers.reading.documents import document_of, looks_like_document
+from service.launchers.reading.given import Given, Value
+from service.launchers.reading.known import Known, known_of
+from service.launchers.reading.megatron_core import flag_of, take, take_usual, text_of
+from service.launchers.reading.megatron_lm import launch_file
+
+_SECTIONS = (
+    "model",
+    "train",
+    "ddp",
+    "optimizer",
+    "dataset",
+    "comm_overlap",
+    "mixed_precision",
+    "dist",
+    "peft",
+)
+_LEAST_NAMES = 2
+_SAME = {
+    "optimizer.optimizer", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp",
+    "dist.use_tp_pp_dp_mapping", "dataset.sequence_length",
+}  # fmt: skip
+_IRRELEVANT = (
+    "dataset.", "checkpoint.", "logger.", "scheduler.", "tokenizer.", "rng.", "optimizer.",
+    "train.train_iters", "train.eval_", "train.manual_gc", "dist.", "profiling.", "model.should_pad_vocab", "model.init_method",
+    "model.make_vocab", "comm_overlap", "ddp.check_for", "ddp.average_in", "model.apply_rope", "train.exit_",
+    "ddp.grad_reduce_in_fp32",
+)  # fmt: skip
+_RECIPES = {
+    "bf16_mixed": ("bf16", None),
+    "fp16_mixed": ("fp16", None),
+    **{recipe: ("fp8", name) for name, recipe in FP8_RECIPES.items() if name != "none"},
+}
+_FP8 = {
+    "fp8-delayed": "delayed",
+    "fp8-current": "tensorwise",
+    "fp8-blockwise": "blockwise",
+    "mxfp8": "mxfp8",
+}
+
+Override = tuple[str, str, int]  # key, value as text, line
+
+
+class MegatronBridgeReader:
+    """Reads launch scripts and override files of Megatron-Bridge and NeMo."""
+
+    name = "megatron-bridge"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether there are overrides of a recipe."""
+        if source.is_script:
+            try:
+                return best(commands_of(script_of(source, Told())), _is_override)[1] >= _LEAST_NAMES
+            except InvalidProblemError:
+                return False
+        if source.suffix not in (".yaml", ".yml"):
+            return False
+        found = sum(_is_override(f"{name}=") for name in looks_like_document(source))
+        return found >= _LEAST_NAMES
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run of a recipe with these overrides.
+
+        Raises:
+            InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
+        """
+        given, known = Given(), known_of(source, told)
+        world = known.world
+        if source.is_script:
+            script = script_of(source, told)
+            command, count = best(commands_of(script), _is_override)
+            if count < _LEAST_NAMES:
+                raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
+            for note in conditional_notes(script):
+                given.note(note)
+            started = world_of(source.text, script, command)
+            world = started if started.num_gpus else world
+            pairs = [word.text.partition("=") for word in command.words]
+            overrides = [
+                (key.lstrip("+~"), value, word.line)
+                for (key, equals, value), word in zip(pairs, command.words, strict=True)
+                if equals and not key.startswith("--")
+            ]
+        else:
+            overrides = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
+        _take_all(given, overrides)
+        told = replace(told, model=_model(given, known), num_gpus=known.num_gpus())
+        return launch_file(self.name, given, told, world, name="launch file")
+
+
+def _is_override(text: str) -> bool:
+    """Whether a word is ``section.key=value`` of a ConfigContainer."""
+    key, equals, _ = text.lstrip("+~").partition("=")
+    section, dot, name = key.partition(".")
+    return bool(equals and dot) and section in _SECTIONS and (flag_of(name) is not None)
+
+
+def _take_all(given: Given, overrides: Iterable[Override]) -> None:
+    """Overrides as flags of Megatron-LM; keys that decide nothing are left out, unknown ones listed."""
+    values = {key: (text, line) for key, text, line in overrides}
+    for key, (text, line) in values.items():
+        name = key.partition(".")[2] or key
+        if key in ("mixed_precision", "ddp.grad_reduce_in_fp32"):
+            continue
+        if key in _SAME:
+            if key == "dataset.sequence_length" and "model.seq_length" in values:
+                _agree(given, values["model.seq_length"][0], text, line)
+                continue
+            take(given, name, text, line, called=key)
+        elif key.startswith(_IRRELEVANT):
+            continue
+        else:
+            take(given, name, text, line, called=key)
+    if given.has("kv-lora-rank"):
+        given.take("--multi-latent-attention", Value((), 0), called="model.kv_lora_rank")
+    _take_precision(given, values)
+    take_usual(given)
+    given.stop()
+
+
+def _agree(given: Given, model: str, dataset: str, line: int) -> None:
+    """The model's sequence and the dataset's are one."""
+    if model != dataset:
+        given.take("--seq-length", Value((model,), line), called="dataset.sequence_length")
+        given.fault("seq-length", f"{dataset[:20]} is not model.seq_length {model[:20]}")
+
+
+def _take_precision(given: Given, values: dict[str, tuple[str, int]]) -> None:
+    """The recipe of mixed precision, and what it reduces gradients in."""
+    text, line = values.get("mixed_precision", ("bf16_mixed", 0))
+    if "mixed_precision" not in values:
+        given.note("mixed_precision is the recipe's: bf16_mixed is assumed")
+    precision, fp8 = _RECIPES.get(text, ("bf16", None))
+    given.take("--fp16" if precision == "fp16" else "--bf16", Value((), line), called="mixed_precision")
+    if text not in _RECIPES:
+        name = "fp16" if precision == "fp16" else "bf16"
+        given.fault(name, f'"{text[:40]}" is not priced', allowed=", ".join(_RECIPES))
+    if fp8 is not None:
+        given.take("--fp8-format", Value(("hybrid",), line), called="mixed_precision")
+        given.take("--fp8-recipe", Value((_FP8[fp8],), line), called="mixed_precision")
+    low, at = values.get("ddp.grad_reduce_in_fp32", ("true", 0))
+    if low.lower() == "false" and precision != "fp16":
+        given.take("--grad-reduce-in-bf16", Value((), at), called="ddp.grad_reduce_in_fp32")
+        given.note(
+            f"{text[:40]} reduces gradients in fp32 unless the recipe's own mixed precision says "
+            "grad_reduce_in_fp32 = False; ddp.grad_reduce_in_fp32=false is priced"
+        )
+
+
+def _model(given: Given, known: Known) -> ModelSpec | None:
+    """The told model; None where the overrides spell the shape out."""
+    names = ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")
+    return known.told.model if all(given.has(name) for name in names) else known.model()

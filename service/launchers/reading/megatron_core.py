@@ -1,0 +1,98 @@
+"""Names of Megatron-Core's own configuration, which several launchers share, as flags of Megatron-LM.
+
+So that one reader judges them all. Names: TransformerConfig, ModelParallelConfig and
+DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19; those of single launchers are marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.launchers.megatron_lm_flags import FLAGS
+from service.launchers.reading.given import Given, Value
+from service.launchers.reading.shell import UNKNOWN
+
+_RENAMED: Mapping[str, str] = {
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
+    "num_moe_experts": "num-experts",
+    "gated_linear_unit": "swiglu",
+    "mtp_num_layers": "mtp-num-layers",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
+    "account_for_loss_in_pipeline_split": "account-for-loss-in-pipeline-split",
+    "max_length": "seq-length",  # ms-swift
+    "cutoff_len": "seq-length",  # LLaMA-Factory
+    "sequence_length": "seq-length",
+    "per_device_train_batch_size": "micro-batch-size",  # transformers' TrainingArguments
+}
+_INVERTED: Mapping[str, str] = {
+    "add_bias_linear": "disable-bias-linear",
+    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
+    "overlap_p2p_comm": "no-overlap-p2p-communication",
+}
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+_UNSET = ("null", "none", "~")
+
+
+def flag_of(key: str) -> str | None:
+    """Megatron-LM's flag for a name of Megatron-Core; None: no such."""
+    flag = "--" + _RENAMED.get(key, _INVERTED.get(key, key)).replace("_", "-")
+    return flag if flag in FLAGS else None
+
+
+def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
+    """Keep one value under its flag; ``called`` is the whole name in the file. Unknown ones are listed."""
+    flag = flag_of(key)
+    if flag is None:
+        given.leave(called[:64], f"--{key.replace('_', '-')}")
+        return
+    if text.lower() in _UNSET:
+        return
+    if FLAGS[flag] == "switch":
+        _take_switch(given, flag, text, line, called=called, wanted=key not in _INVERTED)
+        return
+    plain = text.strip("'\" ")
+    if FLAGS[flag] == "words":
+        texts = tuple(plain.strip("[]").replace(",", " ").split())
+    elif FLAGS[flag] == "integer":
+        texts = (plain.removesuffix(".0"),)
+    else:
+        texts = (plain.strip("[]") if key == "window_size" else plain,)
+    given.take(flag, Value(texts, line), called=called)
+    if key == "num_query_groups":
+        given.take("--group-query-attention", Value((), line), called=called)
+
+
+def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, wanted: bool) -> None:
+    """A switch that the file writes as true or false; one that is off is not given."""
+    word = text.lower()
+    if UNKNOWN in text or word not in (*_TRUE, *_FALSE):
+        given.called[flag] = called[:64]
+        given.values.setdefault(flag, Value((), line))
+        given.fault(flag.removeprefix("--"), "is neither true nor false", allowed="true, false")
+    elif (word in _TRUE) is wanted:
+        given.take(flag, Value((), line), called=called)
+
+
+def take_usual(given: Given) -> None:
+    """What these launchers take from the model's own configuration, where the file says nothing."""
+    for name in ("attention-dropout", "hidden-dropout"):
+        if not given.has(name):
+            given.take(f"--{name}", Value(("0.0",), 0), called=name.replace("-", "_"))
+    if given.word("position-embedding-type") == "learned_absolute" and not given.has(
+        "max-position-embeddings"
+    ):
+        length = given.word("seq-length", "1")
+        given.take("--max-position-embeddings", Value((length,), 0), called="seq_length")
+
+
+def text_of(value: object) -> str:
+    """A value of a document as the same text that a command line would have."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(text_of(one) for one in value[:64]) + "]"
+    return str(value)[:20_000]

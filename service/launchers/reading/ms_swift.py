@@ -1,0 +1,141 @@
+"""Reads commands of Megatron-SWIFT (``megatron pt``, ``megatron sft``) with its own defaults.
+
+Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from profiles.errors import InvalidProblemError
+from service.launchers.reading.base import LaunchFile, Source, Told, refused
+from service.launchers.reading.commands import (
+    World,
+    best,
+    commands_of,
+    conditional_notes,
+    script_of,
+    world_of,
+)
+from service.launchers.reading.given import Given, Value
+from service.launchers.reading.known import Known, known_of
+from service.launchers.reading.megatron_core import flag_of, take, take_usual
+from service.launchers.reading.megatron_lm import launch_file
+from service.launchers.reading.shell import Word
+from solver.problem import ATTENTION_TARGETS
+
+_LEAST_NAMES = 2
+# Where ms-swift's default is another than Megatron-LM's, and what it then does.
+_DEFAULTS = {
+    "use_distributed_optimizer": ("true", "the optimizer is sharded: ms-swift's default"),
+    "recompute_granularity": ("selective", "core attention recomputes: ms-swift's default"),
+    "expert_tensor_parallel_size": ("1", "experts are not split over tensor ranks: ms-swift's default"),
+    "overlap_grad_reduce": (
+        "false",
+        "gradients are reduced after the last backward pass: ms-swift's default",
+    ),
+}
+_QUIET = ("expert_tensor_parallel_size",)
+_IRRELEVANT = (
+    "model", "dataset", "output", "max_epochs", "attention_backend", "packing", "torch_dtype", "train_type",
+    "tuner_type", "lora_", "target_modules", "streaming", "system", "template", "merge_lora", "use_hf",
+    "val_dataset", "cached_dataset", "truncation", "freeze", "add_version", "no_", "padding_free", "async",
+)  # fmt: skip
+
+
+class MsSwiftReader:
+    """Reads launch scripts of Megatron-SWIFT."""
+
+    name = "ms-swift"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a script has Megatron's names in snake case."""
+        if not source.is_script:
+            return False
+        try:
+            return best(commands_of(script_of(source, Told())), _is_name)[1] >= _LEAST_NAMES
+        except InvalidProblemError:
+            return False
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that a script starts.
+
+        Raises:
+            InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
+        """
+        script = script_of(source, told)
+        command, count = best(commands_of(script), _is_name)
+        if count < _LEAST_NAMES:
+            raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
+        given, others = _given(command.words)
+        for note in conditional_notes(script):
+            given.note(note)
+        known = known_of(source, told)
+        started = world_of(source.text, script, command)
+        world = started if started.num_gpus else known.world
+        return completed(self.name, given, known, world, adapters=_adapters(others))
+
+
+def completed(
+    launcher: str, given: Given, known: Known, world: World, *, adapters: tuple[int, tuple[str, ...]]
+) -> LaunchFile:
+    """The run of arguments in Megatron's names that name no model's shape.
+
+    Raises:
+        InvalidProblemError: nobody names the model, or sizes contradict one another.
+    """
+    length = known.value("seq_length")
+    if length and not given.has("seq-length"):
+        given.take("--seq-length", Value((str(length),), 0), called="seq_length")
+    take_usual(given)
+    told = replace(known.told, model=known.model(), num_gpus=known.num_gpus())
+    found = launch_file(launcher, given, told, world, name="launch file")
+    rank, targets = adapters
+    return replace(found, workload=replace(found.workload, lora_rank=rank, lora_targets=targets))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a word is one of Megatron's names in snake case, of more than one part."""
+    name = text.partition("=")[0]
+    return name.startswith("--") and "_" in name and "-" not in name[2:] and flag_of(name[2:]) is not None
+
+
+def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
+    """Arguments as flags of Megatron-LM, and the rest of what may matter."""
+    given, others, named = Given(), {}, set()
+    at = 0
+    while at < len(words):
+        name, equals, attached = words[at].text.partition("=")
+        end = at + 1
+        while end < len(words) and not words[end].text.startswith("--"):
+            end += 1
+        text = attached if equals else " ".join(word.text for word in words[at + 1 : end]) or "true"
+        if name.startswith("--"):
+            key = name[2:].replace("-", "_")
+            others[key] = text
+            named.add(key)
+            if flag_of(key) is not None or not key.startswith(_IRRELEVANT):
+                take(given, key, _off(key, text), words[at].line, called=name)
+        at = end
+    for key, (value, note) in _DEFAULTS.items():
+        if key not in named:
+            take(given, key, value, 0, called=f"--{key}")
+            if key not in _QUIET:
+                given.note(note)
+    given.stop()
+    return given, others
+
+
+def _off(key: str, text: str) -> str:
+    """``none`` is written for what is off; adam is called adamw too."""
+    return "adam" if key == "optimizer" and text == "adamw" else text
+
+
+def _adapters(others: dict[str, str]) -> tuple[int, tuple[str, ...]]:
+    """Rank and targets of the adapters, where the command trains such."""
+    kind = others.get("tuner_type", others.get("train_type", "full"))
+    rank = others.get("lora_rank", "8")
+    if kind != "lora" or not (rank.isascii() and rank.isdecimal() and len(rank) < 6):  # noqa: PLR2004
+        return 0, ATTENTION_TARGETS
+    return int(rank), ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")

@@ -1,0 +1,172 @@
+"""Reads nanotron's YAML. Keys and defaults: huggingface/nanotron, April 2026, src/nanotron/config/*.py."""
+
+from __future__ import annotations
+
+from profiles.model import ModelSpec
+from profiles.shape import model_from_shape
+from service.launchers.reading.base import LaunchFile, Source, Told
+from service.launchers.reading.documents import document_of, looks_like_document
+from service.launchers.reading.fields import Fields
+from service.launchers.reading.known import known_of
+from service.launchers.reading.split import even_chunks
+from solver.own_balance import own_balance
+from solver.plan import Configuration
+from solver.problem import Workload
+
+_OWN = (
+    "parallelism.dp",
+    "parallelism.tp",
+    "tokens.micro_batch_size",
+    "tokens.batch_accumulation_per_replica",
+)
+_MAX_ZERO = 1
+_IRRELEVANT = (
+    "checkpoints.", "data_stages", "general.", "logging.", "lighteval", "tokenizer.", "optimizer.",
+    "profiler", "model.init_method", "model.ddp_bucket", "model.make_vocab", "model.model_config.", "tokens.train_steps",
+    "tokens.val_", "tokens.limit_", "metrics_logging", "s3_upload", "parallelism.tp_linear",
+)  # fmt: skip
+
+
+class NanotronReader:
+    """Reads ``run_train.py``'s configuration."""
+
+    name = "nanotron"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a YAML has nanotron's sections."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(name in names for name in _OWN) > 1
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the file configures.
+
+        Raises:
+            InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
+        """
+        fields, known = Fields(source.name, document_of(source)), known_of(source, told)
+        model = told.model or _model(fields)
+        configuration = _configuration(fields, model)
+        if not fields.has("tokens.sequence_length"):
+            fields.fault("tokens.sequence_length", "is not given")
+        workload = Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=fields.integer("tokens.sequence_length", 1),
+            precision=_precision(fields),
+            optimizer=_optimizer(fields),
+        )
+        fields.stop()
+        return LaunchFile(
+            launcher=self.name,
+            model=model,
+            workload=workload,
+            configuration=configuration,
+            num_nodes=known.world.num_nodes,
+            gpus_per_node=known.world.gpus_per_node,
+            notes=tuple(fields.notes),
+            unread=fields.unread(_IRRELEVANT),
+        )
+
+
+def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
+    """The mesh; its degrees are all in the file."""
+    for name in ("dp", "pp", "tp"):
+        if not fields.has(f"parallelism.{name}"):
+            fields.fault(f"parallelism.{name}", "is not given")
+    dp, pp, tp = (fields.integer(f"parallelism.{name}", 1) for name in ("dp", "pp", "tp"))
+    cp = fields.integer("parallelism.context_parallel_size", 1)
+    micro = fields.integer("tokens.micro_batch_size", 1)
+    count = fields.integer("tokens.batch_accumulation_per_replica", 1)
+    zero = _zero(fields) if dp * cp > 1 else 0
+    schedule = _schedule(fields, pp)
+    recompute = fields.flag("parallelism.recompute_layer", default=False)
+    sequence = _sequence_parallel(fields)
+    if fields.integer("parallelism.expert_parallel_size", 1) > 1:
+        fields.fault("parallelism.expert_parallel_size", "experts of nanotron are not read", allowed="1")
+    fields.stop()
+    split = even_chunks(model.num_layers, pp, field="parallelism.pp")
+    if pp > 1:
+        split = own_balance(model, pp)
+    return Configuration(
+        tensor_parallel_size=tp,
+        sequence_parallel=sequence and tp > 1,
+        pipeline_parallel_size=pp,
+        context_parallel_size=cp,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=dp * cp if zero else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule=schedule,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=max(split) if recompute else 0,
+        stage_layers=split,
+    )
+
+
+def _zero(fields: Fields) -> int:
+    """0 or 1; nanotron's parser takes any number."""
+    stage = fields.integer("optimizer.zero_stage", 0, low=0)
+    if stage > _MAX_ZERO:
+        fields.fault("optimizer.zero_stage", f"nanotron has no stage {stage}", allowed="0, 1", nearest="1")
+    return min(stage, _MAX_ZERO)
+
+
+def _schedule(fields: Fields, pp: int) -> str:
+    """The engine; its default runs all forward passes first."""
+    engine = fields.word("parallelism.pp_engine", "afab", allowed=("afab", "1f1b"))
+    if pp == 1:
+        return "none"
+    if not fields.has("parallelism.pp_engine"):
+        fields.note("pp_engine is not given: afab, all forward passes first, is nanotron's default")
+    return "gpipe" if engine == "afab" else "1f1b"
+
+
+def _sequence_parallel(fields: Fields) -> bool:
+    """REDUCE_SCATTER is sequence parallelism; ALL_REDUCE is the default."""
+    mode = fields.word("parallelism.tp_mode", "ALL_REDUCE", allowed=("ALL_REDUCE", "REDUCE_SCATTER"))
+    return mode == "REDUCE_SCATTER"
+
+
+def _precision(fields: Fields) -> str:
+    """Training in bfloat16; nothing else is priced."""
+    dtype = fields.word("model.dtype", "bfloat16")
+    if dtype != "bfloat16":
+        fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
+    return "bf16"
+
+
+def _optimizer(fields: Fields) -> str:
+    """By its factory."""
+    name = fields.word("optimizer.optimizer_factory.name", "adamW")
+    if name.lower() != "adamw":
+        fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
+    return "adamw"
+
+
+def _model(fields: Fields) -> ModelSpec:
+    """Llama's and Qwen2's configuration have the names of transformers.
+
+    Raises:
+        InvalidProblemError: a size is missing, or the shape is none that can be priced.
+    """
+    at = "model.model_config."
+    sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    for name in sizes:
+        if not fields.has(at + name):
+            fields.fault(at + name, "is not given; add it, or name the model with --model")
+    if fields.has(f"{at}moe_config") or fields.has(f"{at}moe_config.num_experts"):
+        fields.fault(f"{at}moe_config", "experts of nanotron are not read")
+    fields.stop()
+    layers, hidden, ffn, heads, vocabulary = (fields.integer(at + name, 1) for name in sizes)
+    fields.stop()
+    kv_heads = fields.integer(f"{at}num_key_value_heads", heads)
+    rotary = fields.number(f"{at}rope_theta", 10_000.0)
+    raw: dict[str, object] = {
+        "num_layers": layers, "hidden_size": hidden, "ffn_hidden_size": ffn, "num_attention_heads": heads,
+        "num_kv_heads": kv_heads, "vocab_size": vocabulary, "rotary_base": max(int(rotary), 1),
+        "tied_embeddings": fields.flag(f"{at}tie_word_embeddings", default=False),
+        "max_position_embeddings": fields.integer(f"{at}max_position_embeddings", 2048),
+        "linear_bias": fields.flag(f"{at}attention_bias", default=False),
+    }  # fmt: skip
+    fields.stop()
+    return model_from_shape(raw, name="launch file")

@@ -1,0 +1,121 @@
+"""Values of a Python module that is never run: constants and the arguments of calls, by its syntax tree."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from service.json_input import shown
+from service.launchers.reading.base import refused
+from service.launchers.reading.documents import MAX_DOCUMENT, Found
+
+_MAX_DEPTH = 100  # of brackets
+_MAX_VALUES = 20_000
+_OPENS, _CLOSES = "([{", ")]}"
+
+
+def tree_of(name: str, text: str) -> ast.Module:
+    """The syntax tree of a module.
+
+    Raises:
+        InvalidProblemError: too big, too deep, or no Python, with the line.
+    """
+    called = shown(name)
+    if len(text) > MAX_DOCUMENT:
+        raise refused(f"{called}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
+    if _is_deep(text):
+        raise refused(f"{called}: nested deeper than {_MAX_DEPTH} brackets")
+    try:
+        return ast.parse(text)
+    except SyntaxError as fault:
+        raise refused(f"{called}: not Python: {shown(fault.msg)} (line {fault.lineno})") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise refused(f"{called}: not Python that can be read") from None
+
+
+def _is_deep(text: str) -> bool:
+    """Whether brackets nest absurdly; those in strings count too, which only matters to nonsense."""
+    depth = 0
+    for char in text:
+        depth += (char in _OPENS) - (char in _CLOSES)
+        if depth > _MAX_DEPTH:
+            return True
+    return False
+
+
+def constants_of(name: str, text: str) -> dict[str, object]:
+    """Module-level ``NAME = literal`` of a module.
+
+    Raises:
+        InvalidProblemError: the module cannot be read.
+    """
+    return {key: found.value for key, found in constants(tree_of(name, text)).items()}
+
+
+def constants(tree: ast.Module) -> dict[str, Found]:
+    """The same of a tree, with lines; what is no literal is left out."""
+    found: dict[str, Found] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            value = literal(node.value, found)
+            if isinstance(target, ast.Name) and value is not NOTHING:
+                found[target.id] = Found(value, node.lineno)
+    return found
+
+
+class _Nothing:
+    """No literal."""
+
+
+NOTHING = _Nothing()
+
+
+def literal(node: ast.expr, names: Mapping[str, Found]) -> object:
+    """The value of a literal, of a constant's name, or of a list or dictionary of such; or ``NOTHING``."""
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id].value
+    try:
+        return _literal(node)
+    except ValueError:
+        return NOTHING
+
+
+def _literal(node: ast.expr) -> object:
+    """As ``ast.literal_eval``, without complex numbers, sets and bytes."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _literal(node.operand)
+        if isinstance(value, int | float):
+            return -value
+    if isinstance(node, ast.List | ast.Tuple) and len(node.elts) <= _MAX_VALUES:
+        return [_literal(one) for one in node.elts]
+    if isinstance(node, ast.Dict) and len(node.keys) <= _MAX_VALUES:
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(_literal(key)): _literal(value) for key, value in pairs if key is not None}
+    raise ValueError
+
+
+def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict[str, Found]:
+    """Keyword arguments of the first call of ``callee`` (its last name), as far as they are literals."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) == callee:
+            found = {
+                one.arg: Found(literal(one.value, names), one.value.lineno)
+                for one in node.keywords
+                if one.arg is not None
+            }
+            return {name: one for name, one in found.items() if one.value is not NOTHING}
+    return {}
+
+
+def called_name(call: ast.Call) -> str:
+    """``c`` of ``a.b.c(…)``, and ``B.Config`` of ``B.Config(…)``."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        before = function.value
+        if function.attr == "Config" and isinstance(before, ast.Name):
+            return f"{before.id}.Config"
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

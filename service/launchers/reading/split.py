@@ -1,0 +1,29 @@
+"""Layers of each chunk where a launcher's file gives none of its own."""
+
+from __future__ import annotations
+
+from profiles.errors import InvalidProblemError
+
+
+def even_chunks(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
+    """As even as can be: the first chunks hold one layer more.
+
+    Raises:
+        InvalidProblemError: more chunks than layers; ``field`` is what asks for them.
+    """
+    if not 1 <= chunks <= num_layers:
+        message = f"{chunks} stages for {num_layers} layers"
+        raise InvalidProblemError.of(field, message, allowed=f"1 to {num_layers}")
+    least, more = divmod(num_layers, chunks)
+    return tuple(least + (place < more) for place in range(chunks))
+
+
+def divided(total: int, by: int, *, field: str, what: str) -> int:
+    """``total / by``, which must be whole.
+
+    Raises:
+        InvalidProblemError: it is not; ``what`` says in words what is divided by what.
+    """
+    if by < 1 or total % by:
+        raise InvalidProblemError.of(field, f"{what}: {by} does not divide {total}")
+    return total // by

@@ -1,0 +1,62 @@
+"""What is exported is read back: any plan of the search's own space, for every launcher."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from profiles.capabilities import launcher_capabilities
+from profiles.library import find_model
+from profiles.model import ModelSpec
+from service.launchers.reading.base import Source
+from service.launchers.reading.registry import read_launch_files, reader_names
+from service.launchers.registry import export, launcher_names
+from service.launchers.target import Target
+from solver.launcher_own import problem_faults
+from tests.launcher_plans import problem_of, random_targets
+
+# One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.
+MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b")
+MAIN = {
+    "megatron-lm": "launch.sh", "megatron-bridge": "launch.sh", "ms-swift": "launch.sh",
+    "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",
+    "llama-factory": "llama_factory.yaml", "torchtitan": "torchtitan_plan.py",
+}  # fmt: skip
+
+
+def source_of(files: dict[str, str], main: str) -> Source:
+    return Source(name=main, text=files[main], files=files)
+
+
+def shape(model: ModelSpec) -> ModelSpec:
+    """What every launcher's files tell of a model; how many positions it was made for is not part of it."""
+    base = model.rotary_base or (None if model.learned_position_embeddings else 10_000)
+    return replace(model, name="", display_name="", source="", max_position_embeddings=1, rotary_base=base)
+
+
+def assert_the_same(found: Target, launcher: str, main: str) -> None:
+    files = export(found.plan, found.problem, launcher).files
+    read = read_launch_files(source_of(files, main))
+    assert read.launcher == launcher
+    assert read.configuration == found.config
+    assert read.workload == found.workload
+    assert shape(read.model) == shape(found.model)
+    assert read.unread == ()
+    assert (read.num_nodes, read.gpus_per_node) == (found.num_nodes, found.gpus_per_node)
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+@pytest.mark.parametrize("name", MODELS)
+def test_any_plan_of_the_search_is_exported_and_read_unchanged(launcher: str, name: str) -> None:
+    problem = problem_of(launcher, find_model(name), seq_length=2048)
+    if list(problem_faults(problem, launcher_capabilities(launcher))):
+        assert not list(random_targets(problem, 1, random.Random(0)))
+        return
+    for found in random_targets(problem, 12, random.Random(f"{launcher} {name}")):
+        assert_the_same(found, launcher, MAIN[launcher])
+
+
+def test_every_launcher_that_is_exported_to_is_read() -> None:
+    assert reader_names() == launcher_names() == tuple(sorted(MAIN))
