@@ -12,8 +12,10 @@ from profiles.calibration import FORMAT as CALIBRATION
 from profiles.measured_profile import FORMAT as MEASURED
 from service.api.schemas import EventView
 from service.db.records import DEFAULT_PRIORITY
+from service.given_launch_file import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
 from service.job_request import MAX_DEADLINE_S, MAX_PRIORITY, MIN_DEADLINE_S
 from service.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
+from service.launchers.reading.registry import reader_names
 from service.request_schema import ProblemRequest
 from service.sweep.axes import AXES, MAX_POINTS
 from solver.plan import Configuration
@@ -71,15 +73,59 @@ def _job_request() -> dict[str, Any]:
 
 
 JOB_BODY = json_body_of({"$ref": _REF.format(model="JobRequest")})
+
+
+def _texts_of(description: str, most: int, longest: int) -> dict[str, Any]:
+    """An object of texts by name."""
+    return {
+        "type": "object",
+        "description": description,
+        "maxProperties": most,
+        "additionalProperties": {"type": "string", "maxLength": longest},
+    }
+
+
+_LAUNCH_FILE: dict[str, Any] = {
+    "type": "object",
+    "description": "a launch file of any launcher; what it names is looked up in `files`, nowhere else",
+    "required": ["name", "text"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME, "examples": ["train.sh"]},
+        "text": {"type": "string", "maxLength": MAX_TEXT},
+        "launcher": {"enum": list(reader_names()), "description": "found out by its names if left out"},
+        "files": _texts_of("files of the same folder, by name", MAX_FILES, MAX_TEXT),
+        "variables": _texts_of("values of shell variables", MAX_VARIABLES, MAX_TEXT),
+    },
+}
 PREDICTION_BODY = json_body_of(
     {
-        "type": "object",
-        "required": ["problem", "configuration"],
-        "additionalProperties": False,
-        "properties": {
-            "problem": {"$ref": _REF.format(model="ProblemRequest")},
-            "configuration": _partial_configuration(),
-        },
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["problem", "configuration"],
+                "additionalProperties": False,
+                "properties": {
+                    "problem": {"$ref": _REF.format(model="ProblemRequest")},
+                    "configuration": _partial_configuration(),
+                },
+            },
+            {
+                "type": "object",
+                "required": ["problem", "launch_file"],
+                "additionalProperties": False,
+                "properties": {
+                    "problem": {
+                        "type": "object",
+                        "required": ["cluster"],
+                        "description": "as a ProblemRequest; model and workload only where the files do "
+                        "not tell them",
+                    },
+                    "launch_file": _LAUNCH_FILE,
+                    "configuration": _partial_configuration(),
+                },
+            },
+        ]
     }
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.api.problems import ProblemView, type_of
 from service.db.profile_records import ProfileRecord
@@ -112,6 +112,9 @@ class PredictionView(BaseModel):
     breaks: list[str]  # rules of the search space that it breaks
     why: Why  # where its time goes, and what stops it from going faster
     profile: str
+    launcher: str | None = None  # whose launch file it was
+    notes: list[str] = Field(default_factory=list)  # what really runs: defaults that cost something
+    unread: list[str] = Field(default_factory=list)  # names of the launch file that are not understood
 
 
 class ProfileView(BaseModel):

@@ -20,7 +20,7 @@ def explain(
         typer.Option("--config", "--configuration", help="Configuration as a JSON or YAML file."),
     ] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
-    from_args: Annotated[Path | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
+    from_args: Annotated[list[Path] | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
     variable: Annotated[
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
     ] = None,
@@ -31,5 +31,5 @@ def explain(
     from service.cli.explaining import run_explain  # noqa: PLC0415 - the solver is loaded when it is needed
     from service.cli.own import Asked  # noqa: PLC0415
 
-    asked = Asked(config=config, assign=assign or [], from_args=from_args, variables=variable or [])
+    asked = Asked(config=config, assign=assign or [], from_args=from_args or [], variables=variable or [])
     raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))

@@ -9,8 +9,8 @@ import typer
 
 from service.cli.problem_options import PROFILE_HELP, Request, with_request
 
-SET_HELP = "Part of the configuration; tp, pp, … or full names."
-FROM_ARGS_HELP = "A Megatron-LM launch script, or a file of its flags."
+SET_HELP = "Part of the configuration (tp, pp, … or full names), or what launch files leave open."
+FROM_ARGS_HELP = "A launch file of any launcher (again: those beside it), or a folder of them."
 VAR_HELP = "Value of a shell variable that the script expects."
 
 
@@ -21,7 +21,7 @@ def predict(
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
-    from_args: Annotated[Path | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
+    from_args: Annotated[list[Path] | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
     variable: Annotated[
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
     ] = None,
@@ -31,5 +31,5 @@ def predict(
     from service.cli.own import Asked  # noqa: PLC0415 - the solver is loaded when it is needed
     from service.cli.predicting import run_predict  # noqa: PLC0415
 
-    asked = Asked(config=config, assign=assign or [], from_args=from_args, variables=variable or [])
+    asked = Asked(config=config, assign=assign or [], from_args=from_args or [], variables=variable or [])
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))

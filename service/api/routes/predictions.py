@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fastapi import APIRouter
 
-from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.api.deps import SUBMITS, BodyDep, ServiceDep, TenantDep
 from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
 from service.configurations import broken_rules, completed
+from service.given_launch_file import given_launch_file
 from service.json_input import pointer
+from service.launch_input import Own, own_of_files
+from service.launchers.reading.base import WHOLE_FILE
 from service.request import parse_problem
 from solver.predict import predict
 from solver.why.explained import reasons_of
 
+_PARTS = {"problem", "configuration", "launch_file"}
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))
 
 
@@ -28,9 +33,13 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=dec
     summary="Price a configuration",
 )
 def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> PredictionView:
-    """What the cost model expects of ``configuration`` for ``problem``; answers at once, stores nothing."""
-    problem = parse_problem(service.definitions.filled_in(tenant, _part(body, "problem")))
-    configuration = completed(_part(body, "configuration"), problem)
+    """What the cost model expects of a configuration, given as such or as the launch file that runs it.
+
+    Answers at once, stores nothing.
+    """
+    request = service.definitions.filled_in(tenant, _part(body, "problem"))
+    own = _from_launch_file(request, body) if "launch_file" in body else _as_given(request, body)
+    problem, configuration = own.problem, own.configuration
     service.profiles.require(tenant, problem)
     profile = service.profiles.profile_of(problem)
     prediction = predict(problem, profile, configuration)
@@ -40,13 +49,42 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         why=reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0],
         breaks=broken_rules(problem, configuration),
         profile=profile.version,
+        launcher=own.launcher,
+        notes=list(own.notes),
+        unread=list(own.unread),
     )
 
 
+def _as_given(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
+    """The configuration as glossary names."""
+    problem = parse_problem(request)
+    return Own(problem=problem, configuration=completed(_part(body, "configuration"), problem))
+
+
+def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
+    """The configuration as a launch file; ``configuration`` beside it says what the file leaves open."""
+    values = _part(body, "configuration") if "configuration" in body else {}
+    given = given_launch_file(_part(body, "launch_file"))
+    try:
+        return own_of_files(
+            request, given.source, launcher=given.launcher, variables=given.variables, values=values
+        )
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(_in_the_text(one) for one in fault.errors) from None
+
+
+def _in_the_text(fault: FieldError) -> FieldError:
+    """A fault of a name in the file points to its text, and says the name."""
+    if fault.pointer.startswith("/"):
+        return fault
+    named = fault.message if fault.pointer == WHOLE_FILE else f"{fault.pointer}: {fault.message}"
+    return replace(fault, pointer=pointer("launch_file", "text"), message=named)
+
+
 def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """The object under ``name`` of a body that holds a problem and a configuration, and nothing else."""
-    for other in body.keys() - {"problem", "configuration"}:
-        raise UnknownNameError.among(pointer(other), other, ["problem", "configuration"])
+    """The object under ``name`` of a body that holds nothing but ``_PARTS``."""
+    for other in body.keys() - _PARTS:
+        raise UnknownNameError.among(pointer(other), other, sorted(_PARTS))
     part = body.get(name)
     if not isinstance(part, dict):
         raise InvalidProblemError.of(pointer(name), "is required and must be an object")

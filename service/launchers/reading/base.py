@@ -16,6 +16,7 @@ MAX_BYTES = 1_000_000  # of one launch script; files of a fixed form are bounded
 MAX_FILES = 32
 MAX_LISTED = 32  # notes and unread names of one file
 _SCRIPTS = ("", ".sh", ".bash", ".sbatch", ".slurm", ".args", ".txt")
+WHOLE_FILE = "launch file"  # where a fault is that no single name has
 Include = Callable[[str], str | None]
 
 
@@ -98,4 +99,4 @@ class Reader(Protocol):
 
 def refused(message: str, *, allowed: str | None = None) -> InvalidProblemError:
     """A fault of the file as a whole."""
-    return InvalidProblemError.of("launch file", message, allowed=allowed)
+    return InvalidProblemError.of(WHOLE_FILE, message, allowed=allowed)

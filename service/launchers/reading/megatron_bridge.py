@@ -37,9 +37,9 @@ _SAME = {
 }  # fmt: skip
 _IRRELEVANT = (
     "dataset.", "checkpoint.", "logger.", "scheduler.", "tokenizer.", "rng.", "optimizer.",
-    "train.train_iters", "train.eval_", "train.manual_gc", "dist.", "profiling.", "model.should_pad_vocab", "model.init_method",
-    "model.make_vocab", "comm_overlap", "ddp.check_for", "ddp.average_in", "model.apply_rope", "train.exit_",
-    "ddp.grad_reduce_in_fp32",
+    "train.train_iters", "train.eval_", "train.manual_gc", "dist.", "profiling.",
+    "model.should_pad_vocab", "model.init_method", "model.make_vocab", "comm_overlap", "ddp.check_for",
+    "ddp.average_in", "model.apply_rope", "train.exit_", "ddp.grad_reduce_in_fp32",
 )  # fmt: skip
 _RECIPES = {
     "bf16_mixed": ("bf16", None),

@@ -22,8 +22,9 @@ _OWN = (
 _MAX_ZERO = 1
 _IRRELEVANT = (
     "checkpoints.", "data_stages", "general.", "logging.", "lighteval", "tokenizer.", "optimizer.",
-    "profiler", "model.init_method", "model.ddp_bucket", "model.make_vocab", "model.model_config.", "tokens.train_steps",
-    "tokens.val_", "tokens.limit_", "metrics_logging", "s3_upload", "parallelism.tp_linear",
+    "profiler", "model.init_method", "model.ddp_bucket", "model.make_vocab", "model.model_config.",
+    "tokens.train_steps", "tokens.val_", "tokens.limit_", "metrics_logging", "s3_upload",
+    "parallelism.tp_linear",
 )  # fmt: skip
 
 

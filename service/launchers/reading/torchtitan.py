@@ -32,12 +32,12 @@ _RESHARD = ("default", "always", "never")
 _DTYPES = {"bfloat16": "bf16"}
 _IRRELEVANT = (
     "job.", "model.", "experimental.", "optimizer.", "lr_scheduler.", "checkpoint.", "metrics.",
-    "profiling.", "compile.", "comm.", "validation.", "debug.", "fault_tolerance.", "training.dataset", "training.steps",
-    "training.max_norm", "training.dtype", "training.mixed_precision", "training.gc_", "memory_estimation.",
-    "training.disable_cuda_graphs", "activation_checkpoint.selective", "parallelism.disable_loss",
-    "parallelism.context_parallel_rotate", "dataloader", "hf_assets_path", "profiler", "training.seed",
-    "activation_checkpoint.per_op", "activation_checkpoint.preserve", "activation_checkpoint.early",
-    "training.deterministic", "training.enable_cpu_offload",
+    "profiling.", "compile.", "comm.", "validation.", "debug.", "fault_tolerance.", "training.dataset",
+    "training.steps", "training.max_norm", "training.dtype", "training.mixed_precision", "training.gc_",
+    "memory_estimation.", "training.disable_cuda_graphs", "activation_checkpoint.selective",
+    "parallelism.disable_loss", "parallelism.context_parallel_rotate", "dataloader", "hf_assets_path",
+    "profiler", "training.seed", "activation_checkpoint.per_op", "activation_checkpoint.preserve",
+    "activation_checkpoint.early", "training.deterministic", "training.enable_cpu_offload",
 )  # fmt: skip
 
 

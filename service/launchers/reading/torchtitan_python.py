@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from profiles.errors import InvalidProblemError
-from service.launchers.reading.base import Source
+from service.launchers.reading.base import Source, refused
 from service.launchers.reading.documents import Found
 from service.launchers.reading.python_values import arguments_of, called_name, constants, tree_of
 
@@ -39,8 +38,7 @@ def module_values(source: Source) -> dict[str, Found]:
         arguments = arguments_of(tree, callee, names)
         found |= {f"{section}.{name}": value for name, value in arguments.items()}
     if not any(name.startswith("parallelism.") for name in found):
-        message = f"{source.name[:64]}: no ParallelismConfig(…) with values is in it"
-        raise InvalidProblemError.of("launch file", message)
+        raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
     found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
     flavor = arguments_of(tree, "model_registry", names) or _first_argument(tree, "model_registry")
     found |= {f"model.{name}": value for name, value in flavor.items() if name == "flavor"}

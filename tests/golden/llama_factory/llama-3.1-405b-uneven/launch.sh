@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # LLaMA-Factory with mcore_adapter (not verified), plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 405B, 8192 tokens a sequence
+# Model shape: {"name": "llama-3.1-405b", "num_layers": 126, "hidden_size": 16384, "ffn_hidden_size": 53248, "num_attention_heads": 128, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072, "rotary_base": 500000}
 # World size 1024: tp 8 * cp 1 * pp 16 * dp 8
 # Micro-batches: 64 of 1
 # Nodes: 128 of 8 × H100 SXM 80 GB

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import InvalidProblemError
+from profiles.model import ModelSpec
 from service.launchers.megatron_lm import MegatronLm
 from service.launchers.megatron_lm_arguments import sections
 from service.launchers.megatron_lm_flags import FLAGS, REFUSED
-from service.launchers.reading.megatron_lm import LaunchFile, read_launch_file
+from service.launchers.reading.base import Include, LaunchFile, Source, Told
+from service.launchers.reading.registry import read_launch_files
 from service.launchers.target import Target
 from tests.launcher_cases import CASES, LLAMA_70B
 from tests.unit.service.launchers.test_megatron_lm_round_trip import legal_targets
@@ -45,6 +47,20 @@ torchrun $DISTRIBUTED_ARGS pretrain_gpt.py "${MODEL_ARGS[@]}" ${PARALLEL} \\
     --micro-batch-size 1 --global-batch-size $((WORLD_SIZE * 4)) --seq-length 8192 --bf16 \\
     --use-distributed-optimizer --data-path $DATA --lr 1e-4 --strange-flag 3 2>&1 | tee log.txt
 """
+
+
+def read_launch_file(
+    text: str,
+    *,
+    num_gpus: int | None = None,
+    model: ModelSpec | None = None,
+    variables: dict[str, str] | None = None,
+    include: Include = lambda _: None,
+) -> LaunchFile:
+    """A script of Megatron-LM."""
+    told = Told(num_gpus=num_gpus, model=model, variables=variables or {})
+    source = Source(name="launch file", text=text, include=include)
+    return read_launch_files(source, told, "megatron-lm")
 
 
 def exported(found: Target) -> LaunchFile:

@@ -1,0 +1,135 @@
+"""The run that somebody's launch files start, as a problem and a configuration that can be priced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from profiles.errors import InvalidProblemError
+from profiles.inline import cluster_from_mapping, model_from_mapping, model_to_mapping
+from service.configurations import completed
+from service.json_input import pointer
+from service.launchers.reading.base import LaunchFile, Source, Told
+from service.launchers.reading.registry import read_launch_files, reader_names, renamed
+from service.request import parse_problem
+from solver.plan import Configuration
+from solver.problem import Problem
+
+Request = Mapping[str, object]
+Values = Mapping[str, object]
+_TOLD = ("seq_length", "global_batch_size", "precision", "optimizer")  # of a workload, beside the files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """Somebody's own configuration with its problem, and what reading it left to say."""
+
+    problem: Problem
+    configuration: Configuration
+    launcher: str | None = None  # whose files they were
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+def own_of_files(
+    request: Request,
+    source: Source,
+    *,
+    launcher: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    values: Values | None = None,
+) -> Own:
+    """The problem and the configuration of launch files.
+
+    Args:
+        request: cluster, and what the files may not tell: model, sequence, batch, search.
+        source: the file with those beside it.
+        launcher: whose file it is; None: the request's launcher where it is one, else found out.
+        variables: of the shell.
+        values: parts of the configuration that the files may not tell, by glossary name.
+
+    Raises:
+        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+    """
+    named = request.get("launcher")
+    if launcher is None and isinstance(named, str) and named in reader_names():
+        launcher = named
+    told = _told(request, variables or {}, values or {})
+    found = renamed(read_launch_files(source, told, launcher), _name_of(source))
+    problem = parse_problem(_request_of(request, found))
+    read = asdict(found.configuration).items()
+    raw = {name: list(value) if isinstance(value, tuple) else value for name, value in read if value != ()}
+    return Own(
+        problem=problem,
+        configuration=completed(raw, problem),
+        launcher=found.launcher,
+        notes=found.notes,
+        unread=found.unread,
+    )
+
+
+def _name_of(source: Source) -> str:
+    """A model's name where only sizes describe it: the file's."""
+    return source.name.rpartition(".")[0][:64] or "launch file"
+
+
+def _told(request: Request, variables: Mapping[str, str], values: Values) -> Told:
+    """What the request says beside the files."""
+    if "cluster" not in request:
+        message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
+        raise InvalidProblemError.of("/cluster", message)
+    cluster = request["cluster"]
+    counted = isinstance(cluster, dict) and ("num_nodes" in cluster or "groups" in cluster)
+    return Told(
+        model=model_from_mapping(request["model"]) if "model" in request else None,
+        num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,
+        variables=variables,
+        values={**_told_workload(request.get("workload")), **_plain(values, "configuration")},
+    )
+
+
+def _told_workload(workload: object) -> dict[str, int | str | bool]:
+    """Sequence, batch, precision and optimizer, where files have no place for them."""
+    if workload in (None, {}):
+        return {}
+    if not isinstance(workload, Mapping):
+        raise InvalidProblemError.of("/workload", "must be an object")
+    for name in workload:
+        if name not in _TOLD:
+            raise InvalidProblemError.of(
+                pointer("workload", name), "is the launch file's to say", allowed=", ".join(_TOLD)
+            )
+    return _plain(workload, "workload")
+
+
+def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
+    """Numbers, words and switches; nothing else can be told."""
+    found: dict[str, int | str | bool] = {}
+    for name, value in values.items():
+        if not isinstance(value, int | str | bool):
+            raise InvalidProblemError.of(
+                pointer(part, name), "is the launch file's to say", allowed="one number or word"
+            )
+        found[str(name)] = value
+    return found
+
+
+def _request_of(request: Request, found: LaunchFile) -> Request:
+    """The request with the files' model, workload and number of nodes in it."""
+    workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
+    workload["lora_targets"] = list(found.workload.lora_targets)
+    complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
+    complete.setdefault("launcher", found.launcher)
+    cluster = request["cluster"]
+    if found.num_nodes and found.gpus_per_node and isinstance(cluster, dict):
+        complete["cluster"] = _sized(cluster, found.num_nodes, found.gpus_per_node)
+    return complete
+
+
+def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> dict[str, object]:
+    """The cluster with as many nodes as the files start on, unless it says how many it has."""
+    groups = cluster.get("groups")
+    if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict):
+        given = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
+        return {**cluster, "groups": [{**given, **groups[0]}]}
+    return {"num_nodes": num_nodes, **cluster}
