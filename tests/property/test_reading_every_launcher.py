@@ -15,7 +15,7 @@ from service.launchers.reading.registry import read_launch_files, reader_names
 from service.launchers.registry import export, launcher_names
 from service.launchers.target import Target
 from solver.launcher_own import problem_faults
-from tests.launcher_plans import problem_of, random_targets
+from tests.launcher_plans import CASES, problem_of, random_targets
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.
 MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b")
@@ -60,3 +60,34 @@ def test_any_plan_of_the_search_is_exported_and_read_unchanged(launcher: str, na
 
 def test_every_launcher_that_is_exported_to_is_read() -> None:
     assert reader_names() == launcher_names() == tuple(sorted(MAIN))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"), [(launcher, name) for launcher, cases in CASES.items() for name in cases]
+)
+def test_the_plans_of_the_golden_files_are_read_unchanged(launcher: str, name: str) -> None:
+    assert_the_same(CASES[launcher][name], launcher, MAIN[launcher])
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_offloaded_plans_are_read_unchanged(launcher: str) -> None:
+    problem = problem_of(launcher, find_model("llama-3.1-8b"), seq_length=2048)
+    problem = replace(problem, options=replace(problem.options, allow=("offload",)))
+    for found in random_targets(problem, 12, random.Random(launcher)):
+        assert_the_same(found, launcher, MAIN[launcher])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "main"),
+    [
+        ("torchtitan", "torchtitan_0_2.toml"),
+        ("torchtitan", "launch.sh"),
+        ("deepspeed", "launch.sh"),
+        ("accelerate", "launch.sh"),
+        ("nanotron", "launch.sh"),
+        ("llama-factory", "launch.sh"),
+    ],
+)
+def test_the_script_that_starts_a_file_leads_to_it(launcher: str, main: str) -> None:
+    found = next(iter(CASES[launcher].values()))
+    assert_the_same(found, launcher, main)

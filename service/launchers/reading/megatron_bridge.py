@@ -31,10 +31,14 @@ _SECTIONS = (
     "peft",
 )
 _LEAST_NAMES = 2
-_SAME = {
-    "optimizer.optimizer", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp",
-    "dist.use_tp_pp_dp_mapping", "dataset.sequence_length",
-}  # fmt: skip
+_READ = (
+    "model.",
+    "train.",
+    "ddp.",
+    "dist.",
+    "optimizer.",
+    "checkpoint.",
+)  # sections with Megatron's own names
 _IRRELEVANT = (
     "dataset.", "checkpoint.", "logger.", "scheduler.", "tokenizer.", "rng.", "optimizer.",
     "train.train_iters", "train.eval_", "train.manual_gc", "dist.", "profiling.",
@@ -115,17 +119,11 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
     values = {key: (text, line) for key, text, line in overrides}
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key
-        if key in ("mixed_precision", "ddp.grad_reduce_in_fp32"):
-            continue
-        if key in _SAME:
-            if key == "dataset.sequence_length" and "model.seq_length" in values:
-                _agree(given, values["model.seq_length"][0], text, line)
-                continue
+        if key.startswith(_READ) and flag_of(name) is not None:
             take(given, name, text, line, called=key)
-        elif key.startswith(_IRRELEVANT):
-            continue
-        else:
-            take(given, name, text, line, called=key)
+        elif key != "mixed_precision" and not key.startswith(_IRRELEVANT):
+            given.leave(key[:64], f"--{name.replace('_', '-')}")
+    _take_length(given, values)
     if given.has("kv-lora-rank"):
         given.take("--multi-latent-attention", Value((), 0), called="model.kv_lora_rank")
     _take_precision(given, values)
@@ -133,11 +131,13 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
     given.stop()
 
 
-def _agree(given: Given, model: str, dataset: str, line: int) -> None:
+def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
     """The model's sequence and the dataset's are one."""
-    if model != dataset:
-        given.take("--seq-length", Value((model,), line), called="dataset.sequence_length")
-        given.fault("seq-length", f"{dataset[:20]} is not model.seq_length {model[:20]}")
+    text, line = values.get("dataset.sequence_length", values.get("dataset.seq_length", ("", 0)))
+    if text and not given.has("seq-length"):
+        take(given, "seq_length", text, line, called="dataset.sequence_length")
+    elif text and text != given.word("seq-length"):
+        given.fault("seq-length", f"is not the dataset's sequence_length {text[:20]}")
 
 
 def _take_precision(given: Given, values: dict[str, tuple[str, int]]) -> None:

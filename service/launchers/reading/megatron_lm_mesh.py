@@ -89,7 +89,7 @@ def _offload(given: Given) -> str:
         given.fault("optimizer-cpu-offload", "needs --use-precision-aware-optimizer")
     fraction = given.number("optimizer-offload-fraction", 1.0)
     if fraction != 1.0:
-        given.notes.append(f"--optimizer-offload-fraction {fraction:g} is priced as 1")
+        given.note(f"--optimizer-offload-fraction {fraction:g} is priced as 1")
     return "optimizer"
 
 

@@ -29,6 +29,7 @@ PLAN_ARGS=(
     ddp.use_distributed_optimizer=true
     ddp.overlap_grad_reduce=true
     ddp.overlap_param_gather=true
+    ddp.grad_reduce_in_fp32=false
     optimizer.use_distributed_optimizer=true
     optimizer.optimizer=adam
     ddp.num_distributed_optimizer_instances=1

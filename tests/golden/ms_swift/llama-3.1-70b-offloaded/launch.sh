@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ms-swift 4.6.0 (not verified), plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 70B, 8192 tokens a sequence
+# Model shape: {"name": "llama-3.1-70b", "num_layers": 80, "hidden_size": 8192, "ffn_hidden_size": 28672, "num_attention_heads": 64, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072, "rotary_base": 500000}
 # World size 16: tp 8 * cp 1 * pp 1 * dp 2
 # Micro-batches: 16 of 1
 # Nodes: 2 of 8 × H100 SXM 80 GB
