@@ -10,9 +10,12 @@ chunk are (they hold embedding and head as well), is searched by simulation.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import product
+
 import numpy as np
 
-from solver.columns import SCHEDULES, FloatArray, IntArray
+from solver.columns import SCHEDULES, FloatArray
 from solver.cost.assemble import Stages
 from solver.search.chunks import splits_that_fit
 from solver.search.rows import Rows
@@ -53,13 +56,19 @@ def _tapered(row: Rows) -> list[Split]:
 def _windowed(row: Rows, split: Split) -> list[Split]:
     """Splits of an interleaved row whose larger chunks follow one another."""
     heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
-    lacking = [(first, last) for first in (0, 1) for last in range(min(heavy, _MOST_CUT) + 1)]
-    smallest, layers = int(row.smallest_chunk[0]), row.layout.num_layers
-    tried = [
-        one for first, last in lacking
-        for one in windows(layers, len(split), first=first, last=last, smallest=smallest, starts=_STARTS)
-    ]  # fmt: skip
+    tried = _all_windows(
+        row.layout.num_layers, len(split), int(row.smallest_chunk[0]), min(heavy, _MOST_CUT)
+    )
     return [*balanced(split, int(row.p[0])), *tried]
+
+
+@lru_cache(maxsize=512)
+def _all_windows(num_layers: int, chunks: int, smallest: int, most_cut: int) -> tuple[Split, ...]:
+    """The windows of rows of one shape, with a shorter first and a shorter last chunk or without."""
+    return tuple(
+        one for first, last in product((0, 1), range(most_cut + 1))
+        for one in windows(num_layers, chunks, first=first, last=last, smallest=smallest, starts=_STARTS)
+    )  # fmt: skip
 
 
 def _stages(row: Rows, splits: list[Split]) -> Stages:
@@ -76,10 +85,13 @@ def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
 def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
     """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
     m = int(row.columns.num_microbatches[0])
-    fully = max(min(MAX_PASSES // 2 // (2 * len(splits[0]) * m), _FULLY), 1)
-    fully = 1 if _glanced(row, len(splits[0])) == m else fully
-    if len(splits) > fully:
-        splits = [splits[i] for i in sorted(_promising(row, splits)[:fully].tolist())]
+    if len(splits) > 1:
+        steps = _glanced_s(row, splits)
+        order = np.argsort(steps, kind="stable")
+        if _glanced(row, len(splits[0])) == m:  # all of them were simulated
+            return float(steps[order[0]]), splits[order[0]]
+        fully = max(min(MAX_PASSES // 2 // (2 * len(splits[0]) * m), _FULLY), 1)
+        splits = [splits[i] for i in sorted(order[:fully].tolist())]
     stages = _stages(row, splits)
     chunks, columns = len(splits[0]), row.columns
     finish = np.array([
@@ -104,8 +116,8 @@ def _glanced(row: Rows, chunks: int) -> int:
     return min(int(row.columns.num_microbatches[0]), max(_GLANCED_PASSES // (2 * chunks * p), 2) * p)
 
 
-def _promising(row: Rows, splits: list[Split]) -> IntArray:
-    """Which of ``splits`` are fastest, best first, by simulating their first micro-batches."""
+def _glanced_s(row: Rows, splits: list[Split]) -> FloatArray:
+    """About the step time of each split by its first micro-batches; exact where those are all."""
     p, stages = int(row.p[0]), _stages(row, splits)
     few = _glanced(row, len(splits[0]))
     chunks = len(splits[0])
@@ -117,4 +129,4 @@ def _promising(row: Rows, splits: list[Split]) -> IntArray:
         schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
     )
     further = (row.m[0] - few) * stages.rank_time_s[:, :p]
-    return np.argsort(_step_s(row, finish + further, stages), kind="stable")
+    return _step_s(row, finish + further, stages)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -68,9 +69,14 @@ def _wave_numbers(orders: list[list[int]], m: int, blocks: int) -> IntArray:
         before = sum(position)
         for rank in waiting:
             now, at, order = clock[rank], position[rank], orders[rank]
-            while at < len(order) and (ready := wave[order[at] - m]) >= 0:
-                now = max(now, ready) + 1
-                wave[order[at]] = now
+            last = len(order)
+            while at < last:
+                slot = order[at]
+                ready = wave[slot - m]
+                if ready < 0:
+                    break
+                now = (now if now > ready else ready) + 1  # noqa: FURB136 (twice as fast)
+                wave[slot] = now
                 at += 1
             clock[rank], position[rank] = now, at
         if sum(position) == before:
@@ -84,10 +90,11 @@ def finish_of_many_s(
 ) -> FloatArray:
     """When each rank ends its last pass, (k, pp), for chunk times (k, C) of k splits."""
     waves = waves_of(pp, forward_s.shape[1] // pp, num_microbatches, schedule)
-    duration = np.ascontiguousarray(np.concatenate([forward_s, backward_s], axis=1).T)[waves.block]
-    end = np.zeros((len(waves.block) + 1, len(forward_s)))
-    for start, stop in zip(waves.starts[:-1], waves.starts[1:], strict=True):
-        wave = slice(start, stop)
-        ready = np.maximum(end[waves.own[wave]], end[waves.other[wave]])
-        np.add(ready, duration[wave], out=end[start + 1 : stop + 1])
+    seconds = np.ascontiguousarray(np.concatenate([forward_s, backward_s], axis=1).T)
+    end = np.empty((len(waves.block) + 1, len(forward_s)))
+    end[0] = 0.0
+    for start, stop in pairwise(waves.starts):  # ``take`` gathers rows several times faster than brackets
+        ready = end.take(waves.own[start:stop], axis=0)
+        np.maximum(ready, end.take(waves.other[start:stop], axis=0), out=ready)
+        np.add(ready, seconds.take(waves.block[start:stop], axis=0), out=end[start + 1 : stop + 1])
     return np.asarray(end[waves.last].T)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -45,6 +46,7 @@ def balanced(split: Split, pp: int) -> list[Split]:
     ]
 
 
+@lru_cache(maxsize=256)
 def tapers(num_layers: int, pp: int, *, smallest: int, places: int) -> list[Split]:
     """Splits of a pipeline without chunks whose first and last ranks hold fewer layers than those between.
 
