@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.columns import BoolArray, Columns, IntArray
+from solver.columns import BoolArray, Columns, FloatArray, IntArray
+from solver.search.bounds import whole_layers_s
 from solver.search.caps import layer_caps
 from solver.search.mixed import may_fit
+from solver.search.only_split import only_bound_s
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits, even_chunks
@@ -79,3 +81,15 @@ def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
         else:
             high, split = middle, found
     return high, split or ()
+
+
+def bound_at_sight_s(rows: Rows) -> FloatArray:
+    """The bound that rows wait under at first, shape (n,); +inf where memory refutes them at sight."""
+    if rows.only_split:
+        return only_bound_s(rows)
+    bound = np.full(len(rows), np.inf)
+    index = np.flatnonzero(may_fit(rows))
+    if rows.is_uniform:
+        index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
+    bound[index] = whole_layers_s(rows.take(index))
+    return bound

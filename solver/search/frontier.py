@@ -18,10 +18,9 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import objective_s
 from solver.search.arrange import candidates, fastest
-from solver.search.bounds import split_s, whole_layers_s
-from solver.search.caps import layer_caps
-from solver.search.mixed import may_fit, tightened_s
-from solver.search.only_split import only_bound_s
+from solver.search.bounds import split_s
+from solver.search.fitting import bound_at_sight_s
+from solver.search.mixed import tightened_s
 from solver.search.priced import CHUNK, Priced
 from solver.search.ranking import Layout, Ranked, layouts_of, ranked
 from solver.search.reach import can_beat
@@ -88,20 +87,24 @@ class Frontier:
                 return cls(rows=rows.take([]), top_k=top_k, bound_s=np.zeros(0))
             frontier.bound(np.arange(start, min(start + CHUNK, len(rows))))
         frontier.fits = int(np.isfinite(frontier.bound_s).sum())
-        frontier._order = np.argsort(frontier.bound_s, kind="stable")[: frontier.fits]
+        frontier._sort_in(np.arange(len(rows)))
         return frontier
 
     def bound(self, index: IntArray) -> None:
         """Bound rows that nobody looked at yet."""
-        self.bound_s[index] = _first_bound_s(self.rows.take(index))
+        self.bound_s[index] = bound_at_sight_s(self.rows.take(index))
 
     def _open_kinds(self, unopened: Unopened) -> None:
         """Bound the rows of the next kinds and sort them in."""
         index = unopened.open()
         self.bound(index)
-        able = index[np.isfinite(self.bound_s[index])]
-        self.fits -= len(index) - len(able)
-        waiting = np.concatenate([self._order[self._next :], able])
+        self.fits -= int(np.isinf(self.bound_s[index]).sum())
+        self._sort_in(index)
+
+    def _sort_in(self, index: IntArray | list[int]) -> None:
+        """Let more rows wait to be glanced at; rows without a split that fits do not."""
+        waiting = np.concatenate([self._order[self._next :], np.asarray(index, dtype=np.int64)])
+        waiting = waiting[np.isfinite(self.bound_s[waiting])]
         self._order, self._next = waiting[np.lexsort((waiting, self.bound_s[waiting]))], 0
 
     def rivals_below(self, objective_s: float) -> IntArray:
@@ -158,6 +161,7 @@ class Frontier:
     def run(self, interrupted: Interrupt) -> None:
         """Search until the best K are proved, or until ``interrupted`` says stop."""
         self._prime(interrupted)
+        self._sort_in([])  # those that were primed and have no split are gone
         while not interrupted(self):
             if min(self.waiting_s, np.finfo(np.float64).max) > self.cutoff_s or self.waiting_s == np.inf:
                 self.finished = True
@@ -285,15 +289,3 @@ class Frontier:
     def score(self, solved: Solved) -> tuple[float, Split]:
         """The simulated step time of a solved row, and the split that reaches it."""
         return fastest(self.rows.take([solved.row]), list(solved.candidates))
-
-
-def _first_bound_s(rows: Rows) -> FloatArray:
-    """The bound that rows wait under at first, shape (n,); +inf where memory refutes them at sight."""
-    if rows.only_split:
-        return only_bound_s(rows)
-    bound = np.full(len(rows), np.inf)
-    index = np.flatnonzero(may_fit(rows))
-    if rows.is_uniform:
-        index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
-    bound[index] = whole_layers_s(rows.take(index))
-    return bound
