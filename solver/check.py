@@ -32,6 +32,7 @@ from solver.rank_orders import RANK_ORDERS, plain_order
 
 _RELATIVE = 1e-9  # sums of the same numbers in another order
 _ROUNDED_BYTES = 16  # a prediction rounds each of its memory terms to a byte
+_ENDS_OF_A_V = 2
 _LARGEST_STAGE = 3  # highest ZeRO stage there is
 
 
@@ -112,12 +113,28 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield "stage_layers has a chunk without a layer"
     if vpp > 1 and pp == 1:
         yield "virtual_pipeline_size > 1 needs pipeline stages"
-    schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
-    if config.pipeline_schedule != schedule:
-        yield f"pipeline_schedule must be {schedule}"
-    if vpp > 1 and config.num_microbatches % pp:
-        yield "num_microbatches must be a multiple of pipeline_parallel_size when chunks interleave"
+    yield from _schedule_faults(config)
     yield from _recompute_faults(config)
+
+
+def _schedule_faults(config: Configuration) -> Iterator[str]:
+    """Stages, chunks and micro-batches are such that the schedule can run."""
+    name, pp, vpp = config.pipeline_schedule, config.pipeline_parallel_size, config.virtual_pipeline_size
+    chunked = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
+    if (name == "none") != (pp == 1):
+        yield f"pipeline_schedule {name} does not go with {pp} stages"
+    elif name in ("zb_v", "dualpipe_v"):
+        if vpp != _ENDS_OF_A_V:
+            yield f"{name} has two chunks on every stage"
+    elif pp > 1 and (name in chunked) != (vpp > 1):
+        yield f"pipeline_schedule {name} does not go with virtual_pipeline_size = {vpp}"
+    if name in ("interleaved_1f1b", "interleaved_zb") and config.num_microbatches % pp:
+        yield "num_microbatches must be a multiple of pipeline_parallel_size when chunks interleave"
+    if name == "dualpipe_v" and config.num_microbatches < 2 * pp:
+        yield "dualpipe_v needs two micro-batches for each stage"
+    split = name.startswith("zb_") or name in ("interleaved_zb", "dualpipe_v")
+    if split and config.recompute_granularity == "full":
+        yield f"{name} splits the backward pass: whole layers are not recomputed"
 
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
@@ -144,6 +161,8 @@ def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield "zero_stage > 0 needs data-parallel ranks"
     if config.zero_stage == 0 and config.zero_shard_size != 1:
         yield "zero_shard_size must be 1 without ZeRO"
+    if config.zero_stage and config.zero_shard_size == 1:
+        yield "zero_shard_size = 1 shards nothing"
     experts = config.expert_parallel_size * config.expert_tensor_parallel_size
     replicas = max(ranks // config.zero_shard_size, 1)
     if config.zero_stage and (ranks % config.zero_shard_size or ranks * tensor // experts % replicas):

@@ -23,17 +23,13 @@ from solver.cost.memory import memory_limit_bytes as limit_of
 from solver.cost.memory import out_of_memory_probability
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import V_SHAPED, fill_share
+from solver.cost.schedule import ANY_COUNT, fill_share
 from solver.plan import Configuration, Prediction, StagePrediction
 from solver.problem import Problem
 from solver.search.simulate import rank_finish_s
 from solver.spread import log_time_sigma
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
-_ANY_COUNT = (
-    "looped_bfs",
-    *V_SHAPED,
-)  # schedules of several chunks a rank that run any number of micro-batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +85,7 @@ def can_simulate(configuration: Configuration) -> bool:
     """Whether the micro-batches fit the groups in which the schedule's order is written."""
     c = configuration
     whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
-    return whole or c.pipeline_schedule in _ANY_COUNT
+    return whole or c.pipeline_schedule in ANY_COUNT
 
 
 def _finish_s(priced: _Priced, row: int, configuration: Configuration) -> FloatArray:

@@ -15,8 +15,9 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes
-from solver.columns import ALL_LAYERS, RING, SCHEDULES, BoolArray, Columns, IntArray
+from solver.columns import ALL_LAYERS, RECOMPUTE, RING, BoolArray, Columns, IntArray
 from solver.cost.placement import same_ranks
+from solver.cost.schedule import needs_two_a_stage, runs_in_groups, splits_backward, takes_all_chunks
 from solver.host_rules import host_rules
 from solver.launcher_rules import launcher_rules
 from solver.problem import Problem
@@ -26,7 +27,7 @@ from solver.request_rules import request_rules
 from solver.rule import Rule
 
 BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"
-_INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
+_FULL = RECOMPUTE.index("full")
 _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
@@ -151,14 +152,22 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
         reason="the interleaved schedule runs micro-batches in groups of one for each stage",
-        violated=lambda c: (
-            (c.virtual_pipeline_size > 1) & (c.num_microbatches % c.pipeline_parallel_size != 0)
-        ),
+        violated=lambda c: runs_in_groups(c) & (c.num_microbatches % c.pipeline_parallel_size != 0),
     )
     yield Rule(
         name="the schedule fits the stages",
-        reason="none without stages, 1f1b with one chunk a stage, interleaved_1f1b with more",
-        violated=lambda c: c.pipeline_schedule != _schedule_of(c),
+        reason="none without stages; 1f1b and the like with one chunk a stage, interleaved ones with more",
+        violated=lambda c: ~takes_all_chunks(c),
+    )
+    yield Rule(
+        name="dualpipe_v needs two micro-batches for each stage",
+        reason="each stage has two chunks, and its schedule needs a micro-batch for each of them",
+        violated=lambda c: needs_two_a_stage(c) & (c.num_microbatches < 2 * c.pipeline_parallel_size),
+    )
+    yield Rule(
+        name="a split backward pass recomputes no whole layers",
+        reason="what recomputation throws away is kept until the weight gradients are done",
+        violated=lambda c: splits_backward(c) & (c.recompute == _FULL),
     )
     yield Rule(
         name="recompute_layers fits the smallest chunk",
@@ -186,13 +195,6 @@ def _repeated_order(c: Columns) -> BoolArray:
     return repeated
 
 
-def _schedule_of(c: Columns) -> IntArray:
-    """The schedule that a row's stages and chunks call for."""
-    single, plain = SCHEDULES.index("none"), SCHEDULES.index("1f1b")
-    with_stages = np.where(c.virtual_pipeline_size > 1, _INTERLEAVED, plain)
-    return np.where(c.pipeline_parallel_size == 1, single, with_stages)
-
-
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
     """Micro-batches make up the global batch; sharding needs somebody to share with."""
     batches = np.array(batch_sizes(problem))
@@ -215,11 +217,13 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _uneven_shards(c: Columns) -> BoolArray:
-    """Rows whose shard sets cannot be made up of dp * cp ranks, or of the ranks that share an expert."""
+    """Rows whose shard sets are single ranks, or do not make up dp * cp ranks or those of an expert."""
     ranks = c.data_parallel_size * c.context_parallel_size
     replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
     experts = c.tensor_parallel_size * ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size)
-    return np.asarray((c.zero_stage > 0) & ((ranks % c.zero_shard_size != 0) | (experts % replicas != 0)))
+    alone = (c.zero_shard_size == 1) & (ranks > 1)  # shards nothing
+    uneven = (ranks % c.zero_shard_size != 0) | (experts % replicas != 0)
+    return np.asarray((c.zero_stage > 0) & (uneven | alone))
 
 
 def rules_of(problem: Problem) -> tuple[Rule, ...]:

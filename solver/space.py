@@ -10,7 +10,8 @@ Variables and their candidates; what the request pins or bounds is always one, s
   micro_batch_size         divisors of the batch up to MAX_MICRO_BATCH_SIZE
   zero_stage               those of the launcher
   recompute                none, selective, full in every layer, full in the first k of each chunk
-What few requests turn is added by ``widening``. Derived: num_microbatches, pipeline_schedule. Recomputing
+  pipeline_schedule        those of the launcher that run so many chunks, the plain one first
+What few requests turn is added by ``widening``. Derived: num_microbatches. Recomputing
 k layers of every chunk is left out where an even split has only k: there it is the row that recomputes
 every layer.
 """
@@ -24,8 +25,8 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes, with_batch
-from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, BoolArray, Columns, IntArray
-from solver.constraints import names_of
+from solver.chunkings import chunkings_of, with_request
+from solver.columns import BoolArray, Columns, IntArray
 from solver.crossing import Crossing, crossed, legal_rows
 from solver.gpu_counts import gpu_counts, usable_gpus
 from solver.problem import Problem
@@ -35,11 +36,9 @@ from solver.widening import widened
 
 MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
 MAX_MICRO_BATCH_SIZE = 32
-_MAX_NAMED = 64  # values that bounds add to the candidates
 _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _NEARLY = 0.9  # of the largest of them
-_FULL = RECOMPUTE.index("full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +74,6 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // i for i in small)})
 
 
-def _with_request(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
-    """The candidates, the pinned value, and what the request's bounds name beside them."""
-    pinned, bounds = problem.options.pin.get(variable), problem.options.bounds.get(variable)
-    named = [] if pinned is None else [int(pinned)]
-    if bounds is not None:
-        low = max(bounds[0], 0 if variable == "zero_stage" else 1)
-        named += range(low, min(bounds[1], low + _MAX_NAMED) + 1)
-    return sorted({*candidates, *named})
-
-
 def _powers_of_two(limit: int) -> list[int]:
     """1, 2, 4, … up to ``limit``."""
     return [1 << bit for bit in range(max(1, limit).bit_length())]
@@ -96,8 +85,8 @@ def _inner_axes(problem: Problem) -> tuple[list[int], list[int]]:
     heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
     return (
-        _with_request(problem, "tensor_parallel_size", heads),
-        _with_request(problem, "context_parallel_size", slices),
+        with_request(problem, "tensor_parallel_size", heads),
+        with_request(problem, "context_parallel_size", slices),
     )
 
 
@@ -106,7 +95,7 @@ def _meshes(problem: Problem, num_gpus: int) -> IntArray:
     model = problem.model
     tensor, context = _inner_axes(problem)
     experts = _divisors(model.moe.num_experts) if model.moe else [1]
-    experts = _with_request(problem, "expert_parallel_size", experts)
+    experts = with_request(problem, "expert_parallel_size", experts)
     rows = [
         (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
         for tp in tensor
@@ -120,35 +109,14 @@ def _meshes(problem: Problem, num_gpus: int) -> IntArray:
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def _chunkings(problem: Problem, pp: int) -> IntArray:
-    """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
-    layers, options = problem.model.num_layers, problem.options
-    limited = "recompute_layers" in options.named | names_of(options.constraints)
-    rows: list[tuple[int, int, int]] = []
-    virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
-    for vpp in _with_request(problem, "virtual_pipeline_size", virtual):
-        rows += [(vpp, recompute, 0) for recompute in range(_FULL)]
-        rows.append((vpp, _FULL, ALL_LAYERS))
-        even = layers // (pp * vpp)
-        last = even if limited or layers % (pp * vpp) else even - 1
-        rows += [(vpp, _FULL, count) for count in range(1, last + 1)]
-    schedules = [SCHEDULES.index(_schedule(pp, vpp)) for vpp, _, _ in rows]
-    return np.column_stack([np.array(rows, dtype=np.int64), schedules])
-
-
-def _schedule(pp: int, vpp: int) -> str:
-    """The schedule that stages and chunks call for."""
-    return "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
-
-
 def _steps(problem: Problem, pp: int) -> IntArray:
     """(micro_batch_size, zero_stage) rows."""
     able = launcher_capabilities(problem.launcher)
     batch = problem.workload.global_batch_size
     whole = [size for size in _divisors(batch) if size <= MAX_MICRO_BATCH_SIZE]
-    sizes = _with_request(problem, "micro_batch_size", whole)
+    sizes = with_request(problem, "micro_batch_size", whole)
     allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
-    stages = _with_request(problem, "zero_stage", allowed)
+    stages = with_request(problem, "zero_stage", allowed)
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
 
 
@@ -162,7 +130,7 @@ def _blocks(problem: Problem, num_gpus: int) -> Iterator[tuple[Columns, IntArray
         outer = np.concatenate([mesh[i], step[j]], axis=1)
         smallest = step[:, 0].min()
         outer = outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)]
-        yield widened(problem, _one_chunk(problem, outer)), _chunkings(problem, pp)
+        yield widened(problem, _one_chunk(problem, outer)), chunkings_of(problem, pp)
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
@@ -183,7 +151,7 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
         zero_shard_size=np.where(zero > 0, dp * cp, 1),
         micro_batch_size=micro_batch,
         num_microbatches=np.maximum(problem.workload.global_batch_size // (dp * micro_batch), 1),
-        pipeline_schedule=np.where(pp == 1, SCHEDULES.index("none"), SCHEDULES.index("1f1b")),
+        pipeline_schedule=0 * ones,
         recompute=0 * ones,
         recompute_layers=0 * ones,
     )

@@ -14,7 +14,10 @@ HIDDEN = {2048: 16, 4096: 32, 8192: 64}  # and attention heads
 
 @st.composite
 def small_problems(draw: st.DrawFn, *, top_k: int | None = None) -> Problem:
-    """2 to 6 layers on 4 or 8 GPUs, dense or with experts, in ample or tight memory."""
+    """2 to 6 layers on 4 or 8 GPUs, dense or with experts, in ample or tight memory.
+
+    Half of them are without a launcher's limits, which runs every schedule.
+    """
     hidden = draw(st.sampled_from(sorted(HIDDEN)))
     layers, moe = draw(st.integers(2, 6)), None
     if draw(st.integers(0, 3)) == 0:
@@ -49,4 +52,5 @@ def small_problems(draw: st.DrawFn, *, top_k: int | None = None) -> Problem:
     group = replace(
         cluster.groups[0], gpus_per_node=(size := draw(st.sampled_from([4, 8]))), island_gpus=size
     )
-    return replace(problem, cluster=replace(cluster, groups=(group,)))
+    launcher = draw(st.sampled_from(["megatron-lm", "none"]))
+    return replace(problem, cluster=replace(cluster, groups=(group,)), launcher=launcher)

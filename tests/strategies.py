@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from profiles.model import LayerKind
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns
 from solver.cost.prices import LayerLayout, RowPrices
+from solver.cost.schedule import SPLIT_BACKWARD, V_SHAPED, plain_schedule, rank_of_chunk, schedules_of
 from solver.search.chunks import offered
 from solver.search.rows import Rows
 
@@ -25,18 +26,24 @@ class Shape:
     num_microbatches: int
     recompute: int
     recompute_layers: int
+    schedule: str = ""  # empty: the plain one
 
 
 @st.composite
-def shapes(draw: st.DrawFn, num_layers: int) -> Shape:
+def shapes(draw: st.DrawFn, num_layers: int, *, any_schedule: bool = False) -> Shape:
     """Up to 4 ranks and 2 chunks each, few or many micro-batches, any recomputation that fits."""
     pp = draw(st.integers(1, min(4, num_layers)))
     vpp = draw(st.integers(1, 2)) if 1 < pp <= num_layers // 2 else 1
     m = pp * draw(st.integers(1, 4)) if vpp > 1 else draw(st.integers(1, 12))
-    recompute = draw(st.integers(0, FULL))
+    schedule = draw(st.sampled_from(schedules_of(pp, vpp))) if any_schedule else ""
+    if vpp > 1 and schedule in ("looped_bfs", *V_SHAPED):
+        m = draw(st.integers(2 * pp if schedule == "dualpipe_v" else 1, 16))
+    recompute = draw(st.integers(0, FULL - int(schedule in SPLIT_BACKWARD)))
     counts = [ALL_LAYERS, *range(1, num_layers // (pp * vpp) + 1)]
     layers = draw(st.sampled_from(counts)) if recompute == FULL else 0
-    return Shape(pp=pp, vpp=vpp, num_microbatches=m, recompute=recompute, recompute_layers=layers)
+    return Shape(
+        pp=pp, vpp=vpp, num_microbatches=m, recompute=recompute, recompute_layers=layers, schedule=schedule
+    )
 
 
 def columns_of(shapes: list[Shape]) -> Columns:
@@ -49,7 +56,7 @@ def columns_of(shapes: list[Shape]) -> Columns:
         return np.array([getattr(shape, name) for shape in shapes], dtype=np.int64)
 
     pp, vpp = values("pp"), values("vpp")
-    none, plain, interleaved = (SCHEDULES.index(n) for n in ("none", "1f1b", "interleaved_1f1b"))
+    schedule = [shape.schedule or plain_schedule(shape.pp, shape.vpp) for shape in shapes]
     return Columns(
         **dict.fromkeys(axes, ones),
         sequence_parallel=0 * ones,
@@ -57,7 +64,7 @@ def columns_of(shapes: list[Shape]) -> Columns:
         pipeline_parallel_size=pp,
         virtual_pipeline_size=vpp,
         num_microbatches=values("num_microbatches"),
-        pipeline_schedule=np.where(pp == 1, none, np.where(vpp > 1, interleaved, plain)),
+        pipeline_schedule=np.array([SCHEDULES.index(name) for name in schedule]),
         recompute=values("recompute"),
         recompute_layers=values("recompute_layers"),
     )
@@ -88,11 +95,14 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
     activation = layers(100e6, 300e6, (0.1, 0.0))
     checkpoint = activation * np.array([0.1] * num_kinds + [1.0, 1.0])
     nothing = np.zeros((n, parts))
+    split = np.array([shape.schedule in SPLIT_BACKWARD for shape in shapes])[:, None]
     return RowPrices(
         forward_s=forward,
         backward_s=backward,
         replay_s=forward * full[:, None] * np.array([1.0] * num_kinds + [0.0, 0.0]),
-        weight_gradient_s=0.0 * backward,
+        weight_gradient_s=backward * rng.uniform(0.2, 0.6, backward.shape) * split
+        if split.any()
+        else nothing,
         tail_s=layers(0.0, rng.choice([1e-4, 5e-3]), (0.5, 0.5)),
         transfer_s=np.where(pp > 1, rng.uniform(0.0, 2e-4, n), 0.0),
         rank_tail_s=rng.uniform(0.0, 1e-3, n),
@@ -121,10 +131,12 @@ def priced_rows(
     max_rows: int = 1,
     mixed: bool | None = None,
     one_layout: bool = False,
+    any_schedule: bool = False,
 ) -> Rows:
     """Rows of one problem, uniform or with two kinds of layers, under a tight or a loose memory.
 
-    ``one_layout``: they are one row with prices that differ by up to 4 %.
+    ``one_layout``: they are one row with prices that differ by up to 4 %. ``any_schedule``: not the plain
+    ones alone.
     """
     num_layers = draw(st.integers(2, max_layers))
     kinds = draw(st.lists(st.booleans(), min_size=num_layers, max_size=num_layers))
@@ -133,7 +145,7 @@ def priced_rows(
     elif mixed:
         kinds = [False, True, *kinds[2:]]
     layout = layout_of(kinds)
-    rows = draw(st.lists(shapes(num_layers), min_size=1, max_size=max_rows))
+    rows = draw(st.lists(shapes(num_layers, any_schedule=any_schedule), min_size=1, max_size=max_rows))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     budget = draw(st.sampled_from([np.inf, 1.0001, 1.05, 1.2, 1.5, 0.8]))
     priced = Rows(
@@ -176,17 +188,18 @@ def offered_splits(rows: Rows, row: int) -> Iterator[tuple[int, ...]]:
         split = tuple(b - a for a, b in pairwise(edges))
         if min(split) < smallest or (not rows.uneven_stages and len(set(split)) > 1):
             continue
-        offers = split in some if not rows.is_uniform else vpp == 1 or interleaves(split, pp)
+        ranks = rank_of_chunk(rows.columns, chunks)[row].tolist()
+        offers = split in some if not rows.is_uniform else vpp == 1 or interleaves(split, ranks)
         if vpp > 1 and rows.uneven_stages and not offers:
             continue
         yield split
 
 
-def interleaves(split: tuple[int, ...], pp: int) -> bool:
+def interleaves(split: tuple[int, ...], ranks: list[int]) -> bool:
     """Whether chunks of a rank differ by at most one; the first and last of the model may be smaller."""
-    for rank in range(pp):
-        own, largest = list(split[rank::pp]), max(split[rank::pp])
-        inner = own[int(rank == 0) : len(own) - int(rank == pp - 1)]
-        if min(inner) < largest - 1:
+    for rank in set(ranks):
+        own = [chunk for chunk, holder in enumerate(ranks) if holder == rank]
+        largest = max(split[chunk] for chunk in own)
+        if any(split[chunk] < largest - 1 for chunk in own if 0 < chunk < len(split) - 1):
             return False
     return True

@@ -13,6 +13,7 @@ from service.launchers.rules import Rule, fault
 from service.launchers.target import Target
 from solver.columns import Columns
 from solver.constraints import broken_by, constraint_of
+from solver.cost.schedule import plain_schedule, schedules_of
 from solver.expressions import names_in
 from solver.launcher_own import is_a_row, problem_faults
 from solver.own_balance import own_balance
@@ -34,6 +35,26 @@ def within_capabilities(launcher: str) -> Rule:
         yield from _constraint_faults(able, target)
 
     return expressible
+
+
+def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:
+    """The schedule is one for so many stages and chunks (PyTorch: single-stage and multi-stage ones)."""
+    config = target.config
+    fitting = schedules_of(config.pipeline_parallel_size, config.virtual_pipeline_size)
+    if config.pipeline_schedule not in fitting:
+        yield fault(
+            "pipeline_schedule",
+            f"{config.pipeline_schedule!s:.40} with pp {config.pipeline_parallel_size} and vpp "
+            f"{config.virtual_pipeline_size}",
+            allowed=", ".join(fitting),
+            nearest=plain_schedule(config.pipeline_parallel_size, config.virtual_pipeline_size),
+        )
+    elif config.pipeline_schedule == "dualpipe_v" and config.num_microbatches < len(config.stage_layers):
+        yield fault(
+            "num_microbatches",
+            f"dualpipe_v needs one for each of the {len(config.stage_layers)} chunks",
+            nearest=len(config.stage_layers),
+        )
 
 
 def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from service.launchers import megatron_lm_model_rules as model_rules
 from service.launchers import megatron_lm_rules as parallel_rules
-from service.launchers.capability_rules import within_capabilities
+from service.launchers.capability_rules import schedule_fits_the_stages, within_capabilities
 from service.launchers.rules import Rule, refuse
 from service.launchers.target import Target
 
@@ -20,7 +20,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     parallel_rules.split_has_every_stage,
     parallel_rules.split_has_every_layer,
     parallel_rules.no_stage_is_empty,
-    parallel_rules.schedule_is_known,
+    schedule_fits_the_stages,
     parallel_rules.interleaving_needs_full_groups,
     parallel_rules.recompute_is_known,
     parallel_rules.recompute_fits_a_chunk,

@@ -17,6 +17,7 @@ from service.launchers.capability_rules import grouped_alike
 from service.launchers.megatron_lm_facts import FIRST_FSDP_STAGE, facts
 from service.launchers.rules import Rule, fault, near_divisors, near_multiples
 from service.launchers.target import Target
+from solver.cost.schedule import ANY_COUNT
 
 MAX_SHARDED_STAGE = 3
 SIZES = (
@@ -151,7 +152,9 @@ def interleaving_needs_a_pipeline(target: Target) -> Iterator[FieldError]:
 def interleaving_needs_full_groups(target: Target) -> Iterator[FieldError]:
     """M is a multiple of pp (``forward_backward_pipelining_with_interleaving``, group size g = pp)."""
     config = target.config
-    if config.virtual_pipeline_size > 1 and config.num_microbatches % config.pipeline_parallel_size:
+    in_groups = config.pipeline_schedule not in ANY_COUNT
+    chunked = config.virtual_pipeline_size > 1
+    if chunked and in_groups and config.num_microbatches % config.pipeline_parallel_size:
         yield fault(
             "num_microbatches",
             f"{config.num_microbatches} with pp {config.pipeline_parallel_size} and virtual stages",

@@ -51,7 +51,7 @@ def _parallelism(target: Target) -> dict[str, object]:
         "dp": config.data_parallel_size,
         "pp": config.pipeline_parallel_size,
         "tp": config.tensor_parallel_size,
-        "pp_engine": "1f1b",  # its default runs all forward passes first
+        "pp_engine": "afab" if config.pipeline_schedule == "gpipe" else "1f1b",  # afab: all forward first
         # REDUCE_SCATTER is sequence parallelism.
         "tp_mode": "REDUCE_SCATTER" if config.sequence_parallel else "ALL_REDUCE",
         "tp_linear_async_communication": False,

@@ -13,6 +13,7 @@ from service.launchers.target import Target
 from service.launchers.torchrun import Start, Variable, launch_script
 from service.launchers.torchtitan_python import MODULE, PYTHON_FILE, python_file
 from service.launchers.torchtitan_toml import FLAVOR_FILE, TOML_FILE, flavor_file, toml_file
+from service.launchers.torchtitan_values import SPLITS_BACKWARD
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
 _BESIDE = Variable(
@@ -69,6 +70,12 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield "rotary scaling is not part of the plan: add it to the model's rotary embedding if it has one"
     if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    if config.pipeline_schedule in SPLITS_BACKWARD:
+        yield "its schedule refuses compiled stages: only the loss is compiled, the prediction is of both"
+    if config.pipeline_schedule == "zb_v":
+        yield "the prediction lets ranks begin the next step one by one; clipping gradients makes them wait"
+    if config.pipeline_schedule == "dualpipe_v":
+        yield "that a forward and a backward pass overlap is not predicted"
     if config.recompute_granularity == "selective":
         yield "selective recomputation is torchtitan's own: it keeps attention and every second product"
     if target.model.rotary_base is None:

@@ -5,8 +5,16 @@ Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/common/config_utils.p
 
 from __future__ import annotations
 
+import json
+
 from service.launchers.target import Target
-from service.launchers.torchtitan_values import Values, flavor, parallelism_values, training_values
+from service.launchers.torchtitan_values import (
+    Values,
+    compiled_parts,
+    flavor,
+    parallelism_values,
+    training_values,
+)
 
 MODULE = "torchtitan_plan"
 PYTHON_FILE = f"{MODULE}.py"
@@ -110,7 +118,7 @@ def plan() -> Trainer.Config:
 @PARALLELISM@
         ),
         activation_checkpoint=RECOMPUTATION["@RECOMPUTE@"](),
-        compile=CompileConfig(enable=True, components=["model", "loss"]),
+        compile=CompileConfig(enable=True, components=@COMPILED@),
     )
 '''
 
@@ -139,6 +147,7 @@ def python_file(head: str, target: Target) -> str:
         "TRAINING": _arguments(training),
         "PARALLELISM": _arguments(parallelism),
         "RECOMPUTE": target.config.recompute_granularity,
+        "COMPILED": json.dumps(compiled_parts(target)),
     }.items():
         text = text.replace(f"@{name}@", value)
     return head + text

@@ -10,7 +10,13 @@ from __future__ import annotations
 import json
 
 from service.launchers.target import Target
-from service.launchers.torchtitan_values import Values, flavor, parallelism_values, training_values
+from service.launchers.torchtitan_values import (
+    Values,
+    compiled_parts,
+    flavor,
+    parallelism_values,
+    training_values,
+)
 
 TOML_FILE = "torchtitan_0_2.toml"
 FLAVOR_MODULE = "torchtitan_0_2_model"
@@ -38,7 +44,7 @@ def toml_file(head: str, target: Target) -> str:
         "training": training_values(target) | {"dtype": "float32", "dataset": "c4_test"},
         "parallelism": parallelism_values(target, "output"),
         "activation_checkpoint": {"mode": recompute, "selective_ac_option": "op"},
-        "compile": {"enable": True, "components": ["model", "loss"]},
+        "compile": {"enable": True, "components": compiled_parts(target)},
     }
     lines = []
     for title, values in sections.items():

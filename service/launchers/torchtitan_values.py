@@ -9,7 +9,11 @@ from __future__ import annotations
 from service.launchers.target import Target
 
 Values = dict[str, object]
-SCHEDULES = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}
+SCHEDULES = {  # torch.distributed.pipelining.schedules, get_schedule_class
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
+}  # fmt: skip
+SPLITS_BACKWARD = ("interleaved_zb", "zb_v", "dualpipe_v")  # stages must not be compiled
 RESHARD = {0: "default", 2: "never", 3: "always"}
 
 
@@ -44,6 +48,14 @@ def parallelism_values(target: Target, head_name: str) -> Values:
         values["pipeline_parallel_microbatch_size"] = config.micro_batch_size
         values["module_fqns_per_model_part"] = stage_modules(config.stage_layers, head_name)
     return values
+
+
+def compiled_parts(target: Target) -> list[str]:
+    """What is compiled: schedules that split the backward pass refuse compiled stages.
+
+    PyTorch's ``_check_torch_compile_compatibility`` raises for them.
+    """
+    return ["loss"] if target.config.pipeline_schedule in SPLITS_BACKWARD else ["model", "loss"]
 
 
 def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:

@@ -19,6 +19,14 @@ SPLIT_BACKWARD = ("interleaved_zb", "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", 
 V_SHAPED = ("zb_v", "dualpipe_v")  # two chunks a rank, the second ones in reverse: rank 0 has both ends
 AUTOMATIC = {"zb_1p": 1, "zb_2p": 2}  # order made for the times; p, 2 p micro-batches in memory
 BYPASSES_SYNC = ("zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v")  # ranks do not wait for one another at its end
+ANY_COUNT = ("looped_bfs", *V_SHAPED)  # several chunks a rank, and any number of micro-batches
+IN_GROUPS = ("interleaved_1f1b", "interleaved_zb")  # micro-batches in whole groups of one for each stage
+_MANY = 2**20
+# Least and most chunks a rank, by schedule; what is not here has one.
+_CHUNKS = {
+    "interleaved_1f1b": (2, _MANY), "looped_bfs": (2, _MANY), "interleaved_zb": (2, _MANY),
+    "zb_v": (2, 2), "dualpipe_v": (2, 2),
+}  # fmt: skip
 
 
 def _among(names: tuple[str, ...]) -> BoolArray:
@@ -31,9 +39,54 @@ _ONE_P = _among(("interleaved_zb", "zb_1p", "zb_h1"))
 _ZB_2P, _ZB_H2 = _among(("zb_2p",)), _among(("zb_h2",))
 _V_SHAPED, _SPLIT = _among(V_SHAPED), _among(SPLIT_BACKWARD)
 _OWN_COUNT = _SPLIT | _ALL_HELD
+_IN_GROUPS = _among(IN_GROUPS)
+_LEAST_CHUNKS, _MOST_CHUNKS = np.array([_CHUNKS.get(name, (1, 1)) for name in SCHEDULES]).T
 # Bubble over that of 1F1B with equal forward, input-gradient and weight-gradient times.
 _BUBBLE = {"zb_1p": 1 / 3, "zb_h1": 1 / 3, "zb_2p": 0.05, "zb_h2": 0.05, "zb_v": 0.1, "dualpipe_v": 0.1}
 _FILL = np.array([_BUBBLE.get(name, 1.0) for name in SCHEDULES])
+
+
+def takes_chunks(schedule: str, pp: int, vpp: int) -> bool:
+    """Whether a schedule runs ``pp`` stages of ``vpp`` chunks."""
+    least, most = _CHUNKS.get(schedule, (1, 1))
+    return schedule == "none" if pp == 1 else schedule != "none" and least <= vpp <= most
+
+
+def schedules_of(pp: int, vpp: int) -> tuple[str, ...]:
+    """Every schedule that runs so many stages and chunks, the plain one first."""
+    able = [name for name in SCHEDULES if takes_chunks(name, pp, vpp)]
+    return tuple(sorted(able, key=lambda name: name not in ("1f1b", "interleaved_1f1b")))
+
+
+def plain_schedule(pp: int, vpp: int) -> str:
+    """The schedule that stages and chunks have where nobody names another."""
+    return "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
+
+
+def takes_all_chunks(columns: Columns) -> BoolArray:
+    """Rows whose schedule runs their stages and chunks, shape (n,)."""
+    schedule, v = columns.pipeline_schedule, columns.virtual_pipeline_size
+    none = schedule == SCHEDULES.index("none")
+    fits = ~none & (v >= _LEAST_CHUNKS[schedule]) & (v <= _MOST_CHUNKS[schedule])
+    return np.asarray(np.where(columns.pipeline_parallel_size == 1, none, fits))
+
+
+def runs_in_groups(columns: Columns) -> BoolArray:
+    """Rows whose micro-batches run in whole groups of one for each stage, shape (n,)."""
+    return np.asarray(_IN_GROUPS[columns.pipeline_schedule])
+
+
+def needs_two_a_stage(columns: Columns) -> BoolArray:
+    """Rows that need a micro-batch for each of their 2 p stages, shape (n,).
+
+    PyTorch's ``ScheduleDualPipeV`` refuses fewer.
+    """
+    return np.asarray(columns.pipeline_schedule == SCHEDULES.index("dualpipe_v"))
+
+
+def runs_all_forward_first(columns: Columns) -> BoolArray:
+    """Rows that begin no backward pass before all forward passes, shape (n,)."""
+    return np.asarray(_ALL_HELD[columns.pipeline_schedule])
 
 
 def splits_backward(columns: Columns) -> BoolArray:
@@ -41,20 +94,20 @@ def splits_backward(columns: Columns) -> BoolArray:
     return np.asarray(_SPLIT[columns.pipeline_schedule])
 
 
-def _in_a_v(columns: Columns) -> BoolArray:
+def in_a_v(columns: Columns) -> BoolArray:
     """Rows whose chunks lie in a V over their ranks, shape (n,)."""
     return np.asarray(_V_SHAPED[columns.pipeline_schedule] & (columns.virtual_pipeline_size > 1))
 
 
 def has_v_shape(columns: Columns) -> bool:
     """Whether any row's chunks lie in a V over its ranks."""
-    return bool(_in_a_v(columns).any())
+    return bool(in_a_v(columns).any())
 
 
 def rank_of_chunk(columns: Columns, num_chunks: int) -> IntArray:
     """The rank that holds each of ``num_chunks`` chunks, (n, C): ``c mod p``, or a V down and up again."""
     p, chunk = _common(columns.pipeline_parallel_size), np.arange(num_chunks)[None, :]
-    rank, shaped = chunk % p, _in_a_v(columns)
+    rank, shaped = chunk % p, in_a_v(columns)
     if shaped.any():
         rank = np.where(shaped[:, None] & (chunk < 2 * p), np.minimum(chunk, 2 * p - 1 - chunk), rank)
     return np.broadcast_to(rank, (len(columns), num_chunks))

@@ -17,11 +17,12 @@ import numpy as np
 
 from solver.columns import SCHEDULES, FloatArray
 from solver.cost.assemble import Stages
+from solver.cost.schedule import rank_of_chunk
 from solver.search.chunks import splits_that_fit
 from solver.search.rows import Rows
 from solver.search.simulate import MAX_PASSES, rank_finish_s
 from solver.search.wavefront import finish_of_many_s
-from solver.search.windows import Split, balanced, tapers, windows
+from solver.search.windows import Split, balanced, ends_in_a_v, tapers, windows
 
 _DEEP = 4  # micro-batches a rank from which on the slowest rank alone decides
 _ENDS = 9  # lengths tried of either end of a deep pipeline
@@ -32,9 +33,13 @@ _GLANCED_PASSES = MAX_PASSES // 16
 
 
 def candidates(row: Rows, split: Split) -> list[Split]:
-    """``split``, and others of one interleaved or deep row that fit in memory, without repetition."""
-    given = not row.uneven_stages or row.splits_backward[0] or bool(row.only_split)
-    if given or (row.v[0] == 1 and not (row.is_uniform and _is_deep(row))):
+    """``split``, and others of one interleaved or deep row that fit in memory, without repetition.
+
+    Without chunks a schedule that splits the backward pass has the closed form's split alone.
+    """
+    given = not row.uneven_stages or bool(row.only_split)
+    tapers_off = row.is_uniform and _is_deep(row) and not row.splits_backward[0]
+    if given or (row.v[0] == 1 and not tapers_off):
         return [split]
     if not row.is_uniform:
         return splits_that_fit(row)
@@ -56,10 +61,11 @@ def _tapered(row: Rows) -> list[Split]:
 def _windowed(row: Rows, split: Split) -> list[Split]:
     """Splits of an interleaved row whose larger chunks follow one another."""
     heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
-    tried = _all_windows(
-        row.layout.num_layers, len(split), int(row.smallest_chunk[0]), min(heavy, _MOST_CUT)
-    )
-    return [*balanced(split, int(row.p[0])), *tried]
+    smallest = int(row.smallest_chunk[0])
+    tried = _all_windows(row.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
+    even = balanced(split, rank_of_chunk(row.columns, len(split))[0].tolist())
+    ends = [one for plain in even for one in ends_in_a_v(plain, smallest, _ENDS)] if row.in_a_v[0] else []
+    return [*even, *ends, *tried]
 
 
 @lru_cache(maxsize=512)
@@ -124,6 +130,7 @@ def _glanced_s(row: Rows, splits: list[Split]) -> FloatArray:
     finish = finish_of_many_s(
         stages.chunk_forward_s[:, :chunks],
         stages.chunk_backward_s[:, :chunks],
+        weight_s=stages.chunk_weight_s[:, :chunks],
         pp=p,
         num_microbatches=few,
         schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],

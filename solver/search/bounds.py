@@ -14,6 +14,9 @@ passes one at a time in a fixed order, and
     + sum_{u<s} B_u. For v = 1: sum T + (m-1) T_s - (w_s - 1) F_s with w_s = min(m, p - s).
 (C) as (A) without the way back: end_s >= sum_{u<s} F_u + m t_s.
 (D) as (B) without the way back: end_s >= (B) - sum_{u<s} B_u.
+(B') where all forward passes come first (gpipe, looped_bfs): rank s has run all of its own before the last
+    micro-batch passes the chunks behind it forward, and works backward after they come back:
+    end_0 >= sum_{u<s} T_u + m t_s + sum_{c > (v-1) p + s} T_c. For v = 1: sum T + (m-1) T_s.
 
 The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A) and (B) bound it with tail_0, (C) and
 (D) with tail_s; one split is also bounded with the tail of every rank on the way back (``split_s``).
@@ -34,7 +37,7 @@ import numpy as np
 
 from solver.columns import FloatArray, IntArray
 from solver.cost.assemble import Stages
-from solver.cost.schedule import in_flight
+from solver.cost.schedule import in_flight, runs_all_forward_first
 from solver.search.rows import Rows
 from solver.search.split_backward import least_end_s
 
@@ -205,6 +208,8 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     chain = there + rows.m[:, None] * stages.rank_time_s
     behind = returned[:, -1:] - _prefix(returned, last + 1)
     late = passed[:, -1:] + behind + _own_work_s(rows, stages)
+    all_first = chain + passed[:, -1:] - _prefix(passed, last + 1) + behind
+    late = np.where(runs_all_forward_first(rows.columns)[:, None], all_first, late)
     end = np.maximum(chain, late)
     step = end + way_back + np.maximum.accumulate(stages.rank_tail_s - way_back, axis=1)
     if rows.splits_backward.any():

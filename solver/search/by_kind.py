@@ -19,7 +19,7 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray
 from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, least_tail_s
-from solver.search.caps import groups_of_shape, room_bytes
+from solver.search.caps import by_rank, groups_of_shape, held_by_rank, room_bytes
 from solver.search.rows import Rows
 
 _ROUNDING = 1e-9
@@ -49,9 +49,9 @@ def have_room(rows: Rows, room: FloatArray, each: FloatArray) -> BoolArray:
 
 def _set_aside(rows: Rows, cost: FloatArray) -> FloatArray:
     """What the least layers of every chunk of a rank cost at least, (n, p)."""
-    spread = np.tile(cost, (1, int(rows.v[0]), 1))
-    cheapest = np.where(_reachable(rows), spread, np.inf).min(axis=2) * rows.smallest_chunk[:, None]
-    return np.asarray(cheapest.reshape(len(rows), int(rows.v[0]), int(rows.p[0])).sum(axis=1))
+    there = by_rank(rows, int(rows.p[0]), int(rows.v[0]), _reachable(rows))
+    cheapest = np.where(there, cost[:, None], np.inf).min(axis=3)
+    return np.asarray(cheapest.sum(axis=1) * rows.smallest_chunk[:, None])
 
 
 def _reachable(rows: Rows) -> BoolArray:
@@ -65,11 +65,11 @@ def _reachable(rows: Rows) -> BoolArray:
     return np.asarray(there | ~there.any(axis=2, keepdims=True))  # no layer is left: not a row of the space
 
 
-def _by_rank(pp: int, values: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
-    """A value of every rank, (n, p), with what the first and the last one have beside it."""
-    spread = np.repeat(values[:, None], pp, axis=1)
+def _with_ends(rows: Rows, values: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
+    """A value of every rank, (n, p), with what those of the embedding and of the head have beside it."""
+    spread = np.repeat(values[:, None], int(rows.p[0]), axis=1)
     spread[:, 0] += first
-    spread[:, -1] += last
+    spread[np.arange(len(rows)), rows.head_rank] += last
     return spread
 
 
@@ -78,8 +78,8 @@ def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> B
     prices, m = rows.prices, rows.m[:, None]
     limit = ((step_s / SAFETY**2 - prices.fixed_s) / prices.straggler)[:, None]
     rank = np.arange(pp)[None, :]
-    time = _by_rank(pp, vpp * rows.chunk_s, rows.embedding_s, rows.head_s)
-    tail = _by_rank(pp, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
+    time = _with_ends(rows, vpp * rows.chunk_s, rows.embedding_s, rows.head_s)
+    tail = _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
     shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
     there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
     both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
@@ -89,6 +89,14 @@ def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> B
     home = limit - least_tail_s(rows)[:, None] - back - m * time
     able &= have_room(rows, home, (m * rows.layer_s)[:, None, :])
     return able & _late_room(rows, pp, vpp, limit - tail - m * time) & fits_by_kind(rows, pp, vpp)
+
+
+def can_be_busy(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
+    """The same for rows that split the backward pass: each rank works all its micro-batches, (E)."""
+    prices = rows.prices
+    limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
+    room, each = _busy_room(rows, rows.m)
+    return have_room(rows, limit[:, None] + room, each) & fits_by_kind(rows, pp, vpp)
 
 
 def _late_room(rows: Rows, pp: int, vpp: int, room_s: FloatArray) -> BoolArray:
@@ -114,9 +122,9 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
     the rank can hold; what a kind keeps beyond that, with the chunk that keeps fewest.
     """
     prices, smallest = rows.prices, rows.smallest_chunk.astype(np.float64)
-    held = in_flight(rows.columns)[:, : pp * vpp].reshape(len(rows), vpp, pp).astype(np.float64)
+    held = held_by_rank(rows, pp, vpp)
     kept = np.where(rows.every_layer[:, None] > 0, prices.checkpoint_bytes, prices.activation_bytes)[:, :-2]
-    kinds = _reachable(rows).reshape(len(rows), vpp, pp, -1).any(axis=1)
+    kinds = by_rank(rows, pp, vpp, _reachable(rows)).any(axis=1)
     least = np.where(kinds, kept[:, None, :], np.inf).min(axis=2)
     slope, offset = _lightest(held)
     if vpp > 1:
@@ -146,25 +154,28 @@ def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
     able = np.zeros(len(rows), dtype=np.bool_)
     for pp, vpp, index in groups_of_shape(rows):
         group = rows.take(index)
-        room, each = _objective_room(group, pp, vpp)
+        room, each = _busy_room(group, group.m - group.phi)
         share = (objective_s / SAFETY**2 - group.prices.fixed_s) / group.prices.straggler
         share = share - group.phi * group.total_s
         able[index] = have_room(group, room + share[:, None], each) & fits_by_kind(group, pp, vpp)
     return able
 
 
-def _objective_room(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, FloatArray]:
-    """What every rank's constants take from the slowest one's time, and what layers take of it."""
-    prices, share = rows.prices, (rows.m - rows.phi)[:, None]
-    const = share * _by_rank(pp, vpp * rows.chunk_s, rows.embedding_s, rows.head_s)
-    const = const + _by_rank(pp, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
+def _busy_room(rows: Rows, passes: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What every rank's constants take from the time of the slowest, and what layers take of it.
+
+    ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
+    """
+    prices, share = rows.prices, passes[:, None]
+    const = share * _with_ends(rows, rows.v * rows.chunk_s, rows.embedding_s, rows.head_s)
+    const = const + _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
     return -const, (share * rows.layer_s + prices.tail_s[:, :-2])[:, None, :]
 
 
-def least_objective_s(rows: Rows, pp: int, vpp: int) -> FloatArray:
+def least_objective_s(rows: Rows) -> FloatArray:
     """Lower bound on the closed form over all splits of rows of one shape, shape (n,)."""
     prices = rows.prices
-    room, each = _objective_room(rows, pp, vpp)
+    room, each = _busy_room(rows, rows.m - rows.phi)
     low = -room.min(axis=1)
     high = low + each[:, 0] @ rows.layout.cumulative[-1].astype(np.float64)
     for _ in range(_BISECTIONS):

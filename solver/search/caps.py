@@ -2,13 +2,15 @@
 
 Chunks of a rank differ by at most one layer, in any order; the model's first and last chunk may hold
 fewer. A layer costs least in the chunk that keeps fewest micro-batches in flight, and that is the
-later one of two chunks of a rank (``schedule.in_flight``).
+later one of two chunks of a rank (``schedule.in_flight``). In a V rank 0 holds the first and the last
+chunk of the model, so that both may be of any size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
 from solver.search.rows import Rows
 
+Values = TypeVar("Values", FloatArray, BoolArray)
 _SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
 
 
@@ -44,15 +47,31 @@ def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
         yield pp, vpp, index
 
 
+def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
+    """Values of chunks in model order, (n, C, …), by the chunks of each rank, (n, v, p, …).
+
+    The second half of a V runs back over the ranks.
+    """
+    apart = values[:, : pp * vpp].reshape(len(rows), vpp, pp, *values.shape[2:])
+    if rows.in_a_v.any():
+        apart = apart.copy()
+        apart[rows.in_a_v, 1] = apart[rows.in_a_v, 1, ::-1]
+    return apart
+
+
+def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
+    """Micro-batches in flight of the chunks of each rank, (n, v, p)."""
+    return by_rank(rows, pp, vpp, in_flight(rows.columns).astype(np.float64))
+
+
 def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
-    """Bytes that each rank has left for its layers, (n, p); ``held`` is (n, v, p).
+    """Bytes that each rank has left for its layers, (n, p); ``held`` is ``held_by_rank``.
 
     What partial recomputation spares is added at its most (exact for layers of one kind).
     """
-    prices, last = rows.prices, held.shape[2] - 1
-    shape = (len(rows), held.shape[2])
-    is_first, is_last = np.zeros(shape), np.zeros(shape)
-    is_first[:, 0], is_last[:, last] = 1.0, 1.0
+    prices, rank = rows.prices, np.arange(held.shape[2])[None, :]
+    is_first = (rank == 0).astype(np.float64)
+    is_last = (rank == rows.head_rank[:, None]).astype(np.float64)
     col = np.newaxis
     room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
     workspace = is_last * prices.head_workspace_bytes[:, col]
@@ -68,7 +87,7 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 def _most_layers(rows: Rows, pp: int, vpp: int) -> IntArray:
     """Layers that fit on each rank in its lightest chunks, (n, pp); -1 where not even the least do."""
     prices = rows.prices
-    held = in_flight(rows.columns).reshape(len(rows), vpp, pp).astype(np.float64)
+    held = held_by_rank(rows, pp, vpp)
     kept = np.where(rows.every_layer > 0, prices.checkpoint_bytes[:, 0], prices.activation_bytes[:, 0])
     each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
     room = room_bytes(rows, held) * _SAFETY
@@ -116,7 +135,9 @@ def layer_caps(rows: Rows) -> Caps:
     return Caps(least=least, most=most)
 
 
-def lightest_chunks(counts: IntArray | list[int], vpp: int, smallest: int) -> tuple[int, ...]:
+def lightest_chunks(
+    counts: IntArray | list[int], vpp: int, smallest: int, *, in_a_v: bool = False
+) -> tuple[int, ...]:
     """Layers of each chunk in model order, laid out over the chunks of each rank with least memory.
 
     Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
@@ -130,4 +151,6 @@ def lightest_chunks(counts: IntArray | list[int], vpp: int, smallest: int) -> tu
         each, more = divmod(count - begin * smallest, vpp - begin)
         sizes[begin:, rank] = each
         sizes[vpp - more :, rank] += 1
+    if in_a_v:
+        sizes[1] = sizes[1, ::-1].copy()
     return tuple(sizes.ravel().tolist())

@@ -15,7 +15,7 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, end_tail_s, least_tail_s, split_s, whole_layers_s
-from solver.search.by_kind import can_beat_interleaved
+from solver.search.by_kind import can_be_busy, can_beat_interleaved
 from solver.search.caps import groups_of_shape, room_bytes
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
@@ -25,18 +25,16 @@ _FIRST_STEP, _LAST_STEP = 0.25, 0.005  # shares of a bound by which it is raised
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
-    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof.
-
-    Of rows that split the backward pass only the closed form is held against the time.
-    """
+    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof."""
     answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
-    kept = np.flatnonzero(~rows.splits_backward & answer)
-    answer[kept] = _can_beat(rows.take(kept), step_s[kept])
+    for split in (False, True):
+        kept = np.flatnonzero((rows.splits_backward == split) & answer)
+        answer[kept] = _can_beat(rows.take(kept), step_s[kept], split=split)
     return answer
 
 
-def _can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
-    """The same for rows whose backward pass is one."""
+def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool) -> BoolArray:
+    """The same for rows whose backward pass is split, or in one."""
     answer = np.zeros(len(rows), dtype=np.bool_)
     for pp, vpp, members in groups_of_shape(rows):
         for start in range(0, len(members), _BATCH):
@@ -44,6 +42,8 @@ def _can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
             group = rows.take(index)
             if not rows.uneven_stages:
                 answer[index] = _only_split(group, pp * vpp, step_s[index])
+            elif split:
+                answer[index] = can_be_busy(group, pp, vpp, step_s[index])
             elif vpp > 1:
                 answer[index] = can_beat_interleaved(group, pp, vpp, step_s[index])
             else:
@@ -54,8 +54,9 @@ def _can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
 def tightened_s(rows: Rows, bound_s: FloatArray) -> FloatArray:
     """Raise the bounds of interleaved rows to about what ``by_kind`` proves, shape (n,)."""
     bound = bound_s.copy()
-    for pp, vpp, index in groups_of_shape(rows):
-        if vpp == 1 or not rows.uneven_stages:
+    for pp, vpp, members in groups_of_shape(rows):
+        index = members[~rows.splits_backward[members]]  # (A) to (D) are not theirs
+        if vpp == 1 or not rows.uneven_stages or not len(index):
             continue
         group, low = rows.take(index), bound[index]
         step = _FIRST_STEP

@@ -11,7 +11,7 @@ them is tried side by side.
 Where chunks interleave (chunks of a rank differ by at most one layer, the model's first and last may
 hold fewer), a chunk of a rank of n layers holds at least (n - v + 1) / v of them and at least the
 smallest chunk. (A) and (C) pass the first chunks of the ranks before, (B) and (D) the last ones of those
-behind, and of the layers that ran before the first backward pass at most ``_early_layers`` were a
+behind, and of the layers that ran before the first backward pass at most ``early`` were a
 rank's own. That makes the bounds weaker, and keeps them valid for every split.
 """
 
@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, end_tail_s, whole_layers_s
 from solver.search.caps import Caps, layer_caps
+from solver.search.early import Early
 from solver.search.mixed import can_beat_mixed
+from solver.search.rank_costs import RankCosts, column
+from solver.search.reach_split import can_beat_split
 from solver.search.rows import Rows
 
 _BATCH = 256
@@ -50,93 +52,31 @@ class _Fill:
         prices = rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
         limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
-        tail = _column(end_tail_s(rows)) + tries * _column(prices.tail_s[:, 0])
-        return cls(rows=rows, caps=layer_caps(rows), tries=tries, limit_s=_column(limit), tail_s=tail)
-
-
-def _column(values: FloatArray | IntArray) -> FloatArray:
-    """(n,) as (n, 1) floats."""
-    return values.astype(np.float64)[:, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """What one rank takes beside its layers, columns of shape (n, 1); seconds of a micro-batch."""
-
-    time_s: FloatArray
-    forward_s: FloatArray
-    tail_s: FloatArray
-
-    @classmethod
-    def of(cls, rows: Rows, rank: int) -> _Rank:
-        """Rank ``rank`` of every row."""
-        prices, last = rows.prices, rows.p == rank + 1
-        time = rows.v * rows.chunk_s + np.where(last, rows.head_s, 0.0)
-        forward = rows.v * prices.transfer_s + np.where(last, prices.forward_s[:, -1], 0.0)
-        tail = prices.rank_tail_s + np.where(last, prices.tail_s[:, -1], 0.0)
-        if rank == 0:
-            time, forward = time + rows.embedding_s, forward + prices.forward_s[:, -2]
-            tail = tail + prices.tail_s[:, -2]
-        return cls(time_s=_column(time), forward_s=_column(forward), tail_s=_column(tail))
+        tail = column(end_tail_s(rows)) + tries * column(prices.tail_s[:, 0])
+        return cls(rows=rows, caps=layer_caps(rows), tries=tries, limit_s=column(limit), tail_s=tail)
 
 
 def _first_chunks(fill: _Fill, rank: int, used: FloatArray) -> FloatArray:
     """Least number of layers in the first chunks of the ranks before ``rank``, (n, L)."""
     if rank == 0:
         return np.zeros_like(used)
-    v, smallest = _column(fill.rows.v), _column(fill.rows.smallest_chunk)
+    v, smallest = column(fill.rows.v), column(fill.rows.smallest_chunk)
     share = (used - fill.tries - (rank - 1) * (v - 1.0)) / v
     chunks = smallest + np.maximum(share, (rank - 1) * smallest)
     return np.where(v == 1.0, used, chunks)
 
 
-def _chain_layers(fill: _Fill, rank: int, used: FloatArray, own: _Rank) -> FloatArray:
+def _chain_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
     """Layers that (A) and (C) let a rank hold behind ``used`` layers, (n, L)."""
     rows, prices = fill.rows, fill.rows.prices
-    first, each, m = _first_chunks(fill, rank, used), _column(rows.layer_s[:, 0]), _column(rows.m)
-    there, both = first * _column(prices.forward_s[:, 0]), first * each
+    first, each, m = _first_chunks(fill, rank, used), column(rows.layer_s[:, 0]), column(rows.m)
+    there, both = first * column(prices.forward_s[:, 0]), first * each
     if rank:
-        there = there + _column(prices.forward_s[:, -2] + rank * prices.transfer_s)
-        both = both + _column(rows.embedding_s + rank * rows.chunk_s)
+        there = there + column(prices.forward_s[:, -2] + rank * prices.transfer_s)
+        both = both + column(rows.embedding_s + rank * rows.chunk_s)
     back = (fill.limit_s - fill.tail_s - both) / m - own.time_s
     away = fill.limit_s - there - own.tail_s - m * own.time_s
-    return np.minimum(back / each, away / (m * each + _column(prices.tail_s[:, 0])))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Early:
-    """What a rank ran forward before its first backward pass, columns of shape (n, 1).
-
-    Of n layers at most ``slope * n + offset`` passes, and ``beside_s`` of what is not layers.
-    """
-
-    slope: FloatArray
-    offset: FloatArray
-    beside_s: FloatArray
-
-
-def _early(rows: Rows, rank: int) -> _Early:
-    """The most that can have run early on rank ``rank``.
-
-    Chunks that differ by at most one layer hold most early passes when the first ones, which keep most
-    micro-batches in flight, are the larger ones. The last chunk of the last rank may be smaller still:
-    there every layer is counted as if it sat in the first.
-    """
-    held, prices = in_flight(rows.columns), rows.prices
-    chunk = np.arange(int(rows.v.max(initial=1)))[None, :]
-    index = np.minimum(chunk * rows.p[:, None] + rank, held.shape[1] - 1)
-    there = (chunk < rows.v[:, None]) & (rank < rows.p)[:, None]
-    own = np.where(there, np.take_along_axis(held, index, axis=1), 0).astype(np.float64)
-    passes, last = own.sum(axis=1), rows.p == rank + 1
-    more = np.where(there, np.cumsum(own, axis=1) - (chunk + 1) * (passes / rows.v)[:, None], 0.0)
-    loose = last & (rows.v > 1)
-    final = np.take_along_axis(own, rows.v[:, None] - 1, axis=1)[:, 0]
-    beside = prices.transfer_s * passes + np.where(last, final * prices.forward_s[:, -1], 0.0)
-    return _Early(
-        slope=_column(np.where(loose, own[:, 0], passes / rows.v)),
-        offset=_column(np.where(loose, 0.0, more.max(axis=1))),
-        beside_s=_column(beside + (rank == 0) * own[:, 0] * prices.forward_s[:, -2]),
-    )
+    return np.minimum(back / each, away / (m * each + column(prices.tail_s[:, 0])))
 
 
 def _first_backward_s(fill: _Fill, rank: int, used: FloatArray) -> FloatArray:
@@ -145,13 +85,13 @@ def _first_backward_s(fill: _Fill, rank: int, used: FloatArray) -> FloatArray:
     All forward passes of the first micro-batch, and the backward passes of the last chunks behind it.
     """
     rows, prices, layers = fill.rows, fill.rows.prices, fill.rows.layout.num_layers
-    forward, v = _column(prices.forward_s[:, 0]), _column(rows.v)
+    forward, v = column(prices.forward_s[:, 0]), column(rows.v)
     ends = prices.forward_s[:, -2] + prices.forward_s[:, -1] + rows.p * rows.v * prices.transfer_s
-    behind = np.maximum(_column(rows.p) - rank - 1.0, 0.0)
-    chunks = np.where(v == 1.0, layers - used, behind * _column(rows.smallest_chunk))
-    back = chunks * (_column(rows.layer_s[:, 0]) - forward) + behind * _column(_back_s(rows))
-    head = np.where(behind > 0.0, _column(rows.head_s - prices.forward_s[:, -1]), 0.0)
-    return np.asarray(layers * forward + _column(ends) + back + head)
+    behind = np.maximum(column(rows.p) - rank - 1.0, 0.0)
+    chunks = np.where(v == 1.0, layers - used, behind * column(rows.smallest_chunk))
+    back = chunks * (column(rows.layer_s[:, 0]) - forward) + behind * column(_back_s(rows))
+    head = np.where(behind > 0.0, column(rows.head_s - prices.forward_s[:, -1]), 0.0)
+    return np.asarray(layers * forward + column(ends) + back + head)
 
 
 def _back_s(rows: Rows) -> FloatArray:
@@ -159,18 +99,18 @@ def _back_s(rows: Rows) -> FloatArray:
     return np.asarray(rows.chunk_s - rows.prices.transfer_s)
 
 
-def _return_layers(fill: _Fill, rank: int, used: FloatArray, own: _Rank) -> FloatArray:
+def _return_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
     """Layers that (B) and (D) let a rank hold behind ``used`` layers, (n, L)."""
-    rows, prices, m = fill.rows, fill.rows.prices, _column(fill.rows.m)
-    forward, each, tail = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
-    early = _early(rows, rank)
+    rows, prices, m = fill.rows, fill.rows.prices, column(fill.rows.m)
+    forward, each, tail = column(prices.forward_s[:, 0]), column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
+    early = Early.of(rows, rank)
     end = _first_backward_s(fill, rank, used) + m * own.time_s - early.beside_s - forward * early.offset
     way_back = _first_chunks(fill, rank, used) * (each - forward)
     if rank:
-        way_back = way_back + _column(rows.embedding_s - prices.forward_s[:, -2] + rank * _back_s(rows))
-    slope = m * each - forward * early.slope - np.where(_column(rows.v) == 1.0, each - forward, 0.0)
+        way_back = way_back + column(rows.embedding_s - prices.forward_s[:, -2] + rank * _back_s(rows))
+    slope = m * each - forward * early.slope - np.where(column(rows.v) == 1.0, each - forward, 0.0)
     back = _share(fill.limit_s - fill.tail_s - end - way_back, slope)
-    return np.minimum(back, _share(fill.limit_s - own.tail_s - end, slope + _column(tail)))
+    return np.minimum(back, _share(fill.limit_s - own.tail_s - end, slope + column(tail)))
 
 
 def _share(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
@@ -185,10 +125,10 @@ def _can_beat(fill: _Fill) -> BoolArray:
     used = np.zeros(fill.tail_s.shape)
     alive: BoolArray = np.ones(used.shape, dtype=np.bool_)
     for rank in range(int(rows.p.max(initial=1))):
-        present, own = (rows.p > rank)[:, None], _Rank.of(rows, rank)
-        low, high = _column(caps.least[:, rank]), _column(caps.most[:, rank])
+        present, own = (rows.p > rank)[:, None], RankCosts.of(rows, rank)
+        low, high = column(caps.least[:, rank]), column(caps.most[:, rank])
         room = np.minimum(_chain_layers(fill, rank, used, own), _return_layers(fill, rank, used, own))
-        behind = _column(caps.least[:, rank + 1 :].sum(axis=1))
+        behind = column(caps.least[:, rank + 1 :].sum(axis=1))
         take = np.floor(np.minimum(np.minimum(room + _ROUNDING, high), num_layers - behind - used))
         if rank == 0:
             alive = np.asarray((fill.tries <= take) & (fill.tries >= low))
@@ -210,6 +150,9 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
         return can_beat_mixed(rows, step_s)
     answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
     answer &= layer_caps(rows).feasible(rows.layout.num_layers)
+    apart = np.flatnonzero(answer & rows.splits_backward)
+    some = rows.take(apart)
+    answer[apart] = can_beat_split(some, layer_caps(some), step_s[apart])
     filled = np.flatnonzero(answer & ~rows.splits_backward)
     for batch in _batches(rows.take(filled)):
         index = filled[batch]

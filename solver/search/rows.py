@@ -14,7 +14,7 @@ import numpy as np
 from solver.columns import ALL_LAYERS, BoolArray, Columns, FloatArray, IntArray
 from solver.cost.assemble import Stages, assemble
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import fill_share, splits_backward
+from solver.cost.schedule import fill_share, in_a_v, splits_backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,16 @@ class Rows:
     def v(self) -> IntArray:
         """Chunks of a rank, shape (n,)."""
         return self.columns.virtual_pipeline_size
+
+    @cached_property
+    def in_a_v(self) -> BoolArray:
+        """Rows whose chunks lie in a V over their ranks, so that rank 0 holds the head too, shape (n,)."""
+        return in_a_v(self.columns)
+
+    @cached_property
+    def head_rank(self) -> IntArray:
+        """The rank of the model's last chunk, shape (n,)."""
+        return np.where(self.in_a_v, 0, self.p - 1)
 
     @cached_property
     def splits_backward(self) -> BoolArray:

@@ -57,7 +57,7 @@ def rank_offsets_s(rows: Rows, row: int) -> FloatArray:
     p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
     offset = np.full(p, share * rows.v[row] * rows.chunk_s[row] + rows.prices.rank_tail_s[row])
     offset[0] += share * rows.embedding_s[row] + rows.prices.tail_s[row, -2]
-    offset[-1] += share * rows.head_s[row] + rows.prices.tail_s[row, -1]
+    offset[rows.head_rank[row]] += share * rows.head_s[row] + rows.prices.tail_s[row, -1]
     return offset
 
 
@@ -74,7 +74,8 @@ def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
     counts = least + np.bincount(chosen % p, minlength=p)
     if not rows.uneven_stages:
         return tuple((counts // rows.v[row]).tolist() * int(rows.v[row]))
-    return lightest_chunks(counts, int(rows.v[row]), int(rows.smallest_chunk[row]))
+    smallest, shaped = int(rows.smallest_chunk[row]), bool(rows.in_a_v[row])
+    return lightest_chunks(counts, int(rows.v[row]), smallest, in_a_v=shaped)
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from solver.columns import FloatArray, IntArray
+from solver.cost.schedule import BYPASSES_SYNC, SPLIT_BACKWARD
 from solver.errors import InvalidPlanError
 from solver.search.orders import slots_of
 
@@ -25,7 +26,7 @@ class Waves:
     """The passes of a schedule, wave by wave; pass numbers start at 1, pass 0 ends at time 0."""
 
     starts: tuple[int, ...]  # of each wave among the passes
-    block: IntArray  # which duration a pass has: chunk c forward is c, backward is C + c
+    block: IntArray  # which duration a pass has: chunk c forward is c, backward C + c, weights 2 C + c
     own: IntArray  # the pass before it on its rank
     other: IntArray  # the pass before it of its micro-batch
     last: IntArray  # the last pass of each rank
@@ -43,27 +44,32 @@ def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
         np.array(slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule))
         for rank in range(pp)
     ]
-    wave = _wave_numbers([order.tolist() for order in orders], m, 2 * chunks + 1)
+    wave = _wave_numbers([order.tolist() for order in orders], m, chunks)
     slots = np.concatenate(orders)
     before = np.concatenate([np.concatenate([[-1], order[:-1]]) for order in orders])
     number = np.zeros(len(wave), dtype=np.int64)
     order = np.argsort(wave[slots], kind="stable")
     number[slots[order]] = np.arange(1, len(slots) + 1)
     sorted_slots = slots[order]
-    block = sorted_slots // m - 1
     previous = before[order]
     return Waves(
         starts=(*np.flatnonzero(np.diff(wave[sorted_slots], prepend=-1)).tolist(), len(slots)),
-        block=np.where(block < chunks, block, 3 * chunks - 1 - block),
+        block=_durations(sorted_slots // m, chunks),
         own=np.where(previous < 0, 0, number[previous]),
         other=number[sorted_slots - m],
         last=number[[ranked[-1] for ranked in orders]],
     )
 
 
-def _wave_numbers(orders: list[list[int]], m: int, blocks: int) -> IntArray:
+def _durations(block: IntArray, chunks: int) -> IntArray:
+    """Which duration the passes of a block have (``orders``): forward, backward, or weight gradients."""
+    weight = 2 * chunks + (block - 2 * chunks - 2) // 2
+    return np.where(block <= chunks, block - 1, np.where(block <= 2 * chunks, 3 * chunks - block, weight))
+
+
+def _wave_numbers(orders: list[list[int]], m: int, chunks: int) -> IntArray:
     """The wave of every slot: one more than the later of the two passes that it waits for."""
-    wave = [0] * m + [-1] * (m * (blocks - 1))
+    wave = [0] * m + [-1] * (m * 2 * chunks) + ([0] * m + [-1] * m) * chunks
     clock, position, waiting = [0] * len(orders), [0] * len(orders), list(range(len(orders)))
     while waiting:
         before = sum(position)
@@ -86,15 +92,30 @@ def _wave_numbers(orders: list[list[int]], m: int, blocks: int) -> IntArray:
 
 
 def finish_of_many_s(
-    forward_s: FloatArray, backward_s: FloatArray, *, pp: int, num_microbatches: int, schedule: str
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    *,
+    pp: int,
+    num_microbatches: int,
+    schedule: str,
+    weight_s: FloatArray | None = None,
 ) -> FloatArray:
-    """When each rank ends its last pass, (k, pp), for chunk times (k, C) of k splits."""
+    """When each rank ends its last pass, (k, pp), for chunk times (k, C) of k splits.
+
+    ``weight_s`` is what of the backward pass its weight gradients take, where the schedule splits it.
+    """
     waves = waves_of(pp, forward_s.shape[1] // pp, num_microbatches, schedule)
-    seconds = np.ascontiguousarray(np.concatenate([forward_s, backward_s], axis=1).T)
+    parts = [forward_s, backward_s]
+    if weight_s is not None and schedule in SPLIT_BACKWARD:
+        parts = [forward_s, backward_s - weight_s, weight_s]
+    seconds = np.ascontiguousarray(np.concatenate(parts, axis=1).T)
     end = np.empty((len(waves.block) + 1, len(forward_s)))
     end[0] = 0.0
     for start, stop in pairwise(waves.starts):  # ``take`` gathers rows several times faster than brackets
         ready = end.take(waves.own[start:stop], axis=0)
         np.maximum(ready, end.take(waves.other[start:stop], axis=0), out=ready)
         np.add(ready, seconds.take(waves.block[start:stop], axis=0), out=end[start + 1 : stop + 1])
-    return np.asarray(end[waves.last].T)
+    finish = np.asarray(end[waves.last].T)
+    if schedule in BYPASSES_SYNC:  # counted from each rank's own start
+        finish -= np.cumsum(forward_s[:, :pp], axis=1) - forward_s[:, :pp]
+    return finish

@@ -35,15 +35,36 @@ def windows(
     return found
 
 
-def balanced(split: Split, pp: int) -> list[Split]:
-    """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last."""
-    vpp = len(split) // pp
-    ranks = [divmod(sum(split[rank::pp]), vpp) for rank in range(pp)]
-    orders = (range(vpp), range(vpp)[::-1])
-    return [
-        tuple(each + int(order[chunk] < more) for chunk in range(vpp) for each, more in ranks)
-        for order in orders
-    ]
+def balanced(split: Split, ranks: list[int]) -> list[Split]:
+    """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last.
+
+    Args:
+        split: layers of each chunk.
+        ranks: the rank that holds each chunk.
+    """
+    chunks = [[c for c, own in enumerate(ranks) if own == rank] for rank in range(max(ranks) + 1)]
+    found = []
+    for larger_first in (True, False):
+        sizes = [0] * len(split)
+        for own in chunks:
+            each, more = divmod(sum(split[c] for c in own), len(own))
+            for number, chunk in enumerate(own if larger_first else reversed(own)):
+                sizes[chunk] = each + int(number < more)
+        found.append(tuple(sizes))
+    return found
+
+
+def ends_in_a_v(split: Split, smallest: int, places: int) -> list[Split]:
+    """``split`` with the layers of a V's first rank moved between its chunks, the model's first and last.
+
+    Args:
+        split: layers of each chunk.
+        smallest: least number of layers of a chunk.
+        places: how many sizes of the first chunk are tried, evenly spaced up to half of the rank's layers.
+    """
+    own = split[0] + split[-1]
+    first = np.unique(np.linspace(smallest, max(own // 2, smallest), places).astype(np.int64)).tolist()
+    return [(size, *split[1:-1], own - size) for size in first]
 
 
 @lru_cache(maxsize=256)

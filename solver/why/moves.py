@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from profiles.capabilities import launcher_capabilities
+from solver.cost.schedule import plain_schedule, takes_chunks
 from solver.plan import Configuration
 from solver.problem import Problem
 from solver.rank_orders import plain_order
@@ -52,7 +53,8 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
     zero = c.zero_stage if ranks > 1 else 0
     split = c.stage_layers if len(c.stage_layers) == chunks else balanced(layers, chunks)
     full = c.recompute_granularity == "full"
-    schedule = "1f1b" if c.virtual_pipeline_size == 1 else "interleaved_1f1b"
+    stages = (c.pipeline_parallel_size, c.virtual_pipeline_size)
+    kept = takes_chunks(c.pipeline_schedule, *stages)
     batch = problem.workload.global_batch_size
     settled = replace(
         c,
@@ -61,7 +63,7 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
         zero_stage=zero,
         zero_shard_size=ranks if zero else 1,
         num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),
-        pipeline_schedule="none" if c.pipeline_parallel_size == 1 else schedule,
+        pipeline_schedule=c.pipeline_schedule if kept else plain_schedule(*stages),
         recompute_layers=_replayed(c.recompute_layers, split) if full else 0,
         stage_layers=split,
     )

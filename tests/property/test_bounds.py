@@ -22,14 +22,14 @@ ROUNDING = 1 + 1e-9
 EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "120"))
 
 
-@given(priced_rows())
+@given(priced_rows(any_schedule=True))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_the_bound_of_a_split_never_exceeds_its_simulation(rows: Rows) -> None:
     every = exhaust(rows, 0)
     assert (every.bound_s <= every.simulated_s * ROUNDING).all()
 
 
-@given(priced_rows())
+@given(priced_rows(any_schedule=True))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_tiers_are_ordered_and_below_every_split_that_fits(rows: Rows) -> None:
     every = exhaust(rows, 0)
@@ -39,7 +39,7 @@ def test_tiers_are_ordered_and_below_every_split_that_fits(rows: Rows) -> None:
     assert (objective_bound_s(rows)[0] <= every.objective_s * ROUNDING).all()
 
 
-@given(priced_rows())
+@given(priced_rows(any_schedule=True))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> None:
     every = exhaust(rows, 0)
@@ -60,14 +60,14 @@ def test_reach_is_exact_for_layers_of_one_kind_without_interleaving(rows: Rows) 
         assert not can_beat(rows, np.array([every.bound_s.min() * (1 - 1e-6)]))[0]
 
 
-@given(priced_rows(mixed=False))
+@given(priced_rows(mixed=False, any_schedule=True))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_a_row_without_a_split_that_fits_cannot_beat_any_time(rows: Rows) -> None:
     fits = bool(exhaust(rows, 0).splits)
     assert bool(can_beat(rows, np.array([1e9]))[0]) == fits
 
 
-@given(priced_rows(mixed=False), st.floats(0.8, 1.3))
+@given(priced_rows(mixed=False, any_schedule=True), st.floats(0.8, 1.3))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_ranks_fixed_one_after_the_other_bound_every_split(rows: Rows, share: float) -> None:
     every = exhaust(rows, 0)

@@ -46,7 +46,7 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
     return [[(count, each)] for count in counts]
 
 
-def _most_layers(request: Request, row: int, rank: int, own: range) -> int:
+def _most_layers(request: Request, row: int, rank: int, own: list[int]) -> int:
     """Layers of one kind that a rank's memory holds in its lightest chunks (``caps.lightest_chunks``)."""
     prices, least = request.rows[row].memory_layer, request.rows[row].smallest_chunk
     room = request.rows[row].room[rank] - least * sum(prices[chunk][0] for chunk in own)

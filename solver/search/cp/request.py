@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from solver.columns import FloatArray
-from solver.cost.schedule import in_flight
-from solver.search.caps import room_bytes
+from solver.cost.schedule import in_flight, rank_of_chunk
+from solver.search.caps import held_by_rank, room_bytes
 from solver.search.chunks import offered
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
@@ -30,7 +30,7 @@ LARGEST = 2**52  # coefficients and sums stay exact in float64 and far from over
 DECISIONS = (
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
     "expert_parallel_size", "data_parallel_size", "zero_stage", "micro_batch_size", "num_microbatches",
-    "recompute", "recompute_layers",
+    "recompute", "recompute_layers", "pipeline_schedule",
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class RowRequest:
     """One row that CP-SAT may choose; lists by layer kind, chunk or rank."""
 
     values: Mapping[str, int]  # the row's DECISIONS
+    rank_of_chunk: Sequence[int]
     smallest_chunk: int
     replayed_layers: int  # of each chunk; 0 where none or every layer is recomputed
     splits: Sequence[Sequence[int]] | None  # the splits on offer; None: all that keep chunks alike
@@ -92,6 +93,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
     scale, share = _NS * one.prices.straggler[0], one.m[0] - one.phi[0]
     return RowRequest(
         values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
+        rank_of_chunk=rank_of_chunk(one.columns, p * v)[0].tolist(),
         smallest_chunk=int(one.smallest_chunk[0]),
         replayed_layers=int(one.some_layers[0]),
         splits=_offered(one, p, v),
@@ -128,7 +130,7 @@ def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
     total = layers + one.embedding_s[0] + one.head_s[0] + p * v * chunk
     rank = np.full(p, share * v * chunk + prices.rank_tail_s[0])
     rank[0] += share * one.embedding_s[0] + prices.tail_s[0, -2]
-    rank[-1] += share * one.head_s[0] + prices.tail_s[0, -1]
+    rank[one.head_rank[0]] += share * one.head_s[0] + prices.tail_s[0, -1]
     return float(prices.straggler[0] * phi * total + prices.fixed_s[0]), prices.straggler[0] * rank
 
 
@@ -139,8 +141,9 @@ def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[i
     kept = np.where(one.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])[:-2]
     partial = int(one.some_layers[0])
     spared = chosen * (partial > 0) * (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2]
-    room = room_bytes(one, held.reshape(1, v, p))[0]
-    room = room - partial * spared.max() * held.reshape(v, p).sum(axis=0)  # counted layer by layer instead
+    by_chunk = held_by_rank(one, p, v)
+    room = room_bytes(one, by_chunk)[0]
+    room = room - partial * spared.max() * by_chunk[0].sum(axis=0)  # counted layer by layer instead
     return (
         [_whole(one.state_bytes[0, :-2] + count * kept) for count in held],
         [_whole(-count * spared) for count in held],

@@ -78,10 +78,9 @@ def every_rank_fits_its_memory(decision: Decision) -> None:
             decision.model.add(weighted(terms) <= room).only_enforce_if(literal)
 
 
-def own_chunks(decision: Decision, row: int, rank: int) -> range:
-    """Chunks of a rank of a row."""
-    stages = decision.request.rows[row].values["pipeline_parallel_size"]
-    return range(rank, chunks_of(decision.request, row), stages)
+def own_chunks(decision: Decision, row: int, rank: int) -> list[int]:
+    """Chunks of a rank of a row, in model order."""
+    return [chunk for chunk, own in enumerate(decision.request.rows[row].rank_of_chunk) if own == rank]
 
 
 RULES: tuple[Callable[[Decision], None], ...] = (

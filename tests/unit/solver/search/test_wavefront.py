@@ -5,24 +5,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solver.columns import SCHEDULES
+from solver.cost.schedule import AUTOMATIC, V_SHAPED, takes_chunks
 from solver.errors import InvalidPlanError
 from solver.search.simulate import rank_finish_s
 from solver.search.wavefront import finish_of_many_s, waves_of
 from solver.search.windows import windows
 
+STATIC = [name for name in SCHEDULES if name != "none" and name not in AUTOMATIC]
 
-@given(st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b"]), st.integers(2, 5), st.integers(0, 2**32 - 1))
+
+@given(st.sampled_from(STATIC), st.integers(2, 5), st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_many_simulations_end_like_one_at_a_time(schedule: str, pp: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    vpp = int(rng.integers(2, 4)) if schedule == "interleaved_1f1b" else 1
+    vpp = 2 if schedule in V_SHAPED else int(rng.integers(2, 4)) if takes_chunks(schedule, pp, 2) else 1
     m = pp * int(rng.integers(1, 4)) if vpp > 1 else int(rng.integers(1, 12))
     forward, backward = rng.uniform(0.5, 2.0, (2, 7, pp * vpp))
-    many = finish_of_many_s(forward, backward, pp=pp, num_microbatches=m, schedule=schedule)
+    weight = backward * rng.uniform(0.2, 0.6, backward.shape)
+    many = finish_of_many_s(
+        forward, backward, weight_s=weight, pp=pp, num_microbatches=m, schedule=schedule
+    )
     for at in range(7):
         one = rank_finish_s(forward[at].tolist(), backward[at].tolist(), pp=pp, num_microbatches=m,
-                            schedule=schedule)  # fmt: skip
-        assert many[at].tolist() == one
+                            schedule=schedule, weight_s=weight[at].tolist())  # fmt: skip
+        assert many[at].tolist() == pytest.approx(one, rel=1e-12)
 
 
 def test_micro_batches_that_do_not_fit_the_groups_are_refused() -> None:

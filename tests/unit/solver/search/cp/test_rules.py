@@ -14,6 +14,7 @@ def a_row(pp: int = 2, vpp: int = 1, **changes: object) -> RowRequest:
     sizes = {"pipeline_parallel_size": pp, "virtual_pipeline_size": vpp}
     row = RowRequest(
         values={name: sizes.get(name, 1) for name in DECISIONS},
+        rank_of_chunk=list(range(pp)) * vpp,
         smallest_chunk=1,
         replayed_layers=0,
         splits=None,
@@ -128,3 +129,12 @@ def test_a_request_travels_as_json() -> None:
 @pytest.mark.parametrize(("room", "fits"), [(LARGEST, True), (LARGEST + 1, False)])
 def test_numbers_too_large_to_stay_exact_are_not_asked(room: int, fits: bool) -> None:
     assert is_expressible(a_request(a_row(room=[room, 1]))) == fits
+
+
+def test_the_ends_of_a_v_share_its_first_rank_and_may_be_of_any_size() -> None:
+    # ranks 0 1 1 0: rank 0 holds the first and the last chunk; room for 4 layers on it and 4 on rank 1,
+    # whose chunks differ by one at most; 3 bytes a layer in the first chunk leave it one layer
+    row = a_row(2, 2, rank_of_chunk=[0, 1, 1, 0], room=[6, 4], memory_layer=[[3], [1], [1], [1]])
+    verdict = judge(a_request(row, num_layers=8))
+    assert (verdict.status, verdict.split) == ("OPTIMAL", (1, 2, 2, 3))
+    assert judge(a_request(row, num_layers=9)).status == "INFEASIBLE"

@@ -20,6 +20,7 @@ def a_row(pp: int = 2, *, kinds: int = 1, replayed: int = 0) -> RowRequest:
     sizes = {"pipeline_parallel_size": pp}
     return RowRequest(
         values={name: sizes.get(name, 1) for name in DECISIONS},
+        rank_of_chunk=list(range(pp)),
         smallest_chunk=1,
         replayed_layers=replayed,
         splits=None,
