@@ -117,8 +117,8 @@ def _legal_of(
     lists = np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_)
     which = list_of.ravel()[alike]
     counts = lists.sum(axis=1)
-    some = np.flatnonzero(counts[which] > 0)  # an empty list would begin where the next one does
-    outer, which = outer.take(some), which[some]
+    there = np.flatnonzero(counts[which] > 0)  # an empty list would begin where the next one does
+    outer, which = outer.take(there), which[there]
     return Crossing(
         outer=outer,
         inner=inner[np.nonzero(lists)[1]],
