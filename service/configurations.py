@@ -8,8 +8,10 @@ from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import MAX_ERRORS, pointer
+from service.placed_configurations import names_places, placed
 from solver.columns import Columns
 from solver.gpu_counts import usable_gpus
+from solver.mixed.check import broken_on_groups
 from solver.options import WORDS
 from solver.plan import Configuration, configuration_from_json
 from solver.problem import Problem
@@ -31,16 +33,20 @@ def completed(
 ) -> Configuration:
     """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is even.
 
+    One that names node groups is read by ``placed_configurations``.
+
     ``at`` is where faults say that it stands.
 
     Raises:
         InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
     """
     try:
-        given = configuration_of(raw)
-        _raise_any(_out_of_range(given))
-        configuration = configuration_of({**_derived(given, problem), **raw})
-        _raise_any(_misfits(configuration, problem))
+        if names_places(raw):
+            configuration = placed(raw, problem, _read)
+        else:
+            given = _read(raw)
+            configuration = configuration_of({**_derived(given, problem), **raw})
+            _raise_any(_misfits(configuration, problem))
     except InvalidProblemError as fault:
         here = pointer(*at)
         moved = (
@@ -52,9 +58,18 @@ def completed(
 
 def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
     """The rules of the search space that a configuration breaks, by name; it has a price all the same."""
+    if configuration.is_placed:
+        return list(dict.fromkeys(broken_on_groups(problem, configuration)))
     rules = rules_of(problem)
     mask = int(violation_masks(rules, Columns.of([configuration]))[0])
     return [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+
+
+def _read(raw: Mapping[str, object]) -> Configuration:
+    """The same with every size in its range."""
+    given = configuration_of(raw)
+    _raise_any(_out_of_range(given))
+    return given
 
 
 def configuration_of(raw: Mapping[str, object]) -> Configuration:

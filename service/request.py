@@ -24,9 +24,7 @@ from service.json_input import pointer, require_plain
 from service.request_batches import batches_of, batches_to_json
 from service.request_checks import check_launcher, check_limits
 from service.request_run import (
-    NOT_PLACED,
     counts_of,
-    places_stages,
     reliability_of,
     run_to_mapping,
     with_open_nodes,
@@ -62,8 +60,6 @@ def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
     """The problem with the client's own configuration, completed."""
     if request.baseline is None:
         return problem
-    if places_stages(problem):
-        raise InvalidProblemError.of(pointer("search", "baseline"), f"baseline {NOT_PLACED}")
     baseline = completed(request.baseline, problem, at=("search", "baseline"))
     return replace(problem, options=replace(problem.options, baseline=baseline))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -130,7 +131,8 @@ def run_to_mapping(options: SearchOptions) -> dict[str, object]:
 
 def _plain(config: Configuration) -> dict[str, object]:
     """A configuration in JSON's values."""
-    return {**asdict(config), "stage_layers": list(config.stage_layers)}
+    plain: dict[str, object] = json.loads(json.dumps(asdict(config)))
+    return plain
 
 
 def run_limits(problem: Problem) -> Iterator[FieldError]:
@@ -163,8 +165,6 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         ("search", "objective"): options.objective != "step_time",
         ("search", "pareto"): options.pareto,
         ("search", "allow"): bool(options.allow),
-        ("search", "deadline_days"): options.deadline_days is not None,
-        ("search", "gpu_hour_price"): options.gpu_hour_price is not None,
         ("workload", "global_batch_size"): bool(options.batch_sizes),
         ("workload", "batch_ramp"): bool(options.batch_ramp),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiles.profile import Profile
+from solver.ask_placed import ask_placed
 from solver.baseline import with_baseline
 from solver.fewest import fewest
 from solver.merged import Answered, merged
@@ -32,12 +33,9 @@ def ask(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Answer:
-    """The answer to a request; errors as ``search``.
-
-    A mixed cluster whose stages are placed on node groups is ranked by step time, and nothing beside it.
-    """
+    """The answer to a request; errors as ``search``."""
     if places_stages(problem, profile):
-        return search(problem, profile, on_progress=on_progress, should_stop=should_stop)
+        return ask_placed(problem, profile, on_progress=on_progress, should_stop=should_stop)
     variants, answered = variants_of(problem, profile), list[Answered]()
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):

@@ -10,6 +10,7 @@ from profiles.reliability import HOUR_S
 from solver.busy import busy_s
 from solver.columns import Columns
 from solver.gpu_counts import usable_gpus
+from solver.mixed.energy import placed_energy_j
 from solver.objective import CHECKPOINT_BYTES_PER_WEIGHT, DAY_S, slowdown
 from solver.plan import Configuration, ObjectiveClaim, Outlook, Prediction
 from solver.problem import Problem
@@ -57,12 +58,16 @@ def outlook_of(
 
 def _energy_j(problem: Problem, profile: Profile, config: Configuration, step_s: float) -> float | None:
     """Joules of the GPUs for each token; None where no power is known."""
+    tokens = config.global_batch_size * problem.workload.seq_length
+    if config.is_placed:
+        placed = placed_energy_j(problem, profile, config, step_s)
+        return None if placed is None else placed / tokens
     if not profile.group.gpu.power_watts:
         return None
     power = power_of(profile.group.gpu)
     busy = float(busy_s(problem, profile, Columns.of([config]))[0])
     joules = power.waiting_w * step_s + (power.busy_w - power.waiting_w) * busy
-    return config.num_gpus * joules / (config.global_batch_size * problem.workload.seq_length)
+    return config.num_gpus * joules / tokens
 
 
 def claim_of(

@@ -50,12 +50,17 @@ class Configuration:
     replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
 
     @property
+    def is_placed(self) -> bool:
+        """Whether its stages stand on node groups that it names."""
+        return bool(self.stage_groups or self.replicas)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs used: tp * pp * cp * dp, of all stages and classes."""
-        if self.replicas or self.stage_groups:
+        if self.is_placed:
             return sum(one.num_gpus for one in self.replicas or self.stage_groups)
-        model = self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
-        return model * self.data_parallel_size
+        tp, pp = self.tensor_parallel_size, self.pipeline_parallel_size
+        return tp * pp * self.context_parallel_size * self.data_parallel_size
 
     @property
     def global_batch_size(self) -> int:
@@ -158,7 +163,7 @@ class Baseline:
     config: Configuration
     prediction: Prediction
     outlook: Outlook
-    rank: int | None  # among the plans by the request's objective; None: behind all of them
+    rank: int | None  # among the plans by the objective; None: behind all of them, or it cannot run
     gap_to_best: float | None  # (its objective - the first plan's) / its own; below 0: it is better
     problems: tuple[str, ...]  # rules that it breaks, memory that it lacks
 
@@ -249,18 +254,13 @@ class Answer:
 
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
-    """A stable name: the first 12 hex digits of SHA-256 over problem and configuration.
-
-    What was added to configurations later is part of it only where it is used.
-    """
-    values = asdict(config)
-    for name in _LATER:
-        if values[name] == _DEFAULTS[name]:
-            del values[name]
+    """A stable name: the first 12 hex digits of SHA-256 over problem and configuration."""
+    values = {name: v for name, v in asdict(config).items() if name not in _LATER or v != _DEFAULTS[name]}
     text = problem_digest + json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+# What was added to configurations later is part of their name only where it is used.
 _LATER = ("context_parallel_mode", "rank_order", "stage_groups", "replicas")
 _DEFAULTS = asdict(Configuration())
 

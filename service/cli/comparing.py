@@ -48,14 +48,7 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
 
 
 def side_of(plan: Plan, asked: Problem) -> Side:
-    """A plan with the problem as it settled it: launcher, precision, optimizer and batch.
-
-    Raises:
-        InvalidProblemError: its stages are placed on the groups of a mixed cluster.
-    """
-    if plan.config.stage_groups or plan.config.replicas:
-        message = "plans of a mixed cluster, whose stages have GPUs of their own, are not compared"
-        raise InvalidProblemError.of("plan", message)
+    """A plan with the problem as it settled it: launcher, precision, optimizer and batch."""
     launcher = plan.launchers[0] if asked.launcher == "any" and plan.launchers else asked.launcher
     settled = target_of(plan, asked).problem
     return Side(problem=replace(settled, launcher=launcher), configuration=plan.config)

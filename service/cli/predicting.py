@@ -16,7 +16,7 @@ from service.cli.screen import screen
 from service.configurations import broken_rules
 from service.report.comparison import reading_lines
 from service.report.terminal import render_prediction
-from solver.predict import predict
+from solver.predictions import predicted
 from solver.why.explained import reasons_of
 
 
@@ -35,7 +35,7 @@ def run_predict(
     own = own_of(request, asked)
     problem, configuration = own.problem, own.configuration
     profile = profile_for(problem, calibration or named_profile(problem))
-    prediction = predict(problem, profile, configuration)
+    prediction = predicted(problem, profile, configuration)
     broken = broken_rules(problem, configuration)
     why = reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0]
     if as_json:

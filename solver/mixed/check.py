@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from profiles.cluster import NodeGroup
+from profiles.cluster import ClusterSpec, NodeGroup
 from profiles.profile import PLACING_LAUNCHER, Profile
 from solver.columns import Columns
 from solver.digest import problem_digest
-from solver.mixed.fleet import Fleet
-from solver.mixed.predict import alike, budgets_bytes, placed_pipeline
+from solver.mixed.pipeline import alike, placed_pipeline
 from solver.mixed.replicas import objective_of, predict_mixed, share_of
 from solver.plan import Configuration, Plan, StageGroup, plan_id_of
 from solver.problem import Problem
@@ -29,10 +28,9 @@ def placed_violations(problem: Problem, profile: Profile, plan: Plan | Configura
     yield from faults
     if faults:
         return
+    yield from broken_on_groups(problem, config)
     for one in config.replicas or (config,):
-        own = share_of(problem, one)
-        yield from _rule_faults(Fleet.of(own, profile), one)
-        yield from _memory_faults(own, profile, one)
+        yield from _memory_faults(share_of(problem, one), profile, one)
     if isinstance(plan, Plan):
         yield from _plan_faults(problem, profile, plan)
 
@@ -52,7 +50,6 @@ def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[s
         yield f"the replicas do not process {problem.workload.global_batch_size} sequences"
     if config.replicas and config.data_parallel_size != sum(c.data_parallel_size for c in classes):
         yield "data_parallel_size is not the number of replicas"
-    yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
 
 
 def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -90,10 +87,21 @@ def _gpu_faults(problem: Problem, stages: list[StageGroup]) -> Iterator[str]:
             yield f"{count} GPUs of {name} are needed, there are {groups[name].num_gpus}"
 
 
-def _rule_faults(fleet: Fleet, config: Configuration) -> Iterator[str]:
-    """Every stage keeps the rules of the model, the batch and the request on its own group."""
+def broken_on_groups(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Rules of the model, the batch and the request that a stage breaks on its own group; GPUs it lacks."""
+    classes = config.replicas or (config,)
+    yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
+    for one in classes:
+        yield from _rule_faults(share_of(problem, one), one)
+
+
+def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """The same of one class without its GPUs."""
+    groups = _groups(problem)
     for stage in dict.fromkeys(config.stage_groups):
-        rules = rules_of(fleet.problems[fleet.names.index(stage.group)])
+        group = groups[stage.group]
+        alone = ClusterSpec(name=group.gpu.slug, groups=(group,))
+        rules = rules_of(replace(problem, cluster=alone))
         columns = Columns.of([alike(config, stage.tensor_parallel_size)])
         mask = int(violation_masks(rules, columns)[0])
         yield from (f"{stage.group}: {rule.name}" for bit, rule in enumerate(rules) if mask >> bit & 1)
@@ -102,7 +110,7 @@ def _rule_faults(fleet: Fleet, config: Configuration) -> Iterator[str]:
 def _memory_faults(problem: Problem, profile: Profile, config: Configuration) -> Iterator[str]:
     """Every stage stays within the budget of its own GPU."""
     pipeline = placed_pipeline(problem, profile, config)
-    budgets = budgets_bytes(pipeline)
+    budgets = pipeline.budgets_bytes()
     for number, (stage, budget) in enumerate(zip(pipeline.stages, budgets, strict=True)):
         used = sum(stage.memory_bytes().values())
         if used > budget + _ROUNDED_BYTES:

@@ -107,7 +107,7 @@ def _sizes(fleet: Fleet) -> Iterator[tuple[int, ...]]:
                 yield from ((cp, dp, ep, size, zero, again, pp) for again in range(_FULL + 1))
 
 
-def _columns(fleet: Fleet) -> Columns:
+def columns_of(fleet: Fleet) -> Columns:
     """All rows as columns."""
     rows = np.array(list(_sizes(fleet)), dtype=np.int64).reshape(-1, 7)
     cp, dp, ep, size, zero, again, pp = rows.T
@@ -160,7 +160,7 @@ def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
 
 def outer_of(fleet: Fleet) -> tuple[Outer, int]:
     """All rows that some groups have room for, priced; and how many there were before."""
-    columns, berths = _columns(fleet), berths_of(fleet)
+    columns, berths = columns_of(fleet), berths_of(fleet)
     room = np.stack([_room(fleet, columns, berth) for berth in berths])
     groups = np.array([berth.group for berth in berths])
     most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))

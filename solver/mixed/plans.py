@@ -11,9 +11,11 @@ from solver.columns import Columns
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
 from solver.mixed.check import placed_violations
+from solver.mixed.completing import joined
+from solver.mixed.field import Field
 from solver.mixed.fleet import Berth, Fleet
 from solver.mixed.frontier import Placed
-from solver.mixed.outer import Outer, at_berth
+from solver.mixed.outer import Outer, at_berth, rows_at
 from solver.mixed.replicas import predict_mixed
 from solver.mixed.shares import GroupShares, Split
 from solver.plan import Configuration, Plan, StageGroup, plan_id_of
@@ -27,6 +29,7 @@ class Candidate:
     score_s: float
     config: Configuration
     objective_s: float
+    fields: tuple[Field, ...]  # what its stages were chosen on: one, or one for each class of replicas
 
 
 def _stage_group(fleet: Fleet, columns: Columns, berth: Berth) -> StageGroup:
@@ -49,12 +52,13 @@ def of_placement(outer: Outer, placed: Placed) -> Candidate:
     row = at_berth(outer.columns.take(np.array([placed.row])), largest)
     stages = tuple(_stage_group(outer.fleet, row, berth) for berth in berths)
     config = replace(row.configuration(0, split), stage_groups=stages)
-    return Candidate(placed.score_s, config, placed.objective_s)
+    own = Field(outer=outer, row=placed.row, berths=placed.berths)
+    return Candidate(placed.score_s, config, placed.objective_s, (own,))
 
 
 def of_split(fleet: Fleet, shares: list[GroupShares], split: Split) -> Candidate:
     """Shares of the batch as a configuration with a class of replicas for each group."""
-    classes = list[Configuration]()
+    classes, fields = list[Configuration](), list[Field]()
     for group, n in zip(split.groups, split.sequences, strict=True):
         share = shares[group].solved[n]
         if share is None:
@@ -63,27 +67,46 @@ def of_split(fleet: Fleet, shares: list[GroupShares], split: Split) -> Candidate
         berth = Berth(group=group, tensor_parallel_size=int(row.tensor_parallel_size[0]))
         stages = (_stage_group(fleet, row, berth),) * int(row.pipeline_parallel_size[0])
         classes.append(replace(row.configuration(0, share.split), stage_groups=stages))
-    replicas = sum(one.data_parallel_size for one in classes)
-    config = replace(classes[0], data_parallel_size=replicas, stage_groups=(), replicas=tuple(classes))
-    return Candidate(split.score_s, config, split.objective_s)
+        fields.append(_alone(fleet, row, berth))
+    return Candidate(split.score_s, joined(classes), split.objective_s, tuple(fields))
 
 
-def ranked_plans(problem: Problem, profile: Profile, candidates: list[Candidate]) -> tuple[Plan, ...]:
-    """The ``top_k`` best candidates as plans, each past the independent check.
+def _alone(fleet: Fleet, row: Columns, berth: Berth) -> Field:
+    """One row on one berth: a class of replicas."""
+    outer = Outer(
+        fleet=fleet,
+        columns=row,
+        berths=(berth,),
+        rows=(rows_at(fleet, row, berth),),
+        room=row.pipeline_parallel_size[None, :],
+        sent_bytes=np.zeros((1, 1)),
+    )
+    return Field(outer=outer, row=0, berths=(0,))
+
+
+def ranked(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
+    """The ``top_k`` best candidates, best first."""
+    ordered = sorted(candidates, key=lambda one: (one.score_s, len(one.config.replicas)))
+    return ordered[: problem.options.top_k]
+
+
+def plans_of(
+    problem: Problem, profile: Profile, candidates: list[Candidate], confirmed: frozenset[int]
+) -> tuple[Plan, ...]:
+    """Ranked candidates as plans, each past the independent check; ``confirmed`` by CP-SAT, from 0.
 
     Raises:
         InvalidPlanError: the check refuses a plan (a bug).
     """
     digest, plans = problem_digest(problem), list[Plan]()
-    ordered = sorted(candidates, key=lambda one: (one.score_s, len(one.config.replicas)))
-    for one in ordered[: problem.options.top_k]:
+    for at, one in enumerate(candidates):
         plan = Plan(
             plan_id=plan_id_of(digest, one.config),
-            rank=len(plans) + 1,
+            rank=at + 1,
             config=one.config,
             prediction=predict_mixed(problem, profile, one.config),
             objective_s=one.objective_s,
-            certified_by=("exact-dp",),
+            certified_by=("exact-dp", *(("cp-sat",) if at in confirmed else ())),
         )
         if faults := list(placed_violations(problem, profile, plan)):
             raise InvalidPlanError("; ".join(faults))

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from profiles.profile import Profile
 from solver.mixed.fleet import Fleet
-from solver.mixed.predict import mean_peak_flops, placed_pipeline, predict_placed
+from solver.mixed.pipeline import placed_pipeline
+from solver.mixed.predict import mean_peak_flops, predict_placed
 from solver.plan import Configuration, Prediction, StagePrediction
 from solver.problem import Problem
 

@@ -19,24 +19,28 @@ Answer
   Beside them stand classes of unlike replicas, each on one group with a share of the batch (``shares``):
   the best split over every set of groups is proved, and ranked as one layout.
   ``bound_step_time_s``: no placement of any row simulates faster (``reach.Reach``).
+  CP-SAT judges the exact program's least J of the ranked fields (``certify``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from profiles.profile import Profile
+from solver.mixed.certify import PlacedJudge
 from solver.mixed.fleet import Fleet
 from solver.mixed.frontier import PlacedFrontier
 from solver.mixed.outer import outer_of
-from solver.mixed.plans import of_placement, of_split, ranked_plans
+from solver.mixed.plans import Candidate, of_placement, of_split, plans_of, ranked
+from solver.mixed.sets import sets_of
 from solver.mixed.shares import GroupShares, Split, least_split_s, shares_of, solve_split, split_bound_s
+from solver.outlook import claim_of
 from solver.plan import Answer, Plan, Status
 from solver.problem import Problem
 from solver.search.answering import versions
+from solver.search.certify import Certificate, Judge
 from solver.search.watch import Watch, relative_gap
 
 
@@ -47,27 +51,43 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
         InvalidProblemError: the problem names something unknown.
         InvalidPlanError: the independent check refuses a plan (a bug).
     """
-    watch.report("enumerating", now=True)
-    outer, size = outer_of(Fleet.of(problem, profile))
-    frontier = PlacedFrontier.of(outer, problem.options.top_k)
-    shared = _Shared(outer.fleet, shares_of(outer) if len(outer) else [], [])
-    for least_s, groups in shared.waiting():
-        frontier.run(lambda state: _interrupt(watch, state), until_s=least_s)
-        shared.solve(groups, frontier.cutoff_s, watch)
-        frontier.rivals_s = tuple(split.score_s for split in shared.splits)
-    frontier.run(lambda state: _interrupt(watch, state))
-    candidates = [of_placement(outer, placed) for placed in frontier.ranked]
-    candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
-    plans = ranked_plans(problem, profile, candidates)
-    bound = _bound_s(frontier, shared, plans)
-    return _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
+    with Judge(problem.options) as judge:
+        watch.report("enumerating", now=True)
+        outer, size = outer_of(Fleet.of(problem, profile))
+        frontier = PlacedFrontier.of(outer, problem.options.top_k)
+        shared = _Shared(outer.fleet, shares_of(outer) if len(outer) else [], [])
+        for least_s, groups in shared.waiting():
+            frontier.run(lambda state: _interrupt(watch, state), until_s=least_s)
+            shared.solve(groups, frontier.cutoff_s, watch)
+            frontier.rivals_s = tuple(split.score_s for split in shared.splits)
+        frontier.run(lambda state: _interrupt(watch, state))
+        candidates = [of_placement(outer, placed) for placed in frontier.ranked]
+        candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
+        best = ranked(problem, candidates)
+        bound = _bound_s(frontier, shared, best)
+        certificate = _certified(problem, judge, frontier, best, watch)
+    plans = plans_of(problem, profile, best, certificate.rows)
+    answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
+    return replace(answer, warnings=(*answer.warnings, *certificate.warnings))
 
 
-def _bound_s(frontier: PlacedFrontier, shared: _Shared, plans: tuple[Plan, ...]) -> float | None:
+def _certified(
+    problem: Problem, judge: Judge, frontier: PlacedFrontier, best: list[Candidate], watch: Watch
+) -> Certificate:
+    """What CP-SAT confirms of a proved ranking."""
+    if not frontier.finished or not best:
+        return Certificate()
+    watch.report("certifying", now=True, incumbent_s=best[0].score_s)
+    every = problem.options.certify == "cp-sat-all"
+    placed = PlacedJudge(judge, watch, problem.options.seed)
+    return placed.certified([one.fields for one in best], every=every)
+
+
+def _bound_s(frontier: PlacedFrontier, shared: _Shared, found: list[Candidate]) -> float | None:
     """No placement and no split of the batch simulates faster; None where nothing is known."""
-    if not plans:
+    if not found:
         return frontier.waiting_s if frontier.waiting_s < np.inf and not frontier.finished else None
-    best = shared.bound_s(plans[0].prediction.step_time_s)
+    best = shared.bound_s(found[0].score_s)
     return frontier.least_bound_s(best)
 
 
@@ -97,8 +117,7 @@ class _Shared:
 
     def sets(self) -> list[tuple[int, ...]]:
         """Sets of two or more groups, the largest first."""
-        groups = range(len(self.fleet.groups) if self.shares else 0)
-        return [one for size in range(len(groups), 1, -1) for one in combinations(groups, size)]
+        return sets_of(len(self.shares))
 
     def bound_s(self, limit_s: float) -> float:
         """No split of the batch over any of the sets simulates faster; at most ``limit_s``."""
@@ -134,13 +153,15 @@ def _answer(
 ) -> Answer:
     """The answer with its certificate."""
     best = plans[0].prediction.step_time_s if plans else None
+    by = plans[0].certified_by if plans else ("exact-dp",)
+    bound_s = bound_s if best is None or bound_s is None else min(bound_s, best)
     proved = frontier.finished
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     warnings = (*problem.cluster.warnings, *profile.warnings)
     return Answer(
         status=outcomes[0 if plans else 1],
         plans=plans,
-        certified_by=("exact-dp",) if proved else (),
+        certified_by=by if proved else (),
         objective_gap=None,
         objective_excess=None,
         bound_step_time_s=bound_s,
@@ -154,6 +175,7 @@ def _answer(
             "fields": frontier.fields,
             "solved": frontier.solved,
             "simulated": frontier.solved,
+            "certified": sum("cp-sat" in plan.certified_by for plan in plans),
         },
         elapsed_s=watch.elapsed_s,
         seed=problem.options.seed,
@@ -165,4 +187,5 @@ def _answer(
             "profile": "each node group by its own profile: "
             + "; ".join(one.title for one in profile.by_group)
         },
+        objective=claim_of(problem, profile, best, bound_s),
     )

@@ -113,7 +113,7 @@ class Judge:
         )
         if not is_expressible(request):
             return False
-        verdict = self._ask(request, watch)
+        verdict = self.ask(request.to_json(), watch)
         if verdict is None or verdict["status"] in ("UNKNOWN", "FEASIBLE"):
             return False
         if verdict["status"] != "OPTIMAL":
@@ -121,13 +121,18 @@ class Judge:
         _compare(frontier, [s.row for s in solved], verdict, best.objective_s)
         return True
 
-    def _ask(self, request: Request, watch: Watch) -> Mapping[str, Any] | None:
+    @property
+    def runs(self) -> bool:
+        """Whether there is a child to ask."""
+        return self._child is not None
+
+    def ask(self, request: Mapping[str, Any], watch: Watch) -> Mapping[str, Any] | None:
         """The child's verdict; None when it is stopped, out of time or gone."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             return None
         try:
-            child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+            child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
         except BrokenPipeError:
             self._stop()

@@ -59,6 +59,8 @@ def _bubble(_: Problem, __: FrameworkFacts, c: Configuration) -> str:
     """More micro-batches for fewer, finer stages."""
     if c.pipeline_parallel_size == 1:
         return "nothing: there is no pipeline"
+    if c.is_placed:
+        return "more micro-batches (smaller mbs or dp), fewer stages, a split nearer to the groups' speeds"
     return "more micro-batches (smaller mbs or dp), more chunks a rank (vpp), fewer stages"
 
 

@@ -34,6 +34,7 @@ class Alternative:
     short_bytes: float  # memory beyond the budget on its heaviest stage; 0 where it fits
     heaviest_stage: int
     largest_term: str  # of that stage's memory
+    place: str = ""  # of that stage, where GPUs differ: `` on l40s``
 
     @property
     def stands(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from profiles.frameworks import FrameworkFacts
 from profiles.profile import Profile
@@ -18,16 +17,15 @@ from solver.columns import Columns
 from solver.comparison import Comparison, Step
 from solver.cost.memory import memory_budget_bytes
 from solver.plan import Configuration, Prediction
-from solver.predict import predict_all
+from solver.predictions import predicted
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
 from solver.why.assembled import Assembled
 from solver.why.differences import Difference, carried, differences_of
-from solver.why.waterfall import waterfalls
+from solver.why.explained import fallen
+from solver.why.ordering import ILLEGAL, MOST, TOO_BIG, best_order
+from solver.why.placed_compare import broken_of, fits, placed_path
 
-_MOST = 10  # differences whose orders are looked through; more are carried over in their own order
-_ILLEGAL, _TOO_BIG = 100, 1  # what a stop costs the path
-_DIGITS = 9  # of seconds; what is less is rounding
 Option = str | int | float | bool
 
 
@@ -58,9 +56,9 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
     for name, problem in _option_changes(first.problem, second.problem, profile.framework):
         stops.append(_Stop(name, problem, first.configuration))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
-    priced = [predict_all(stop.problem, profile, [stop.configuration])[0] for stop in stops]
+    priced = [predicted(stop.problem, profile, stop.configuration) for stop in stops]
     falls = [
-        waterfalls(stop.problem, profile, [stop.configuration], [found.step_time_s])[0]
+        fallen(stop.problem, profile, [stop.configuration], [found.step_time_s])[0]
         for stop, found in zip(stops, priced, strict=True)
     ]
     steps = [
@@ -68,8 +66,8 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
             change=stops[at].change,
             step_change_s=priced[at].step_time_s - priced[at - 1].step_time_s,
             terms_s={name: falls[at][name] - falls[at - 1][name] for name in falls[at]},
-            fits=_fits(stops[at].problem, profile, priced[at]),
-            breaks=_broken(stops[at].problem, stops[at].configuration),
+            fits=_fits(stops[at], profile, priced[at]),
+            breaks=_broken(stops[at]),
         )
         for at in range(1, len(stops))
     ]
@@ -106,25 +104,35 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
     return found
 
 
-def _fits(problem: Problem, profile: Profile, prediction: Prediction) -> bool:
+def _fits(stop: _Stop, profile: Profile, prediction: Prediction) -> bool:
     """Whether the peak stays within the budget."""
+    problem = stop.problem
+    if stop.configuration.is_placed:
+        return fits(problem, profile, stop.configuration)
     budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
     return prediction.peak_memory_bytes <= budget + len(prediction.stages)  # terms are rounded
 
 
-def _broken(problem: Problem, configuration: Configuration) -> tuple[str, ...]:
+def _broken(stop: _Stop) -> tuple[str, ...]:
     """Names of the rules that a configuration breaks."""
-    rules = rules_of(problem)
-    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
+    if stop.configuration.is_placed:
+        return broken_of(stop.problem, stop.configuration)
+    rules = rules_of(stop.problem)
+    mask = int(violation_masks(rules, Columns.of([stop.configuration]))[0])
     return tuple(rule.name for bit, rule in enumerate(rules) if mask >> bit & 1)
 
 
 def _path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> list[_Stop]:
     """The stops after the first configuration; the last one is the second."""
+    if first.is_placed or second.is_placed:
+        path = placed_path(problem, profile, first, second)
+        return [_Stop(words, problem, configuration) for words, configuration in path]
     differences = differences_of(first, second)
     if not differences:
         return [] if first == second else [_Stop("everything else", problem, second)]
-    order = _best_order(problem, profile, (first, second), differences)
+    order = differences
+    if len(differences) <= MOST:
+        order = best_order(differences, _prices(problem, profile, (first, second), differences))
     stops, done = [], frozenset[str]()
     for difference in order:
         done |= {difference.name}
@@ -133,34 +141,6 @@ def _path(problem: Problem, profile: Profile, first: Configuration, second: Conf
             here = second
         stops.append(_Stop(difference.words, problem, here or second))
     return stops
-
-
-def _best_order(
-    problem: Problem,
-    profile: Profile,
-    ends: tuple[Configuration, Configuration],
-    differences: Sequence[Difference],
-) -> list[Difference]:
-    """The order with the fewest stops that break a rule, then that lack memory, then the shortest way."""
-    if len(differences) > _MOST:
-        return list(differences)
-    prices = _prices(problem, profile, ends, differences)
-    full = (1 << len(differences)) - 1
-
-    @cache
-    def best(done: int) -> tuple[int, float, tuple[int, ...]]:
-        if done == full:
-            return 0, 0.0, ()
-        options = []
-        for at in range(len(differences)):
-            if not done >> at & 1:
-                penalty, step_s = prices[done | 1 << at]
-                cost, way_s, rest = best(done | 1 << at)
-                way_s = round(way_s + abs(step_s - prices[done][1]), _DIGITS)
-                options.append((cost + penalty, way_s, (at, *rest)))
-        return min(options)
-
-    return [differences[at] for at in best(0)[2]]
 
 
 def _prices(
@@ -176,13 +156,13 @@ def _prices(
         for done in range(1 << len(names))
     }
     there = {done: stop for done, stop in stops.items() if stop is not None}
-    found = dict.fromkeys(stops, (_ILLEGAL * _ILLEGAL, 0.0))
+    found = dict.fromkeys(stops, (ILLEGAL * ILLEGAL, 0.0))
     if there:
         priced = Assembled.of(problem, profile, list(there.values()))
         budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
         short = priced.stages.peak_memory_bytes.max(axis=1) > budget
         masks = violation_masks(rules_of(problem), priced.columns) != 0
-        costs = _ILLEGAL * masks.astype(int) + _TOO_BIG * short.astype(int)
+        costs = ILLEGAL * masks.astype(int) + TOO_BIG * short.astype(int)
         pairs = zip(costs.tolist(), priced.objective_s().tolist(), strict=True)
         found |= dict(zip(there, pairs, strict=True))
     return found

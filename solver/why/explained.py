@@ -9,11 +9,13 @@ from profiles.frameworks import FrameworkFacts, with_options
 from profiles.profile import Profile
 from profiles.units import GIB
 from solver.plan import Configuration, Plan
-from solver.predict import predict_all
+from solver.predictions import predicted_all
 from solver.problem import Problem
 from solver.reasons import Limit, Loss, Why
 from solver.why.advice import advice
 from solver.why.alternatives import Alternative, alternatives_of
+from solver.why.placed import placed_all, placed_waterfalls
+from solver.why.placed_alternatives import placed_alternatives_of
 from solver.why.waterfall import NO_LOSS, waterfalls
 
 Chosen = tuple[Loss, Alternative | None]
@@ -30,8 +32,8 @@ def reasons_of(
     if not configurations:
         return []
     facts = with_options(profile.framework, problem.workload.framework_options)
-    falls = waterfalls(problem, profile, configurations, steps_s)
-    others = alternatives_of(problem, profile, configurations)
+    falls = fallen(problem, profile, configurations, steps_s)
+    others = _alternatives(problem, profile, configurations)
     chosen = [
         _losses(problem, facts, one, fall, some)
         for one, fall, some in zip(configurations, falls, others, strict=True)
@@ -47,12 +49,35 @@ def reasons_of(
     ]
 
 
+def fallen(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration], steps_s: Sequence[float]
+) -> list[dict[str, float]]:
+    """The waterfalls of meshes and of placed configurations, in the order of the configurations."""
+    pairs = list(zip(configurations, steps_s, strict=True))
+    meshes, placed = [p for p in pairs if not p[0].is_placed], [p for p in pairs if p[0].is_placed]
+    even = iter(waterfalls(problem, profile, [one for one, _ in meshes], [step for _, step in meshes]))
+    stands = placed_all(problem, profile, [one for one, _ in placed])
+    uneven = iter(placed_waterfalls(stands, [step for _, step in placed]))
+    return [next(uneven if one.is_placed else even) for one in configurations]
+
+
+def _alternatives(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
+) -> list[list[Alternative]]:
+    """The judged moves of meshes and of placed configurations, in the order of the configurations."""
+    meshes = [one for one in configurations if not one.is_placed]
+    placed = [one for one in configurations if one.is_placed]
+    even = iter(alternatives_of(problem, profile, meshes))
+    uneven = iter(placed_alternatives_of(problem, profile, placed))
+    return [next(uneven if one.is_placed else even) for one in configurations]
+
+
 def _simulated_s(
     problem: Problem, profile: Profile, chosen: Sequence[Sequence[Chosen]]
 ) -> dict[Configuration, float]:
     """Step times of all changes that are offered, each simulated once."""
     offered = {move.move.configuration: None for losses in chosen for _, move in losses if move}
-    found = predict_all(problem, profile, list(offered))
+    found = predicted_all(problem, profile, list(offered))
     return {one: price.step_time_s for one, price in zip(offered, found, strict=True)}
 
 
@@ -126,5 +151,6 @@ def _stopped_by(one: Alternative) -> str | None:
     """The only thing that stands against a move, if it is one."""
     if one.short_bytes and not one.broken:
         stage, short = one.heaviest_stage, one.short_bytes / GIB
-        return f"memory: {one.largest_term} of stage {stage}, {short:.1f} GiB more than may be filled"
+        where = f"{one.largest_term} of stage {stage}{one.place}"
+        return f"memory: {where}, {short:.1f} GiB more than may be filled"
     return one.broken[0] if len(one.broken) == 1 and not one.short_bytes else None

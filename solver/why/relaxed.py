@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from profiles.capabilities import launcher_capabilities, launcher_names
-from profiles.cluster import ClusterSpec, NodeGroup
+from profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
 from profiles.library import find_gpu, gpu_names
 from profiles.profile import Profile, default_profile
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
@@ -18,10 +18,10 @@ from solver.problem import Problem
 from solver.request_rules import request_rules
 from solver.space import Space, enumerate_space, with_whole
 
-_LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
+LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 _SMALLEST = "adamw-8bit"
-_NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
+NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 _SHORTEST = 1024  # tokens of a sequence that is still offered
 _MOST_GPUS = 6  # sizes of memory that are tried
 
@@ -41,7 +41,7 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
     if shortfall is not None:
         limit = float(memory_limit_bytes(problem))
         risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
-        if problem.options.max_out_of_memory_probability < risk <= _LARGEST_RISK:
+        if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
             accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
             options = replace(problem.options, max_out_of_memory_probability=accepted)
             words = f"an out-of-memory risk of {accepted * 100:.1f} %"
@@ -80,21 +80,21 @@ def without_limits(problem: Problem, names: Sequence[str]) -> Problem:
 
 def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
     """The same training with less memory: smaller states, states on the host, another launcher."""
-    yield from _lighter(problem, profile)
+    yield from lighter(problem, profile)
     for name in launcher_names():
         if name not in (problem.launcher, "any"):
             other = replace(problem, launcher=name)
             words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
             own = _profile(other, profile)
             yield Change(words=words, problem=other, profile=own)
-            for change in _lighter(other, own):
+            for change in lighter(other, own):
                 yield replace(change, words=f"{words} and {change.words}", last_resort=True)
 
 
-def _lighter(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """One after the other, then all together."""
+def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[Change]:
+    """Smaller gradients, states, and states on the host: one after the other, then all together."""
     together, words = problem, list[str]()
-    for change in (_gradients, _states, _offloaded):
+    for change in (_gradients, _states, *((_offloaded,) if offload else ())):
         alone, joined = change(problem), change(together)
         if alone is not None and joined is not None:
             yield Change(words=alone[0], problem=alone[1], profile=profile)
@@ -151,16 +151,31 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
 
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
     """More nodes, fewest first."""
-    for factor in _NODE_FACTORS:
-        groups = tuple(_grown(group, factor) for group in problem.cluster.groups)
+    for factor in NODE_FACTORS:
+        groups = tuple(grown(group, factor) for group in problem.cluster.groups)
         larger = _on(problem, replace(problem.cluster, groups=groups))
-        wider = replace(profile, group=_grown(profile.group, factor))
+        wider = replace(profile, group=grown(profile.group, factor))
         yield Change(words=f"{larger.cluster.num_nodes} nodes", problem=larger, profile=wider)
 
 
 def other_gpus(problem: Problem) -> Iterator[Change]:
     """The same number of nodes with GPUs of more memory on a link of the same kind, the smallest first."""
-    group = problem.cluster.groups[0]
+    for gpu in larger_gpus(problem.cluster.groups[0]):
+        groups = tuple(with_gpu(group, gpu) for group in problem.cluster.groups)
+        changed = _on(problem, replace(problem.cluster, groups=groups))
+        words = f"{gpu.display_name} instead"
+        yield Change(
+            words=words, problem=changed, profile=default_profile(changed.cluster, changed.launcher)
+        )
+
+
+def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
+    """As many nodes with other GPUs and their links."""
+    return replace(group, gpu=gpu, intra_node=gpu.intra_node, inter_node=gpu.inter_node)
+
+
+def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
+    """GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
     alike = [
         gpu
@@ -169,19 +184,10 @@ def other_gpus(problem: Problem) -> Iterator[Change]:
     ]
     sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.slug, reverse=True)}
     larger = [sizes[size] for size in sorted(sizes)]
-    for gpu in larger[:_MOST_GPUS]:
-        groups = tuple(
-            replace(group, gpu=gpu, intra_node=gpu.intra_node, inter_node=gpu.inter_node)
-            for group in problem.cluster.groups
-        )
-        changed = _on(problem, replace(problem.cluster, groups=groups))
-        words = f"{gpu.display_name} instead"
-        yield Change(
-            words=words, problem=changed, profile=default_profile(changed.cluster, changed.launcher)
-        )
+    return larger[:_MOST_GPUS]
 
 
-def _grown(group: NodeGroup, factor: float) -> NodeGroup:
+def grown(group: NodeGroup, factor: float) -> NodeGroup:
     """The group with more nodes."""
     return replace(group, num_nodes=ceil(group.num_nodes * factor))
 

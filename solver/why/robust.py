@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log
 from statistics import NormalDist
 
 import numpy as np
@@ -23,9 +22,9 @@ from solver.calibration.priors import TIME_PROCESS
 from solver.columns import Columns, FloatArray
 from solver.features import features
 from solver.plan import Plan
-from solver.predict import Z_80_PERCENT
 from solver.problem import Problem
 from solver.reasons import Odds
+from solver.why.placed_odds import log_sigma, placed_log_covariance
 
 _DRAWS = 4096
 _QUANTILES = 101  # of one measurement's outcome
@@ -35,13 +34,15 @@ _REGRET = 90.0  # percentile
 
 def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
     """Covariance of ln(true / predicted) of the plans' step times, (n, n)."""
+    if all(plan.config.is_placed for plan in plans):
+        return placed_log_covariance(problem, profile, plans)
     if profile.residual is not None:
         columns = Columns.of([plan.config for plan in plans])
         return profile.residual.covariance(features(problem, columns))
     candidates = Candidates.of([_asked(problem, profile, plan) for plan in plans], lambda _: profile)
     together = candidates.covariance(np.arange(len(plans)))
     spread = np.sqrt(np.diag(together))
-    sigmas = np.array([_log_sigma(plan) for plan in plans])
+    sigmas = np.array([log_sigma(plan) for plan in plans])
     return np.asarray(together * np.outer(sigmas / spread, sigmas / spread))
 
 
@@ -54,12 +55,6 @@ def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
         framework=profile.framework.name,
         step_time_s=None,
     )
-
-
-def _log_sigma(plan: Plan) -> float:
-    """Spread of a prediction, from its 80 % interval."""
-    prediction = plan.prediction
-    return log(prediction.step_time_high_s / prediction.step_time_s) / Z_80_PERCENT
 
 
 def _draws(covariance: FloatArray, seed: int) -> FloatArray:

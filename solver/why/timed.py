@@ -9,7 +9,7 @@ import numpy as np
 from profiles.profile import Profile
 from solver.cost.schedule import BYPASSES_SYNC
 from solver.mixed.fleet import Fleet
-from solver.mixed.predict import PlacedPipeline, placed_pipeline
+from solver.mixed.pipeline import PlacedPipeline, placed_pipeline
 from solver.mixed.replicas import groups_of, share_of
 from solver.plan import Configuration
 from solver.predict import can_simulate

@@ -80,6 +80,23 @@ def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
     return one + depth * more, depth * _both(core)
 
 
+def ideal_parts_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
+    """Seconds of one token on one GPU at its peak by part, (P,): products, and attention.
+
+    By layer kind, then embedding and head; ``_ideal_s`` of one part.
+    """
+    model, seq, half = ctx.model, ctx.seq_length, ctx.gpu.peak_bf16_flops
+    linear, passes = ctx.gpu.peak_flops.get(ctx.linear_precision, half), (2.0 if ctx.frozen else 3.0)
+    score, kinds = model.score_flops_per_token(seq), LayerLayout.of(model).kinds
+    products = {kind: model.layer_forward_flops_per_token(kind, seq) - score for kind in ("dense", "moe")}
+    depth = model.num_mtp_layers
+    more = products["moe" if model.moe else "dense"] + 4.0 * model.hidden_size**2
+    head = (1 + depth) * model.head_forward_flops_per_token() / half + depth * more / linear
+    gemm = [*(products[kind] / linear for kind in kinds), 0.0, head]
+    attention = [*(score / half for _ in kinds), 0.0, depth * score / half]
+    return passes * np.array(gemm), 3.0 * np.array(attention)
+
+
 def _ideal_s(problem: Problem, ctx: Context) -> tuple[FloatArray, FloatArray]:
     """The model's FLOPs at the peak of what each part runs in, spread over the GPUs of each row.
 

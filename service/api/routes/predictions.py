@@ -18,7 +18,7 @@ from service.json_input import pointer
 from service.launch_input import Own, own_of_files
 from service.launchers.reading.base import WHOLE_FILE
 from service.request import parse_problem
-from solver.predict import predict
+from solver.predictions import predicted
 from solver.why.explained import reasons_of
 
 _PARTS = {"problem", "configuration", "launch_file"}
@@ -42,7 +42,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
     problem, configuration = own.problem, own.configuration
     service.profiles.require(tenant, problem)
     profile = service.profiles.profile_of(problem)
-    prediction = predict(problem, profile, configuration)
+    prediction = predicted(problem, profile, configuration)
     return PredictionView(
         config=configuration,
         prediction=prediction,

@@ -17,12 +17,18 @@ MEMORY_LIMIT_BYTES = 6 * 1024**3
 def main() -> None:
     """Answer requests until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    from solver.search.cp.request import Request  # noqa: PLC0415 (the limit comes first)
+    from solver.search.cp.placement import judge_placement  # noqa: PLC0415 (the limit comes first)
+    from solver.search.cp.placement_request import KIND, PlacementRequest  # noqa: PLC0415
+    from solver.search.cp.request import Request  # noqa: PLC0415
     from solver.search.cp.runner import judge  # noqa: PLC0415
 
     for line in sys.stdin:
-        verdict = judge(Request.from_json(json.loads(line)))
-        sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
+        raw = json.loads(line)
+        if raw.get("kind") == KIND:
+            verdict = asdict(judge_placement(PlacementRequest.from_json(raw)))
+        else:
+            verdict = asdict(judge(Request.from_json(raw)))
+        sys.stdout.write(json.dumps(verdict) + "\n")
         sys.stdout.flush()
 
 

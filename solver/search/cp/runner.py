@@ -10,6 +10,7 @@ from ortools.sat.python import cp_model
 from solver.search.cp.objective import slowest_rank_decides
 from solver.search.cp.request import DECISIONS, Request, is_expressible
 from solver.search.cp.rules import RULES
+from solver.search.cp.solving import complete_the_hint, solver_of
 from solver.search.cp.variables import Decision, chunks_of, declare
 
 
@@ -38,8 +39,9 @@ def judge(request: Request) -> Verdict:
     _hint(decision)
     if decision.model.validate():
         return Verdict(status="MODEL_INVALID")
-    _complete_the_hint(decision)
-    solver = _solver(request)
+    if request.hint_split:
+        complete_the_hint(decision.model, request)
+    solver = solver_of(request)
     status = solver.solve(decision.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Verdict(status=solver.status_name(status))
@@ -52,37 +54,6 @@ def judge(request: Request) -> Verdict:
         row=row,
         split=tuple(end - start for start, end in pairwise(edges)),
     )
-
-
-def _solver(request: Request) -> cp_model.CpSolver:
-    """One thread, the request's seed and limits; Ctrl-C is the parent's to handle."""
-    solver = cp_model.CpSolver()
-    parameters = solver.parameters
-    parameters.num_workers = 1
-    parameters.random_seed = request.seed
-    parameters.max_time_in_seconds = request.time_limit_s
-    parameters.max_deterministic_time = request.deterministic_limit
-    parameters.cp_model_probing_level = 0
-    parameters.catch_sigint_signal = False
-    return solver
-
-
-def _complete_the_hint(decision: Decision) -> None:
-    """Hint every variable: those that follow from the incumbent's choices and boundaries as well.
-
-    With the choices fixed what is left is propagation. An incumbent that the model refuses leaves the hint
-    as it was: the verdict, another minimum than the exact program's, then says so.
-    """
-    if not decision.request.hint_split:
-        return
-    solver = _solver(decision.request)
-    solver.parameters.fix_variables_to_their_hinted_value = True
-    if solver.solve(decision.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return
-    values = list(solver.response_proto.solution)
-    decision.model.clear_hints()  # type: ignore[no-untyped-call]
-    for index, value in enumerate(values):
-        decision.model.add_hint(decision.model.get_int_var_from_proto_index(index), value)
 
 
 def _hint(decision: Decision) -> None:

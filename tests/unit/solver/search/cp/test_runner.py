@@ -9,7 +9,8 @@ from ortools.sat.python import cp_model
 from solver.search.cp.objective import slowest_rank_decides
 from solver.search.cp.request import DECISIONS, LARGEST, Request, RowRequest
 from solver.search.cp.rules import RULES
-from solver.search.cp.runner import _complete_the_hint, _hint, judge
+from solver.search.cp.runner import _hint, judge
+from solver.search.cp.solving import complete_the_hint
 from solver.search.cp.variables import Decision, declare
 
 KINDS = [[0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 2, 3]]  # layers a b a b b
@@ -72,7 +73,7 @@ def modelled(request: Request) -> Decision:
 )
 def test_the_hint_names_every_variable_and_is_the_incumbent(request_: Request) -> None:
     decision = modelled(request_)
-    _complete_the_hint(decision)
+    complete_the_hint(decision.model, decision.request)
     proto = decision.model.proto
     assert sorted(proto.solution_hint.vars) == list(range(len(proto.variables)))
     hinted = dict(zip(proto.solution_hint.vars, proto.solution_hint.values, strict=True))
