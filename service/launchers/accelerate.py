@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from service.launchers.accelerate_file import CONFIG_FILE, accelerate_file
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings, model_is_in_the_script
-from service.launchers.header import header
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import Start, launch_script
+from service.launchers.torchrun import Start
 
 PRODUCT = "accelerate 1.15.0"
 NEEDS = (("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),)
@@ -29,16 +28,13 @@ class Accelerate:
             RefusedExportError: accelerate cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT, shape=True)
-        start = Start(program=accelerate_command(target), needs=NEEDS, command=True)
-        return ExportBundle(
-            files={
-                CONFIG_FILE: accelerate_file(head, target),
-                TORCHRUN_FILE: launch_script(head, target, start),
-                SLURM_FILE: slurm_script(head, target),
-            },
-            warnings=warnings,
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=Start(program=accelerate_command(target), needs=NEEDS, command=True),
+            warnings=found_warnings(target),
+            own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
         )
 
 

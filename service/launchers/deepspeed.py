@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from service.launchers.accelerate_file import CONFIG_FILE, deepspeed_plugin_file
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings, model_is_in_the_script
 from service.launchers.deepspeed_code import CODE_FILE, code_file
 from service.launchers.deepspeed_json import JSON_FILE, json_file
-from service.launchers.header import header
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import Start, launch_script
+from service.launchers.torchrun import Start
 
 PRODUCT = "DeepSpeed 0.19.8"
 START = Start(
@@ -34,17 +33,22 @@ class DeepSpeed:
             RefusedExportError: DeepSpeed cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT, shape=True)
-        files = {
-            JSON_FILE: json_file(head, target),
-            CODE_FILE: code_file(head, target),
-            TORCHRUN_FILE: launch_script(head, target, START),
-            SLURM_FILE: slurm_script(head, target),
-        }
-        if is_plain_data_parallel(target):
-            files[CONFIG_FILE] = deepspeed_plugin_file(head, target, JSON_FILE)
-        return ExportBundle(files=files, warnings=warnings)
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=START,
+            warnings=found_warnings(target),
+            own=lambda head: own_files(head, target),
+        )
+
+
+def own_files(head: str, target: Target) -> dict[str, str]:
+    """The JSON, what lives in code, and accelerate's file where its plugin can start the plan too."""
+    files = {JSON_FILE: json_file(head, target), CODE_FILE: code_file(head, target)}
+    if is_plain_data_parallel(target):
+        files[CONFIG_FILE] = deepspeed_plugin_file(head, target, JSON_FILE)
+    return files
 
 
 def is_plain_data_parallel(target: Target) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from profiles.shape import model_to_mapping
 from profiles.units import GIB
 from service.launchers.target import Target
+from solver.rank_orders import RANK_ORDERS
 
 
 def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool = False) -> str:
@@ -33,6 +34,7 @@ def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool
         f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
         *([f"Model shape: {_shape(target)}"] if shape else []),
         f"World size {config.num_gpus}: {sizes}",
+        *([] if config.rank_order == RANK_ORDERS[0] else [f"Ranks are numbered along {config.rank_order}"]),
         f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
         f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
         f"Layers of each chunk: {' '.join(map(str, config.stage_layers))}",

@@ -12,9 +12,9 @@ import yaml
 
 from profiles.frameworks import framework_facts, with_options
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings, model_is_in_the_script
-from service.launchers.header import header
 from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import (
@@ -25,9 +25,8 @@ from service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import Start, Variable, launch_script
+from service.launchers.torchrun import Start, Variable
 
 PRODUCT = "LLaMA-Factory with mcore_adapter (not verified)"
 CONFIG_FILE = "llama_factory.yaml"
@@ -50,20 +49,17 @@ class LlamaFactory:
             RefusedExportError: the adapter cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name, OWN_RULES)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT, shape=True)
-        start = Start(
-            program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
-            needs=NEEDS,
-            environment=(USE_MCA, *environment(target)),
-        )
-        return ExportBundle(
-            files={
-                CONFIG_FILE: head + yaml.safe_dump(values_of(target), sort_keys=True),
-                TORCHRUN_FILE: launch_script(head, target, start),
-                SLURM_FILE: slurm_script(head, target),
-            },
-            warnings=warnings,
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=Start(
+                program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
+                needs=NEEDS,
+                environment=(USE_MCA, *environment(target)),
+            ),
+            warnings=found_warnings(target),
+            own=lambda head: {CONFIG_FILE: head + yaml.safe_dump(values_of(target), sort_keys=True)},
         )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings
-from service.launchers.header import header
 from service.launchers.megatron_bridge_overrides import FP8_RECIPES, gradient_dtype, override_parts, recipe
 from service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
@@ -19,11 +19,11 @@ from service.launchers.megatron_lm_model_rules import (
 )
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import environment
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file, launch_script
+from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file
 
 PRODUCT = "Megatron-Bridge 0.3.1 (NeMo)"
+NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),)
 OWN_RULES = (
     interleaving_needs_a_pipeline,
     experts_with_tensor_ranks_need_sequence_parallel,
@@ -43,21 +43,17 @@ class MegatronBridge:
             RefusedExportError: Megatron-Bridge cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name, OWN_RULES)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
-        start = Start(
-            program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}"',
-            needs=(("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),),
-            environment=tuple(environment(target)),
-            has_arguments=True,
-        )
-        return ExportBundle(
-            files={
-                ARGUMENTS_FILE: arguments_file(head, override_parts(target)),
-                TORCHRUN_FILE: launch_script(head, target, start),
-                SLURM_FILE: slurm_script(head, target),
-            },
-            warnings=warnings,
+        return bundled(
+            target,
+            product=PRODUCT,
+            start=Start(
+                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}"',
+                needs=NEEDS,
+                environment=tuple(environment(target)),
+                has_arguments=True,
+            ),
+            warnings=found_warnings(target),
+            own=lambda head: {ARGUMENTS_FILE: arguments_file(head, override_parts(target))},
         )
 
 

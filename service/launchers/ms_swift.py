@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from profiles.frameworks import framework_facts, with_options
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings, model_is_in_the_script
-from service.launchers.header import header
 from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import (
@@ -25,9 +25,8 @@ from service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file, launch_script
+from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file
 
 PRODUCT = "ms-swift 4.6.0 (not verified)"
 OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
@@ -50,18 +49,15 @@ class MsSwift:
             RefusedExportError: ms-swift cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name, OWN_RULES)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT, shape=True)
-        start = Start(
-            program=PROGRAM, needs=NEEDS, environment=tuple(environment(target)), has_arguments=True
-        )
-        return ExportBundle(
-            files={
-                ARGUMENTS_FILE: arguments_file(head, argument_parts(target)),
-                TORCHRUN_FILE: launch_script(head, target, start),
-                SLURM_FILE: slurm_script(head, target),
-            },
-            warnings=warnings,
+        return bundled(
+            target,
+            product=PRODUCT,
+            shape=True,
+            start=Start(
+                program=PROGRAM, needs=NEEDS, environment=tuple(environment(target)), has_arguments=True
+            ),
+            warnings=found_warnings(target),
+            own=lambda head: {ARGUMENTS_FILE: arguments_file(head, argument_parts(target))},
         )
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings
-from service.launchers.header import header
 from service.launchers.nanotron_file import nanotron_file
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import Start, Variable, launch_script
+from service.launchers.torchrun import Start, Variable
 
 PRODUCT = "nanotron (repository, April 2026)"
 CONFIG_FILE = "nanotron.yaml"
@@ -42,15 +41,12 @@ class Nanotron:
             RefusedExportError: nanotron cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
-        return ExportBundle(
-            files={
-                CONFIG_FILE: nanotron_file(head, target),
-                TORCHRUN_FILE: launch_script(head, target, START),
-                SLURM_FILE: slurm_script(head, target),
-            },
-            warnings=warnings,
+        return bundled(
+            target,
+            product=PRODUCT,
+            start=START,
+            warnings=found_warnings(target),
+            own=lambda head: {CONFIG_FILE: nanotron_file(head, target)},
         )
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.launchers.base import ExportBundle
+from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings
-from service.launchers.header import header
-from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
-from service.launchers.torchrun import Start, Variable, launch_script
+from service.launchers.torchrun import Start, Variable
 from service.launchers.torchtitan_python import MODULE, PYTHON_FILE, python_file
 from service.launchers.torchtitan_toml import FLAVOR_FILE, TOML_FILE, flavor_file, toml_file
 from service.launchers.torchtitan_values import SPLITS_BACKWARD
@@ -47,17 +46,16 @@ class Torchtitan:
             RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name)
-        warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
-        return ExportBundle(
-            files={
+        return bundled(
+            target,
+            product=PRODUCT,
+            start=START,
+            warnings=found_warnings(target),
+            own=lambda head: {
                 PYTHON_FILE: python_file(head, target),
                 TOML_FILE: toml_file(head, target),
                 FLAVOR_FILE: flavor_file(head, target),
-                TORCHRUN_FILE: launch_script(head, target, START),
-                SLURM_FILE: slurm_script(head, target),
             },
-            warnings=warnings,
         )
 
 

@@ -2,6 +2,7 @@
 # Megatron-LM 0.16 to 0.19, plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 70B, 8192 tokens a sequence
 # World size 64: tp 2 * cp 1 * pp 4 * dp 8
+# Ranks are numbered along tp-cp-pp-dp
 # Micro-batches: 64 of 1
 # Nodes: 8 of 8 × H100 SXM 80 GB
 # Layers of each chunk: 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4

@@ -136,6 +136,7 @@ def test_what_is_allowed_survives_in_a_fixed_order() -> None:
         ({"allow": ["offload"]}, "/search/allow"),
         ({"objective": "gpu_hours_per_token"}, "/search/objective"),
         ({"pin": {"offload": "optimizer"}}, "/search/pin/offload"),
+        ({"pin": {"rank_order": "tp-cp-pp-dp"}}, "/search/pin/rank_order"),
         ({"pin": {"virtual_pipeline_size": 2}}, "/search/pin/virtual_pipeline_size"),
     ],
 )
