@@ -17,6 +17,7 @@ from service.cli.kept import answer_document, keep
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine
 from service.cli.screen import screen
+from service.report.points import render_points
 from service.report.terminal import render_answer
 from service.request import parse_problem
 from solver.progress import Progress
@@ -118,7 +119,11 @@ def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool)
 
 
 def print_answer(answer: Mapping[str, Any], request: Mapping[str, object]) -> None:
-    """The ranking for people, as ``meshwright plan`` prints and keeps it."""
+    """The ranking for people, as ``meshwright plan`` prints and keeps it; of a sweep its points."""
+    if answer.get("points"):
+        console = screen()
+        console.print(render_points(answer, width=console.width))
+        return
     problem, read = parse_problem(request), answer_from_json(answer)
     if read.plans:
         exits.say_warnings(keep(answer_document(read, problem), problem))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.problem_options import Request, with_request
+from service.cli.problem_options import SWEEP_HELP, Request, with_request, with_sweep
 
 app = typer.Typer(help="Jobs of a running service.", no_args_is_help=True)
 
@@ -25,11 +25,19 @@ def submit(
     key: Annotated[str | None, typer.Option("--idempotency-key", help="Same key, same job.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again, even if known.")] = False,
     wait_for_it: Annotated[bool, typer.Option("--wait", help="Follow it and print its answer.")] = False,
+    sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=0, max=9, help="0 goes before 9 among your own.")
+    ] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Unclaimed so long: expired.")] = None,
     json_output: AsJson = False,
 ) -> None:
-    """Submit a problem as a job."""
+    """Submit a problem, or a sweep of them, as a job."""
     from service.cli import job_commands  # noqa: PLC0415 - the client is loaded when it is needed
 
+    with_sweep(request, sweep or ())
+    more = {"priority": priority, "deadline_s": deadline_s}
+    request.update({name: value for name, value in more.items() if value is not None})
     job_id = job_commands.submit(url, request, key=key, fresh=fresh, quiet=wait_for_it, as_json=json_output)
     if wait_for_it:
         raise typer.Exit(job_commands.wait(url, job_id, as_json=json_output))

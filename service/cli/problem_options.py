@@ -24,6 +24,7 @@ Request = dict[str, object]
 PROFILE_HELP = (
     "Calibration (calibrate --out), or measured profile (profile, import); one for each GPU type."
 )
+SWEEP_HELP = "Search every combination: num_nodes=8,16; global_batch_size, cluster, tp, …"
 _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
 
 
@@ -137,6 +138,14 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def with_sweep(request: Request, texts: Sequence[str]) -> bool:
+    """Add axes to those of the file; whether the request is a sweep."""
+    given = prohibitions_of("--sweep", texts)
+    if given:
+        request["sweep"] = {**_object(request, "sweep"), **given}
+    return request.get("sweep") is not None
 
 
 def model_part(name_or_path: str) -> dict[str, object]:
