@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
-
 from profiles.cluster import MAX_NODES
 from profiles.errors import InvalidProblemError
 from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
@@ -23,6 +21,7 @@ from service.db.database import Database
 from service.db.definition_records import DefinitionRecord, Kind
 from service.db.key_records import note
 from service.errors import NotFoundError
+from service.idempotency import settled
 
 MAX_NAMES = 1_000  # of one kind, for one tenant
 KINDS: tuple[Kind, ...] = ("model", "cluster")
@@ -47,10 +46,7 @@ class Definitions:
         """
         _require_free(kind, name)
         document = _canonical(kind, name, raw)
-        try:
-            return self._put_once(tenant, kind, name, document)
-        except IntegrityError:  # another request was faster: compare with what it wrote
-            return self._put_once(tenant, kind, name, document)
+        return settled(lambda: self._put_once(tenant, kind, name, document))
 
     def read(self, tenant: str, kind: Kind, name: str, version: int | None = None) -> DefinitionRecord:
         """One version, or the newest.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from service.db import records
 from service.db.database import Database
@@ -18,7 +15,8 @@ from service.db.records import JobRecord, JobSummary
 from service.db.sweep_records import children_of
 from service.engine.job_engine import JobEngine
 from service.engine.states import TERMINAL_STATES
-from service.errors import IdempotencyConflictError, NotFoundError, NotReadyError, TooManyRequestsError
+from service.errors import NotFoundError, NotReadyError, TooManyRequestsError
+from service.idempotency import Repeatable, digest_of, made_before, remember, settled
 from service.intake import Submission, add, question_of
 from service.pages import Page, decode_token, encode_token
 from service.queue import WakeUpQueue
@@ -67,10 +65,7 @@ class Jobs:
             IdempotencyConflictError: the key was used with another body.
             TooManyRequestsError: this tenant has asked for as much as it may.
         """
-        try:
-            job, is_new = self._submit_once(tenant, submission)
-        except IntegrityError:  # another request bound the same key meanwhile: now it is there
-            job, is_new = self._submit_once(tenant, submission)
+        job, is_new = settled(lambda: self._submit_once(tenant, submission))
         if is_new:
             self._wake(job)
         return job
@@ -113,14 +108,19 @@ class Jobs:
         token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
         return Page(items=tuple(shown), next_page_token=token)
 
-    def cancel(self, tenant: str, job_id: str) -> JobRecord:
-        """Cancel a job; a finished one stays as it is.
+    def cancel(self, tenant: str, job_id: str, *, key: str | None = None) -> JobRecord:
+        """Cancel a job, and with a sweep its points; a finished one stays as it is.
 
         Raises:
             NotFoundError: this tenant has no such job.
+            IdempotencyConflictError: the key was used for something else.
         """
+        repeatable = self._repeatable(key, "cancel", job_id)
+        with self._database.read() as connection:
+            made_before(connection, tenant, repeatable)
         if not records.is_identifier(job_id) or not self._engine.cancel(tenant, job_id):
             raise NotFoundError("there is no such job")
+        settled(lambda: self._remember(tenant, repeatable, job_id))
         job = self.read(tenant, job_id)
         family = job.id if job.num_children is not None else job.parent_id
         if family is None:
@@ -179,25 +179,31 @@ class Jobs:
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
         """The job of a submission, and whether it was added now."""
         question = question_of(tenant, submission)
-        body_sha256 = _sha256(submission.body)
-        key, ttl_s = submission.idempotency_key, self._limits.idempotency_ttl_s
+        repeatable = self._repeatable(submission.idempotency_key, submission.body)
         with self._database.write() as connection:
-            bound = records.find_key(connection, tenant, key, ttl_s=ttl_s) if key else None
-            if bound is not None:
-                if bound[0] != body_sha256:
-                    raise IdempotencyConflictError("this idempotency key was used with another body")
-                return _required_job(connection, tenant, bound[1]), False
+            made = made_before(connection, tenant, repeatable)
+            if made is not None:
+                return _required_job(connection, tenant, made), False
             known = (
                 None if submission.fresh else records.answered_job(connection, tenant, question.cache_key)
             )
             if known is None:
                 self._require_room(connection, tenant)
             job_id = known or add(connection, tenant, submission, question, self._queue_timeout_s)
-            if key:
-                records.bind_key(
-                    connection, tenant, key, body_sha256=body_sha256, job_id=job_id, ttl_s=ttl_s
-                )
+            remember(connection, tenant, repeatable, job_id=job_id)
             return _required_job(connection, tenant, job_id), known is None
+
+    def _remember(self, tenant: str, repeatable: Repeatable, subject: str) -> None:
+        """Bind the key of a request that changed no other row with it, unless it is bound."""
+        if repeatable.key is None:
+            return
+        with self._database.write() as connection:
+            if made_before(connection, tenant, repeatable) is None:
+                remember(connection, tenant, repeatable, subject=subject)
+
+    def _repeatable(self, key: str | None, *parts: object) -> Repeatable:
+        """A request under its key."""
+        return Repeatable(key=key, digest=digest_of(*parts), ttl_s=self._limits.idempotency_ttl_s)
 
     def _wake(self, job: JobRecord) -> None:
         """Wake a worker; for a sweep so many as there may be, and join it if all is known already."""
@@ -228,8 +234,3 @@ def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord
     if job is None:
         raise NotFoundError("there is no such job")
     return job
-
-
-def _sha256(body: Mapping[str, object]) -> str:
-    """SHA-256, in hex, of a body whatever the order of its keys and its white space."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

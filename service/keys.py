@@ -16,6 +16,7 @@ from service.db import key_records as records
 from service.db.database import Database
 from service.db.key_records import AuditRecord, KeyRecord
 from service.errors import NotFoundError
+from service.idempotency import ONCE, Repeatable, made_before, remember, settled
 from service.pages import Page, decode_token, encode_token
 
 SCOPES = ("read", "submit", "admin")  # each includes those before it
@@ -69,10 +70,29 @@ class Keys:
 
     def create(self, new: NewKey) -> tuple[KeyRecord, str]:
         """Make a key; its token is known now and never again."""
+        record, token = self.create_once(new, ONCE)
+        if token is None:
+            raise NotFoundError("the key vanished while it was stored")
+        return record, token
+
+    def create_once(self, new: NewKey, repeatable: Repeatable) -> tuple[KeyRecord, str | None]:
+        """Make a key, or find the one that this request has made before, without its token.
+
+        Raises:
+            IdempotencyConflictError: the idempotency key was used for something else.
+        """
+        return settled(lambda: self._create(new, repeatable))
+
+    def _create(self, new: NewKey, repeatable: Repeatable) -> tuple[KeyRecord, str | None]:
+        """Make a key in one transaction with what its request is known by."""
         key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(SECRET_BYTES)
         token = f"mw_{key_id}_{secret}"
         life_s = None if new.expires_in_days is None else new.expires_in_days * DAY_S
         with self._database.write() as connection:
+            made = made_before(connection, new.tenant, repeatable)
+            earlier = records.find_key(connection, made) if made else None
+            if earlier is not None:
+                return earlier[0], None
             records.insert_key(
                 connection,
                 id=key_id,
@@ -91,6 +111,7 @@ class Keys:
                 scope=new.scope,
                 title=new.title,
             )
+            remember(connection, new.tenant, repeatable, subject=key_id)
             found = records.find_key(connection, key_id)
         if found is None:
             raise NotFoundError("the key vanished while it was stored")

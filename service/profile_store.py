@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
 from profiles.calibration import Calibration
 from profiles.errors import InvalidProblemError
@@ -20,6 +19,7 @@ from service.db.key_records import note
 from service.db.profile_records import ProfileRecord
 from service.errors import NotFoundError
 from service.given_profiles import GivenProfile, profile_with, read_given
+from service.idempotency import ONCE, Repeatable, made_before, remember, settled
 from service.pages import Page, decode_token, encode_token
 from solver.problem import Problem
 
@@ -32,19 +32,27 @@ class ProfileStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, tenant: str, document: Mapping[str, object]) -> ProfileRecord:
+    def add(
+        self, tenant: str, document: Mapping[str, object], repeatable: Repeatable = ONCE
+    ) -> ProfileRecord:
         """Keep a profile; the same one again is the one that is there.
 
         Raises:
             InvalidProblemError: it is no calibration and no measured profile.
+            IdempotencyConflictError: the idempotency key was used for something else.
         """
         given = read_given(compact_json(document))
         profile_id = profile_id_of(document)
-        try:
+
+        def keep() -> ProfileRecord:
             with self._database.write() as connection:
-                return keep_profile(connection, tenant, profile_id, document, given)
-        except IntegrityError:  # another request was faster
-            return self.read(tenant, profile_id)[0]
+                made = made_before(connection, tenant, repeatable)
+                record = keep_profile(connection, tenant, profile_id, document, given)
+                if made is None:
+                    remember(connection, tenant, repeatable, subject=profile_id)
+                return record
+
+        return settled(keep)
 
     def read(self, tenant: str, profile_id: str) -> tuple[ProfileRecord, Mapping[str, Any]]:
         """One profile and its document.

@@ -19,6 +19,7 @@ from service.api.watch import Watch
 from service.db.database import Database
 from service.db.records import Origin
 from service.definitions import Definitions
+from service.idempotency import Repeatable, digest_of
 from service.jobs import Jobs
 from service.json_input import read_json
 from service.logs import add
@@ -130,6 +131,11 @@ def idempotency_key_of(
         allowed = "1 to 255 visible ASCII characters"
         raise InvalidProblemError.of("/header/Idempotency-Key", "is not usable", allowed=allowed)
     return idempotency_key
+
+
+def repeatable_of(service: Service, key: str | None, *parts: object) -> Repeatable:
+    """A request under its key: ``parts`` are what it asks for."""
+    return Repeatable(key=key, digest=digest_of(*parts), ttl_s=service.settings.idempotency_ttl_s)
 
 
 def origin_of(request: Request) -> Origin:

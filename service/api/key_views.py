@@ -26,7 +26,7 @@ class KeyView(BaseModel):
 class NewKeyView(KeyView):
     """One key with the token that stands for it; nobody can ever tell it again."""
 
-    token: str
+    token: str | None  # null in the answer to a repeated request: revoke the key and make another
 
 
 class KeyPage(BaseModel):

@@ -1,4 +1,4 @@
-"""Queries over jobs, plans and idempotency keys; they run in the caller's transaction.
+"""Queries over jobs and plans; they run in the caller's transaction.
 
 The tenant stands in every WHERE: a foreign id is simply not there.
 """
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, null, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, insert, null, or_, select, tuple_
 
 from service.db.clock import now_s
-from service.db.tables import idempotency_keys, jobs, plans
+from service.db.tables import jobs, plans
 
 DEFAULT_PRIORITY = 5
 
@@ -197,31 +197,3 @@ def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_
         .limit(1)
     )
     return connection.execute(query).scalar_one_or_none()
-
-
-def find_key(connection: Connection, tenant: str, key: str, *, ttl_s: float) -> tuple[str, str] | None:
-    """The body hash and the job that an idempotency key stands for, unless it is older than ``ttl_s``."""
-    query = select(idempotency_keys.c.body_sha256, idempotency_keys.c.job_id).where(
-        idempotency_keys.c.tenant == tenant,
-        idempotency_keys.c.key == key,
-        idempotency_keys.c.created_at_s > now_s() - ttl_s,
-    )
-    row = connection.execute(query).one_or_none()
-    return None if row is None else (row.body_sha256, row.job_id)
-
-
-def bind_key(
-    connection: Connection, tenant: str, key: str, *, body_sha256: str, job_id: str, ttl_s: float
-) -> None:
-    """Bind an idempotency key to a job; IntegrityError when another request was faster."""
-    old = (
-        idempotency_keys.c.tenant == tenant,
-        idempotency_keys.c.key == key,
-        idempotency_keys.c.created_at_s <= now_s() - ttl_s,
-    )
-    connection.execute(delete(idempotency_keys).where(*old))
-    connection.execute(
-        insert(idempotency_keys).values(
-            tenant=tenant, key=key, body_sha256=body_sha256, job_id=job_id, created_at_s=now_s()
-        )
-    )

@@ -4,7 +4,8 @@ from sqlalchemy import func, select, update
 
 from service.db.clock import now_s
 from service.db.database import Database
-from service.db.records import bind_key, find_job, find_key
+from service.db.idempotency_records import bind_key, find_key
+from service.db.records import find_job
 from service.db.tables import job_events, jobs, plans
 from service.engine.job_engine import JobEngine
 from service.retention import BATCH, Retention

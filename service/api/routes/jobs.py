@@ -166,9 +166,9 @@ async def follow(
     responses=declared(404),
     summary="Cancel a job",
 )
-def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
-    """Cancel a job, as often as you like; a finished one stays as it is."""
-    return _detail(jobs.cancel(tenant, job_id))
+def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:
+    """Cancel a job, as often as you like, and with a sweep its points; a finished one stays as it is."""
+    return _detail(jobs.cancel(tenant, job_id, key=idempotency_key))
 
 
 @router.get(

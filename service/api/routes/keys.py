@@ -6,7 +6,17 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from profiles.reading import FieldReader
-from service.api.deps import ADMINISTERS, BodyDep, CallerDep, PageSize, PageToken, ServiceDep, TenantDep
+from service.api.deps import (
+    ADMINISTERS,
+    BodyDep,
+    CallerDep,
+    KeyDep,
+    PageSize,
+    PageToken,
+    ServiceDep,
+    TenantDep,
+    repeatable_of,
+)
 from service.api.key_views import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
 from service.api.openapi import KEY_BODY
 from service.api.problems import declared
@@ -21,8 +31,10 @@ router = APIRouter(
 @router.post(
     "/keys", status_code=201, responses=declared(413, 415), openapi_extra=KEY_BODY, summary="Make a key"
 )
-def create_key(body: BodyDep, service: ServiceDep, caller: CallerDep, response: Response) -> NewKeyView:
-    """Make a key of this tenant; its token is told now and never again."""
+def create_key(
+    body: BodyDep, service: ServiceDep, caller: CallerDep, response: Response, idempotency_key: KeyDep
+) -> NewKeyView:
+    """Make a key of this tenant; its token is told now and never again, nor to the same request again."""
     if caller.key_id is None:
         raise ForbiddenError("the first key is made on the server: meshwright keys create")
     reader = FieldReader(body, "")
@@ -32,7 +44,8 @@ def create_key(body: BodyDep, service: ServiceDep, caller: CallerDep, response: 
     reader.refuse_unknown()
     reader.finish()
     new = NewKey(tenant=caller.tenant, scope=scope, title=title, expires_in_days=days)
-    record, token = Keys(service.database, actor=caller.key_id).create(new)
+    repeatable = repeatable_of(service, idempotency_key, "keys", body)
+    record, token = Keys(service.database, actor=caller.key_id).create_once(new, repeatable)
     response.headers["Cache-Control"] = "no-store"
     return NewKeyView(**key_fields(record), token=token)
 

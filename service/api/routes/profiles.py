@@ -11,10 +11,13 @@ from service.api.deps import (
     SUBMITS,
     BodyDep,
     CallerDep,
+    KeyDep,
     PageSize,
     PageToken,
     ProfilesDep,
+    ServiceDep,
     TenantDep,
+    repeatable_of,
 )
 from service.api.openapi import PROFILE_BODY
 from service.api.problems import declared
@@ -32,10 +35,10 @@ router = APIRouter(prefix="/v1/profiles", tags=["profiles"], responses=declared(
     summary="Keep a profile",
 )
 def create_profile(
-    body: BodyDep, stored: ProfilesDep, tenant: TenantDep, response: Response
+    body: BodyDep, service: ServiceDep, tenant: TenantDep, response: Response, idempotency_key: KeyDep
 ) -> ProfileView:
     """Keep a calibration or a measured profile; the same document again is the same profile."""
-    record = stored.add(tenant, body)
+    record = service.profiles.add(tenant, body, repeatable_of(service, idempotency_key, "profiles", body))
     response.headers["Location"] = f"/v1/profiles/{record.id}"
     return ProfileView(**profile_fields(record))
 
