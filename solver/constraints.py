@@ -111,8 +111,8 @@ def _check_word(variable: Node, word: Node) -> None:
     known = WORDS[str(variable.value)]
     if word.value not in known:
         near = difflib.get_close_matches(str(word.value).lower()[:64], known, n=1, cutoff=0.5)
-        shown = ", ".join(known)
-        raise ExpressionError(word.at, f"no such word; {shown}", nearest=next(iter(near), None))
+        message = f"{str(word.value)[:64]!r} is none of {', '.join(known)}"
+        raise ExpressionError(word.at, message, nearest=next(iter(near), known[0]))
 
 
 def broken_by(node: Node, columns: Columns, num_layers: int) -> BoolArray:

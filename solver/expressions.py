@@ -42,6 +42,7 @@ class ExpressionError(PlannerError):
     def __init__(self, at: int, message: str, *, nearest: str | None = None) -> None:
         super().__init__(f"character {at}: {message}")
         self.at = at
+        self.reason = message
         self.nearest = nearest
 
 

@@ -95,6 +95,19 @@ def long_names(expression: str) -> str:
     return _NAME.sub(lambda match: _LONG_NAMES.get(match.group(), match.group()), expression)
 
 
+def typed_at(expression: str, at: int) -> int:
+    """The character of an expression as it was typed, from 1, for one of what ``long_names`` made of it."""
+    longer = 0
+    for match in _NAME.finditer(expression):
+        end = match.start() + longer + len(long_names(match.group()))
+        if at <= match.start() + longer:
+            break
+        if at <= end:
+            return min(at - longer, match.end())
+        longer = end - match.end()
+    return at - longer
+
+
 def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
     """Names, in full and once each, and what stands behind the equals sign."""
     seen = set()

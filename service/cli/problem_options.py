@@ -16,9 +16,18 @@ import typer
 
 from profiles.errors import InvalidProblemError
 from profiles.optimizers import OPTIMIZERS
-from service.cli.assignments import bounds_of, counts_of, long_names, prohibitions_of, values_of
+from service.cli.assignments import (
+    bounds_of,
+    counts_of,
+    long_names,
+    prohibitions_of,
+    typed_at,
+    values_of,
+)
 from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
+from solver.constraints import constraint_of
+from solver.expressions import ExpressionError
 
 Request = dict[str, object]
 PROFILE_HELP = (
@@ -204,7 +213,22 @@ def _append_constraints(request: Request, texts: Sequence[str]) -> None:
         given = search.get("constraints", [])
         if not isinstance(given, list):
             raise InvalidProblemError.of("/search/constraints", "must be a list")
-        request["search"] = {**search, "constraints": [*given, *map(long_names, texts)]}
+        request["search"] = {**search, "constraints": [*given, *map(_constraint, texts)]}
+
+
+def _constraint(text: str) -> str:
+    """A constraint with the glossary's names.
+
+    Raises:
+        InvalidProblemError: it is none; the fault counts the characters that were typed.
+    """
+    written_out = long_names(text)
+    try:
+        constraint_of(written_out)
+    except ExpressionError as fault:
+        message = f"character {typed_at(text, fault.at)}: {fault.reason}"
+        raise InvalidProblemError.of("--constraint", message, nearest=fault.nearest) from fault
+    return written_out
 
 
 def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:

@@ -69,7 +69,7 @@ def test_what_does_not_hold_is_broken_for_columns_and_for_the_check(text: str) -
         ("zero_stage", 1, "a constraint is one comparison"),
         ("zero_stage and true", 1, "a comparison or a logical variable is expected"),
         ("zero_stage + 'full' > 1", 14, "a number is expected"),
-        ("pipeline_schedule == '1f1c'", 22, "no such word"),
+        ("pipeline_schedule == '1f1c'", 22, "'1f1c' is none of none, gpipe, 1f1b"),
         ("pipeline_schedule < '1f1b'", 1, "by == or != alone"),
         ("pipeline_schedule == recompute_granularity", 22, "a word in quotes"),
         ("pipeline_schedule == '1f1b", 22, "not closed"),

@@ -165,6 +165,23 @@ def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names
     }
 
 
+@pytest.mark.parametrize(("text", "at"), [
+    ("tp * cp <= 8 = 3", 14),  # behind two short names
+    ("tensr * cp <= 8", 1),
+    ("tp * cpp <= 8", 6),
+    ("tp * cp <=", 11),
+    ("pp == 1 and pipeline_schedule == 'nope'", 34),
+])  # fmt: skip
+def test_a_faulty_constraint_is_pointed_at_in_the_text_that_was_typed(text: str, at: int) -> None:
+    with pytest.raises(InvalidProblemError, match=f"--constraint: character {at}: "):
+        read_request(constraint=[text])
+
+
+def test_a_word_that_is_none_names_the_nearest() -> None:
+    with pytest.raises(InvalidProblemError, match="'nope' is none of none, gpipe.*Nearest: none"):
+        read_request(constraint=["pipeline_schedule == 'nope'"])
+
+
 def test_nodes_are_a_number_a_list_or_a_range() -> None:
     assert [counts_of("--num-nodes", text) for text in ("4", "2,4,8", "1:16")] == [
         4,
