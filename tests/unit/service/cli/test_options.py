@@ -155,12 +155,12 @@ def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
 def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     path.write_text('{"search": {"constraints": ["zero_stage < 3"]}}')
-    request = read_request(path, constraint=["tp * cp <= 8", "pipeline_schedule == 'tp'"])
+    request = read_request(path, constraint=["tp * cp <= 8", "rank_order == 'tp-cp-pp-dp'"])
     assert request["search"] == {
         "constraints": [
             "zero_stage < 3",
             "tensor_parallel_size * context_parallel_size <= 8",
-            "pipeline_schedule == 'tp'",
+            "rank_order == 'tp-cp-pp-dp'",
         ]
     }
 
@@ -178,7 +178,7 @@ def test_a_faulty_constraint_is_pointed_at_in_the_text_that_was_typed(text: str,
 
 
 def test_a_word_that_is_none_names_the_nearest() -> None:
-    with pytest.raises(InvalidProblemError, match="'nope' is none of none, gpipe.*Nearest: none"):
+    with pytest.raises(InvalidProblemError, match=r"'nope' is none of none, gpipe.*Nearest: none"):
         read_request(constraint=["pipeline_schedule == 'nope'"])
 
 
