@@ -9,6 +9,7 @@ import pytest
 
 from profiles.collectives import Group
 from profiles.profile import default_profile
+from service.report.figures import configuration_words
 from solver.check import violations
 from solver.columns import Columns
 from solver.cost.placement import placement_of, same_links, same_ranks
@@ -16,6 +17,8 @@ from solver.cost.price import price
 from solver.plan import Configuration, plan_id_of
 from solver.rank_orders import RANK_ORDERS, plain_order
 from solver.space import enumerate_space
+from solver.why.differences import differences_of
+from solver.why.moves import settle
 from tests.builders import a_cluster, a_configuration, a_problem
 
 FABRIC = default_profile(a_cluster(num_nodes=2), "megatron-lm").fabric
@@ -145,6 +148,22 @@ def test_the_check_refuses_an_order_that_megatron_cannot_group() -> None:
     assert not any("order" in one or "replicas" in one for one in violations(problem, profile, alone))
     torn = replace(alone, rank_order="tp-dp-pp-cp")
     assert any("does not number ranks" in sentence for sentence in violations(problem, profile, torn))
+
+
+def test_another_order_is_told_where_two_configurations_differ_in_it() -> None:
+    plain = configuration((2, 1, 2, 2), RANK_ORDERS[0])
+    (difference,) = differences_of(plain, replace(plain, rank_order="tp-cp-pp-dp"))
+    assert difference.words == "ranks tp-cp-dp-pp → tp-cp-pp-dp"
+    assert "ranks" not in configuration_words(plain)
+    assert "ranks tp-cp-pp-dp" in configuration_words(replace(plain, rank_order="tp-cp-pp-dp"))
+
+
+def test_a_change_that_leaves_one_replica_leaves_the_plain_order() -> None:
+    problem = a_problem(cluster=a_cluster(num_nodes=2), batch=16)
+    near = configuration((2, 1, 1, 2), "tp-cp-pp-dp")
+    settled = settle(problem, near)
+    assert settled is not None
+    assert settled.rank_order == RANK_ORDERS[0]
 
 
 def test_the_launchers_own_order_leaves_the_names_of_plans_alone() -> None:
