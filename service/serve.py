@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from service import logs
 from service.access import Access
 from service.api.app import create_app
+from service.api.malformed import ProblemProtocol
 from service.db import migrations
 from service.db.database import Database, sqlite_path
 from service.errors import ServerStartError
@@ -49,6 +50,7 @@ def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[str], 
     config = uvicorn.Config(
         create_app(settings, is_stopping=lambda: server.should_exit),
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+        http=ProblemProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

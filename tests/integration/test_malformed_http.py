@@ -1,0 +1,42 @@
+"""Clients that do not speak HTTP, against a real server."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.servers import serving
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS where there is none
+        b"HELLO\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost localhost\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    ],
+    ids=["tls", "words", "header without a colon", "negative length"],
+)
+def test_what_is_no_http_is_a_400_problem_and_the_server_goes_on(tmp_path: Path, sent: bytes) -> None:
+    settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
+    with serving(settings) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        head, body = exchanged(host, int(port), sent)
+        assert head.startswith("HTTP/1.1 400 Bad Request")
+        assert "content-type: application/problem+json" in head
+        assert json.loads(body)["type"] == "urn:meshwright:problem:bad_request"
+        alive = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
+
+
+def exchanged(host: str, port: int, sent: bytes) -> tuple[str, str]:
+    """Head and body of what comes back until the server hangs up."""
+    with socket.create_connection((host, port), timeout=10) as connection:
+        connection.sendall(sent)
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return head, body
