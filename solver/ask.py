@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from profiles.profile import Profile
 from solver.ask_placed import ask_placed
@@ -12,7 +14,7 @@ from solver.merged import Answered, merged
 from solver.objective import is_plain
 from solver.outlook import outlook_of
 from solver.pareto import front_of
-from solver.plan import Answer, Infeasibility
+from solver.plan import Answer, Configuration, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.ramp import ramp_search
@@ -32,8 +34,12 @@ def ask(
     *,
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
 ) -> Answer:
-    """The answer to a request; errors as ``search``."""
+    """The answer to a request; errors as ``search``.
+
+    ``known``: configurations that a search which was broken off had found; one space begins with them.
+    """
     if places_stages(problem, profile):
         return ask_placed(problem, profile, on_progress=on_progress, should_stop=should_stop)
     variants, answered = variants_of(problem, profile), list[Answered]()
@@ -42,7 +48,8 @@ def ask(
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        answer = _answer(one, variant.profile, on_progress, should_stop)
+        look = partial(search, known=known)
+        answer = _answer(one, variant.profile, look, on_progress, should_stop)
         answered.append(Answered(variant=variant, answer=answer))
         if should_stop is not None and should_stop():
             break
@@ -56,16 +63,20 @@ def ask(
 
 
 def _answer(
-    problem: Problem, profile: Profile, on_progress: OnProgress | None, should_stop: ShouldStop | None
+    problem: Problem,
+    profile: Profile,
+    look: Callable[..., Answer],
+    on_progress: OnProgress | None,
+    should_stop: ShouldStop | None,
 ) -> Answer:
-    """The answer to a request that leaves open neither launcher nor workload."""
-    run = fewest if problem.options.gpus == "fewest" else search
+    """The answer where neither launcher nor workload is open; ``look`` searches one space."""
+    run = fewest if problem.options.gpus == "fewest" else look
     if problem.options.batch_ramp:
         run = ramp_search
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
-    elif answer.infeasible is not None and run is search:
+    elif answer.infeasible is not None and run is look:
         reasons = with_remedies(problem, profile, answer.infeasible, should_stop or (lambda: False))
         answer = replace(answer, infeasible=reasons)
     return replace(answer, plans=with_reasons(problem, profile, answer.plans))

@@ -1,7 +1,8 @@
 """What a worker that has to leave passes on, and what the next one makes of it.
 
-A search is repeated from its start, which gives the same answer for the same seed; the checkpoint makes
-sure that a job which is interrupted, and then runs into its time limit, ends no worse than it stood.
+The next search begins with the plans of the checkpoint, solved and scored anew: they are its first upper
+bound, and change no answer. The checkpoint also makes sure that a job which is interrupted, and then runs
+into its time limit, ends no worse than it stood.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from service.db.database import compact_json
 from service.engine.states import FinalState, Outcome
-from solver.plan import Answer
+from solver.plan import Answer, Configuration, configuration_from_json
 
 
 def checkpoint_of(answer: Answer | None) -> dict[str, Any] | None:
@@ -26,6 +27,14 @@ def checkpoint_of(answer: Answer | None) -> dict[str, Any] | None:
     except ValueError:  # no JSON: the next worker meets the same bug and fails the job
         return None
     return body
+
+
+def known_in(checkpoint: Mapping[str, Any] | None) -> list[Configuration]:
+    """The configurations of a checkpoint, best first; none of one that another version wrote."""
+    try:
+        return [configuration_from_json(plan["config"]) for plan in (checkpoint or {}).get("plans", ())]
+    except (LookupError, TypeError):
+        return []
 
 
 def resumed(outcome: Outcome, checkpoint: Mapping[str, Any] | None) -> Outcome:

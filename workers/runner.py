@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,10 +24,10 @@ from service.engine.states import Claim
 from service.request import parse_problem
 from service.telemetry import span
 from service.versions import cache_key_of, versions_of
-from solver.plan import Answer
+from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
-from workers.checkpoint import checkpoint_of, resumed
+from workers.checkpoint import checkpoint_of, known_in, resumed
 from workers.heartbeat import Heartbeat
 from workers.outcome import outcome_of, outcome_without_answer
 
@@ -45,6 +45,15 @@ class SearchCall(Protocol):
 
     def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
         """Search; called on a thread of its own."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A search that can begin with what an earlier one had found."""
+
+    def knowing(self, known: Sequence[Configuration]) -> SearchCall:
+        """The same, beginning with these."""
         ...
 
 
@@ -118,7 +127,10 @@ class Runner:
             try:
                 problem = parse_problem(claim.request)
                 running.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
-                running.answer = self._search(
+                search = self._search
+                if isinstance(search, Resumable):
+                    search = search.knowing(known_in(claim.checkpoint))
+                running.answer = search(
                     problem, on_progress=heartbeat.report, should_stop=running.stop.is_set
                 )
             except BaseException as fault:  # noqa: BLE001 - whatever it is, the job must end

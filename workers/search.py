@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from service.db.database import Database
 from service.profile_store import ProfileStore
 from solver.ask import ask
-from solver.plan import Answer
+from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 
@@ -13,10 +15,16 @@ from solver.progress import OnProgress, ShouldStop
 class StoredSearch:
     """Searches with the profiles that a database holds."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, known: Sequence[Configuration] = ()) -> None:
+        self._database = database
+        self._known = known
         self._profiles = ProfileStore(database)
+
+    def knowing(self, known: Sequence[Configuration]) -> StoredSearch:
+        """The same, beginning with configurations that an earlier search had found."""
+        return StoredSearch(self._database, known)
 
     def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
         """Search with the profile that the problem names, or with the one that ships."""
         profile = self._profiles.profile_of(problem)
-        return ask(problem, profile, on_progress=on_progress, should_stop=should_stop)
+        return ask(problem, profile, on_progress=on_progress, should_stop=should_stop, known=self._known)

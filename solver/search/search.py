@@ -36,6 +36,7 @@ What is claimed, and what is not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -46,7 +47,7 @@ from solver.columns import FloatArray
 from solver.explain import explain
 from solver.mixed.search import search_placed
 from solver.objective import is_plain
-from solver.plan import Answer
+from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.answering import Found, Proof, answer_of, objectives_s, plans_of
@@ -56,6 +57,7 @@ from solver.search.certify import Judge
 from solver.search.closing import least_step_bound_s
 from solver.search.fitting import lightest
 from solver.search.frontier import Frontier, Solved
+from solver.search.known import rows_of
 from solver.search.opening import Opening, first_plan
 from solver.search.priced import CHUNK, priced_rows, priced_space
 from solver.search.unweighed import least_step_s, steps_s
@@ -72,8 +74,11 @@ def search(
     *,
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
 ) -> Answer:
     """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
+
+    ``known``: configurations to begin with, of a search that was broken off; they change no answer.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
     valid bound, or ``unknown`` without a plan.
@@ -93,6 +98,9 @@ def search(
         watch.report("enumerating", total=space.size, now=True)
         opening = first_plan(problem, profile, space, watch.tick)
         frontier = _frontier(problem, profile, space, opening, watch)
+        if frontier.covers_all:
+            for row in rows_of(space.rows, known):
+                frontier.adopt(row)
         frontier.run(lambda state: _interrupt(problem, watch, space, state))
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
