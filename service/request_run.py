@@ -16,6 +16,7 @@ from profiles.profile import PLACING_LAUNCHER
 from profiles.reliability import Reliability
 from service.json_input import pointer
 from service.request_part import Part
+from service.request_placed import placed_limit_faults
 from solver.options import SearchOptions
 from solver.plan import Configuration
 from solver.problem import Problem
@@ -23,14 +24,6 @@ from solver.problem import Problem
 MAX_COUNTS = 64  # numbers of nodes that are ranked together
 MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
 MAX_TOKENS = 10**18
-# Sizes and words that ``solver.mixed`` does not vary: its rows have no other value.
-PLACED_ONLY: Mapping[str, int | str] = {
-    "virtual_pipeline_size": 1,
-    "expert_tensor_parallel_size": 1,
-    "offload": "none",
-    "context_parallel_mode": "ring",
-    "rank_order": "tp-cp-dp-pp",
-}
 NOT_PLACED = "cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
@@ -171,13 +164,7 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
     for path in (path for path, given in beside.items() if given):
         what = "several batches" if path[-1] == "global_batch_size" else path[-1]
         yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
-    for name, only in PLACED_ONLY.items():
-        if options.pin.get(name, only) != only:
-            at, message = (
-                pointer("search", "pin", name),
-                f"only {only} where stages are placed on node groups",
-            )
-            yield FieldError(pointer=at, message=message, allowed=str(only), nearest=str(only))
+    yield from placed_limit_faults(problem)
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:

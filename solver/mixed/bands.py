@@ -25,7 +25,7 @@ class Bands:
     time_s: FloatArray  # forward and backward of one micro-batch behind a stage of the same berth
     forward_s: FloatArray
     tail_s: FloatArray
-    fits: BoolArray  # the layers fit the berth's memory
+    fits: BoolArray  # the layers are as the request says and fit the berth's memory
 
     @classmethod
     def of(cls, field: Field) -> Bands:
@@ -66,9 +66,10 @@ def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> Bands:
     used = spread(rows.state_bytes[row]) + np.minimum(field.m, p - stage) * spread(kept)
     used = used + np.maximum(head, prices.replay_workspace_bytes[row]) + prices.buffer_bytes[row]
     used = used * prices.reserve[row] + prices.context_bytes[row]
+    asked, number = field.asked_layers[:, None, None], np.arange(1, len(layers) + 1)[:, None]
     return Bands(
         time_s=forward + spread(backward) + prices.transfer_s[row],
         forward_s=forward,
         tail_s=spread(prices.tail_s[row]) + prices.rank_tail_s[row],
-        fits=used <= rows.budget_bytes * _ROUNDING,
+        fits=(used <= rows.budget_bytes * _ROUNDING) & ((asked == 0) | (asked == number)),
     )

@@ -61,6 +61,8 @@ def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"stages stand on {', '.join(sorted(names))}"
     elif sum(config.stage_layers) != problem.model.num_layers or min(config.stage_layers) < 1:
         yield f"stage_layers does not hold the model's {problem.model.num_layers} layers"
+    elif problem.options.stage_layers and config.stage_layers != problem.options.stage_layers:
+        yield "stage_layers is pinned to another split"
     elif config.virtual_pipeline_size > 1:
         yield "chunks do not interleave on a mixed cluster"
     else:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from solver.columns import SCHEDULES, BoolArray, FloatArray
+from solver.columns import SCHEDULES, BoolArray, FloatArray, IntArray
 from solver.mixed.outer import Outer
 from solver.search.simulate import rank_finish_s
 from solver.search.stages import StageTables
@@ -65,6 +65,12 @@ class Field:
         return tuple(min(int(self.outer.room[berth, self.row]), self.p) for berth in self.berths)
 
     @cached_property
+    def asked_layers(self) -> IntArray:
+        """Layers that the request prescribes for each stage, (p,); 0: any."""
+        asked = self.outer.fleet.problem.options.stage_layers
+        return np.array(asked if len(asked) == self.p else (0,) * self.p)
+
+    @cached_property
     def time_s(self) -> FloatArray:
         """Forward and backward of one micro-batch, (B, p, L + 1, L + 1)."""
         return np.stack([table.time_s for table in self.tables])
@@ -81,8 +87,9 @@ class Field:
 
     @cached_property
     def fits(self) -> BoolArray:
-        """Whether the layers are legal there and fit the berth's memory."""
-        return np.stack([table.fits for table in self.tables])
+        """Whether the layers are legal there, as the request says, and fit the berth's memory."""
+        asked = self.asked_layers[:, None, None]
+        return np.stack([table.fits & ((asked == 0) | (table.size == asked)) for table in self.tables])
 
     @cached_property
     def straggler(self) -> float:

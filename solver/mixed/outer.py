@@ -63,16 +63,6 @@ class Outer:
         return self.known_s[key]
 
 
-def _hop_s(
-    fleet: Fleet, one: int, other: int, sent: float, known_s: dict[tuple[int, int, float], float]
-) -> float:
-    """The same, found once."""
-    key = (one, other, sent)
-    if key not in known_s:
-        known_s[key] = float(fleet.hop_s(one, other, np.array([sent]))[0])
-    return known_s[key]
-
-
 def _divisors(n: int) -> list[int]:
     """All divisors, ascending."""
     return [i for i in range(1, n + 1) if n % i == 0]
@@ -147,6 +137,7 @@ def rows_at(fleet: Fleet, columns: Columns, berth: Berth) -> Rows:
         layout=LayerLayout.of(problem.model),
         budget_bytes=fleet.budget_bytes(berth.group),
         uneven_stages=True,
+        only_split=problem.options.stage_layers,
     )
 
 

@@ -21,9 +21,10 @@ import numpy as np
 from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import objective_s
 from solver.mixed.batch_split import best_split, split_within
-from solver.mixed.fleet import Berth, Fleet
-from solver.mixed.outer import Outer, berths_of, rows_at
-from solver.rules import BATCH_RULE, rules_of, violation_masks
+from solver.mixed.classes import late_rules, limits_all_replicas, options_of
+from solver.mixed.outer import Outer
+from solver.rule import Rule
+from solver.rules import violation_masks
 from solver.search.arrange import fastest
 from solver.search.bounds import split_s, whole_layers_s
 from solver.search.fitting import fitting
@@ -58,10 +59,11 @@ class GroupShares:
     most_micro: IntArray  # micro-batches beyond which no split fits: fewer than p are in flight
     least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
     bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
+    rules: tuple[Rule, ...] = ()  # of the request, on the number of micro-batches
     solved: dict[int, Share | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Rows, batch: int) -> GroupShares:
+    def of(cls, options: Rows, batch: int, rules: tuple[Rule, ...] = ()) -> GroupShares:
         """Bounds for every number of sequences."""
         columns = options.columns
         unit = columns.data_parallel_size * columns.micro_batch_size
@@ -75,7 +77,7 @@ class GroupShares:
         roomy = fitting(replace(options, columns=columns_full))
         most_micro = np.where(roomy, batch, options.p - 1)
         least = np.full(batch + 1, np.inf)
-        shares = cls(options, unit, stage_s, tail_s, most_micro, least, least)
+        shares = cls(options, unit, stage_s, tail_s, most_micro, least, least, rules)
         for size in np.unique(unit[unit <= batch]).tolist():
             own = np.flatnonzero(unit == size)
             m = np.arange(1, batch // size + 1)
@@ -110,7 +112,10 @@ class GroupShares:
     def able(self, n: int) -> IntArray:
         """Options that can work ``n`` sequences off."""
         whole = (n % self.unit == 0) & (self.unit <= n)
-        return np.flatnonzero(whole & (n // self.unit <= self.most_micro))
+        index = np.flatnonzero(whole & (n // self.unit <= self.most_micro))
+        if not self.rules:
+            return index
+        return np.asarray(index[violation_masks(self.rules, self.rows(index, n).columns) == 0])
 
     def rows(self, index: IntArray, n: int) -> Rows:
         """Options under their number of micro-batches."""
@@ -163,48 +168,14 @@ class GroupShares:
 
 
 def shares_of(outer: Outer) -> list[GroupShares]:
-    """The classes that each group can run."""
+    """The classes that each group can run; none where the request limits all replicas together."""
     fleet, batch = outer.fleet, outer.fleet.problem.workload.global_batch_size
-    return [GroupShares.of(_options(outer, at), batch) for at in range(len(fleet.groups))]
-
-
-def _options(outer: Outer, group: int) -> Rows:
-    """Every configuration of one group: as many replicas as fit, one micro-batch."""
-    parts = [_at_berth(outer, berth) for berth in berths_of(outer.fleet) if berth.group == group]
-    columns = Columns.concatenate([part.columns for part in parts])
-    prices = [part.prices for part in parts]
-    return replace(parts[0], columns=columns, prices=type(prices[0]).concatenate(prices))
-
-
-def _at_berth(outer: Outer, berth: Berth) -> Rows:
-    """The options of one tensor-parallel size."""
-    fleet = outer.fleet
-    columns = _distinct(fleet, outer.columns, berth)
-    rows = rows_at(fleet, columns, berth)
-    rules = [rule for rule in rules_of(fleet.problems[berth.group]) if rule.name != BATCH_RULE]
-    legal = np.flatnonzero(violation_masks(tuple(rules), rows.columns) == 0)
-    return rows.take(legal[fitting(rows.take(legal))])
-
-
-def _distinct(fleet: Fleet, columns: Columns, berth: Berth) -> Columns:
-    """The rows of a space with the number of replicas that fill the group, each once."""
-    each = berth.tensor_parallel_size * columns.context_parallel_size * columns.pipeline_parallel_size
-    replicas = fleet.groups[berth.group].num_gpus // each
-    shard = np.where(columns.zero_stage > 0, replicas * columns.context_parallel_size, 1)
-    filled = replace(
-        columns,
-        data_parallel_size=replicas,
-        zero_shard_size=shard,
-        num_microbatches=np.ones_like(replicas),
-    )
-    names = (
-        "context_parallel_size", "expert_parallel_size", "pipeline_parallel_size", "micro_batch_size",
-        "zero_stage", "recompute",
-    )  # fmt: skip
-    keys = np.stack([getattr(filled, name) for name in names])
-    _, first = np.unique(keys, axis=1, return_index=True)
-    first = np.sort(first)
-    return filled.take(first[replicas[first] > 0])
+    if limits_all_replicas(fleet.problem):
+        return []
+    return [
+        GroupShares.of(options_of(outer, at), batch, late_rules(problem))
+        for at, problem in enumerate(fleet.problems)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

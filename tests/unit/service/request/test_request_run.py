@@ -138,6 +138,11 @@ def test_what_is_allowed_survives_in_a_fixed_order() -> None:
         ({"pin": {"offload": "optimizer"}}, "/search/pin/offload"),
         ({"pin": {"rank_order": "tp-cp-pp-dp"}}, "/search/pin/rank_order"),
         ({"pin": {"virtual_pipeline_size": 2}}, "/search/pin/virtual_pipeline_size"),
+        ({"bounds": {"virtual_pipeline_size": [2, 4]}}, "/search/bounds/virtual_pipeline_size"),
+        ({"pin": {"pipeline_schedule": "interleaved_1f1b"}}, "/search/pin/pipeline_schedule"),
+        ({"forbid": {"pipeline_schedule": ["none", "1f1b"]}}, "/search/forbid/pipeline_schedule"),
+        ({"pin": {"rank_order": "tp-dp-cp-pp"}}, "/search/pin/rank_order"),
+        ({"bounds": {"recompute_layers": [1, 4]}}, "/search/bounds/recompute_layers"),
     ],
 )
 def test_what_placed_stages_do_not_take_is_refused_and_not_left_out(search: Request, at: str) -> None:
@@ -146,6 +151,20 @@ def test_what_placed_stages_do_not_take_is_refused_and_not_left_out(search: Requ
     assert fault(mixed).pointer == at
     alike = {**mixed, "cluster": {"groups": [groups[0], groups[0]]}}
     assert parse_problem(alike).cluster.is_homogeneous
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"pin": {"pipeline_schedule": "1f1b"}},
+        {"pin": {"recompute_layers": 32}},  # all of them
+        {"bounds": {"virtual_pipeline_size": [1, 4]}},
+        {"forbid": {"pipeline_schedule": ["none"]}},
+    ],
+)
+def test_limits_that_leave_placed_stages_a_value_are_taken(search: Request) -> None:
+    groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
+    survives({**request({"groups": groups}), "search": search, "launcher": "none"})
 
 
 def test_several_batches_are_not_searched_on_placed_stages() -> None:

@@ -9,7 +9,7 @@ import pytest
 from profiles.profile import default_profile
 from solver.check import violations
 from solver.mixed.batch_split import best_split
-from solver.plan import Answer, configuration_from_json
+from solver.plan import Answer, Configuration, configuration_from_json
 from solver.problem import Problem
 from solver.search.search import search
 from tests.builders import INFINIBAND
@@ -115,3 +115,58 @@ def test_launchers_that_cannot_place_stages_say_so() -> None:
     problem = replace(a_mixed_problem((FAST, SLOW_GROUP)), launcher="megatron-lm")
     warnings = answered(problem).warnings
     assert any("the slowest GPU (slow) sets the pace of every stage" in warning for warning in warnings)
+
+
+def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
+    return [plan.config.replicas or (plan.config,) for plan in answer.plans]
+
+
+def test_a_prescribed_split_is_every_class_s_split() -> None:
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1), top_k=100))
+    assert any(plan.config.replicas for plan in answer.plans)
+    assert {one.stage_layers for classes in classes_of(answer) for one in classes} == {(3, 1)}
+    wrong = replace(answer.plans[0].config, stage_layers=(1, 3))
+    problem = a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1))
+    faults = violations(problem, default_profile(problem.cluster, "none"), wrong)
+    assert "stage_layers is pinned to another split" in list(faults)
+
+
+@pytest.mark.parametrize(
+    ("limit", "fewest", "most"),
+    [
+        ({"pin": {"num_microbatches": 4}}, 4, 4),
+        ({"bounds": {"num_microbatches": (2, 3)}}, 2, 3),
+        ({"constraints": ("num_microbatches >= 4",)}, 4, 8),
+    ],
+)
+def test_limits_on_micro_batches_hold_for_each_class(limit: object, fewest: int, most: int) -> None:
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))  # type: ignore[arg-type]
+    assert any(plan.config.replicas for plan in answer.plans)
+    numbers = [one.num_microbatches for classes in classes_of(answer) for one in classes]
+    assert min(numbers) >= fewest
+    assert max(numbers) <= most
+
+
+def test_limits_on_all_replicas_together_leave_no_unlike_classes() -> None:
+    for limit in ({"pin": {"data_parallel_size": 2}}, {"constraints": ("num_gpus <= 2",)}):
+        answer = answered(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))
+        assert answer.plans
+        assert not any(plan.config.replicas for plan in answer.plans)
+    assert all(plan.config.num_gpus <= 2 for plan in answer.plans)
+
+
+def test_sizes_of_unlike_classes_add_up() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
+    configs = [plan.config for plan in answered(problem).plans if plan.config.replicas]
+    assert configs
+    for config in configs:
+        assert config.data_parallel_size == sum(one.data_parallel_size for one in config.replicas)
+        assert config.num_gpus == sum(
+            one.data_parallel_size * one.context_parallel_size * stage.tensor_parallel_size
+            for one in config.replicas
+            for stage in one.stage_groups
+        )
+        assert config.global_batch_size == problem.workload.global_batch_size
+        assert config.global_batch_size == sum(
+            one.data_parallel_size * one.micro_batch_size * one.num_microbatches for one in config.replicas
+        )
