@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import MAX_ERRORS, pointer
-from service.request_run import PLACED_ONLY, places_stages
+from service.request_placed import PLACED_ONLY
+from service.request_run import places_stages
 from solver.mixed.completing import joined, settled
 from solver.plan import Configuration, StageGroup
 from solver.problem import Problem

@@ -9,14 +9,13 @@ from service.json_input import pointer
 from solver.options import SearchOptions
 from solver.problem import Problem
 
-# Variables of which the rows of ``solver.mixed.outer`` have these values alone.
-_ONLY: Mapping[str, tuple[int | str, ...]] = {
-    "virtual_pipeline_size": (1,),
-    "expert_tensor_parallel_size": (1,),
-    "offload": ("none",),
-    "context_parallel_mode": ("ring",),
-    "rank_order": ("tp-cp-dp-pp",),
-    "pipeline_schedule": ("none", "1f1b"),
+# Sizes and words that ``solver.mixed`` does not vary: its rows have no other value.
+PLACED_ONLY: Mapping[str, int | str] = {
+    "virtual_pipeline_size": 1,
+    "expert_tensor_parallel_size": 1,
+    "offload": "none",
+    "context_parallel_mode": "ring",
+    "rank_order": "tp-cp-dp-pp",
 }
 
 
@@ -25,8 +24,9 @@ def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
 
     Else the answer would be that nothing fits, proved, in a space that never held what was asked for.
     """
-    # a layer is recomputed with all others or not at all
-    values = {**_ONLY, "recompute_layers": (0, problem.model.num_layers)}
+    values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
+    values["pipeline_schedule"] = ("none", "1f1b")
+    values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
     for name, every in values.items():
         for section in _emptied(problem.options, name, every):
             allowed = ", ".join(map(str, every))

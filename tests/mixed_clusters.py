@@ -7,6 +7,7 @@ from itertools import combinations, pairwise, permutations, product
 from hypothesis import strategies as st
 
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from profiles.model import MoeSpec
 from profiles.profile import default_profile
 from profiles.units import GB, GIB, MICROSECOND_S
 from solver.mixed.field import Field, Placement, Stop
@@ -69,7 +70,7 @@ def outer_space(problem: Problem) -> Outer:
 
 @st.composite
 def mixed_problems(draw: st.DrawFn) -> Problem:
-    """Two or three unlike groups of one to four GPUs, two to five layers, little or much memory."""
+    """Two or three unlike groups of one to four GPUs, two to five layers of one or two kinds."""
     count = draw(st.integers(2, 3))
     groups = tuple(
         a_group(
@@ -82,9 +83,14 @@ def mixed_problems(draw: st.DrawFn) -> Problem:
         for at in range(count)
     )
     between = replace(SLOW, bytes_per_s=draw(st.sampled_from([0.1, 3.0, 100.0])) * GB)
-    return a_mixed_problem(
+    problem = a_mixed_problem(
         groups, num_layers=draw(st.integers(2, 5)), batch=draw(st.sampled_from([4, 8, 12])), between=between
     )
+    dense = draw(st.integers(0, problem.model.num_layers))  # as many as all: layers of one kind
+    if not 0 < dense < problem.model.num_layers:
+        return problem
+    moe = MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=2048, num_dense_layers=dense)
+    return replace(problem, model=replace(problem.model, moe=moe))
 
 
 def placements(field: Field) -> Iterator[Placement]:
