@@ -16,6 +16,7 @@ from service.report.charts.timeline import TimelineChart, timeline_chart
 from service.report.ranks import RankMap, rank_map
 from service.report.sides import Comparison, comparison_of
 from service.report.standings import Standings, standings_of
+from service.report.terminal import peak_words
 from service.report.verdict import Fact, Verdict, facts_of, question_of, reasons_of, title_of, verdict_of
 from solver.plan import Answer, Plan
 from solver.problem import Problem
@@ -162,7 +163,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         plan_id=plan.plan_id,
         rank=plan.rank,
         words=figures.configuration_words(plan.config),
-        facts=_plan_facts(plan),
+        facts=_plan_facts(plan, problem),
         memory=memory_bars(seen, details.log_memory_sigma),
         waterfall=waterfall_bars(terms, step_s),
         timelines=tuple(timeline_chart(one, each) for one in details.timelines),
@@ -179,10 +180,10 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
     )
 
 
-def _plan_facts(plan: Plan) -> tuple[Fact, ...]:
+def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
     """What one looks for first."""
     seen, c = plan.prediction, plan.config
-    peak = f"of {figures.tera(seen.peak_flops_per_gpu)} dense bf16 a GPU, causal attention counted"
+    peak = f"of {peak_words(seen, problem)} per GPU, causal attention counted"
     found = [
         Fact(
             label="Step", value=figures.step_time(seen), hint="one optimizer step, with its 80 % interval"

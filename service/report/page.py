@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
@@ -21,6 +22,7 @@ from service.report.document import Document
 from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 HTML = Path(__file__).parent / "html"
+_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|%|GiB|GPUs|TFLOP/s|tokens)\b|%|±)")
 
 
 def render_page(document: Document) -> str:
@@ -60,7 +62,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["groupby_order"] = _grouped
+    made.filters["tied"] = _tied
     return made
+
+
+def _tied(text: str) -> str:
+    """Figures that are not parted from their units at the end of a line."""
+    return _UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:

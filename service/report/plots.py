@@ -174,11 +174,15 @@ def _roofline(axes: Axes, subject: Subject) -> None:
     rates = np.array([point.rate_flops for point in roof.points]) / TERA
     x = np.geomspace(10.0, 2.0 * max(intensity.max(), roof.peak_flops / roof.bytes_per_s), 200)
     axes.loglog(x, np.minimum(x * roof.bytes_per_s, roof.peak_flops) / TERA, color=_INK)
-    axes.loglog(intensity, rates, "o", color=_ACCENT)
-    for point, at, rate in zip(roof.points, intensity.tolist(), rates.tolist(), strict=True):
+    for number, (point, at, rate) in enumerate(
+        zip(roof.points, intensity.tolist(), rates.tolist(), strict=True), start=1
+    ):
+        label = f"{number} {point.name}"
+        axes.loglog([at], [rate], "o", color=_ACCENT, markeredgecolor="white", label=label)
         axes.annotate(
-            point.name, (at, rate), xytext=(0, -9), textcoords="offset points", fontsize=7, ha="right"
+            str(number), (at, rate), xytext=(0, 6), textcoords="offset points", fontsize=7, ha="center"
         )
+    axes.legend(fontsize=7, loc="lower right", frameon=False, handletextpad=0.2)
     axes.set_xlabel("intensity, FLOP per byte")
     axes.set_ylabel(f"rate on {roof.gpu}, TFLOP/s")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from service.report import figures
 from service.report.glossary import COLUMNS
 from service.report.ranking import columns_of
+from service.report.terminal import peak_words
 from solver.plan import Answer, Baseline, Plan
 from solver.problem import Problem
 
@@ -77,12 +78,12 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         )
         for column in columns
     ]
-    peak = figures.tera(answer.plans[0].prediction.peak_flops_per_gpu)
+    peak = peak_words(answer.plans[0].prediction, problem)
     return Standings(
         headings=tuple(headings),
         rows=tuple(rows),
         baseline=_baseline(answer.baseline, len(answer.plans)) if answer.baseline else "",
-        note=f"MFU of {peak} dense bf16 a GPU, causal attention counted; ± is the 80 % interval.",
+        note=f"MFU of {peak} per GPU, causal attention counted; ± is the 80 % interval.",
     )
 
 

@@ -154,11 +154,15 @@ def _claim(answer: Answer) -> tuple[str, str]:
     return "no plan found before the search stopped, and nothing is proved", "red"
 
 
+def peak_words(prediction: Prediction, problem: Problem) -> str:
+    """The denominator of MFU, the per-GPU unit left to the reader's line: ``989 TFLOP/s dense bf16``."""
+    precision = "bf16" if "bf16" in problem.cluster.groups[0].gpu.peak_flops else "fp16"
+    return f"{figures.tera(prediction.peak_flops_per_gpu)} dense {precision}"
+
+
 def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableType:
     """The ranking with its footnotes: the denominator of MFU is always said."""
-    peaks = problem.cluster.groups[0].gpu.peak_flops
-    precision = "bf16" if "bf16" in peaks else "fp16"
-    peak = f"{figures.tera(plans[0].prediction.peak_flops_per_gpu)} dense {precision} per GPU"
+    peak = f"{peak_words(plans[0].prediction, problem)} per GPU"
     return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
 
 
