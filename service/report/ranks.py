@@ -1,12 +1,13 @@
 """Which GPU holds which rank, and which link each axis of the mesh crosses.
 
-Ranks are laid out tp fastest, then cp, dp, pp, as ``profiles.collectives`` prices them; expert tensor and
-expert parallel ranks share out the tp * cp * dp ranks of a stage in that order.
+Ranks are numbered along the axes in the configuration's own order, fastest first; expert tensor and expert
+parallel ranks share out the tp * cp * dp ranks of a stage, in the order in which the stage has them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.units import GB
@@ -24,7 +25,7 @@ class AxisRow:
     axis: str  # tp, cp, dp, pp, etp, ep
     name: str
     size: int
-    stride: int  # GPUs from one rank of a group to the next
+    stride: int  # GPUs from one rank of a group to the next; 0 where that differs
     crosses: str  # in words: the link that its groups cross
     is_fast: bool  # no group of it leaves its island
     group: str  # of GPU 0
@@ -62,6 +63,7 @@ class RankMap:
     num_gpus: int
     gpus_per_node: int
     num_stages: int
+    order: str  # of the axes, in words
 
 
 _NAMES = {
@@ -80,18 +82,17 @@ def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
     if c.stage_groups or c.replicas:
         return _placed(c)
     group = cluster.distinct_groups[0]
-    strides = _strides(c)
-    sizes = _sizes(c)
+    mesh = _Mesh(config=c)
     axes = [
-        _axis(axis, sizes[axis], strides[axis], group)
+        _axis(axis, mesh, group)
         for axis in _NAMES
-        if sizes[axis] > 1 and (axis not in ("etp", "ep") or c.expert_parallel_size > 1)
+        if mesh.sizes[axis] > 1 and (axis not in ("etp", "ep") or c.expert_parallel_size > 1)
     ]
     per_node = group.gpus_per_node
     count = -(-c.num_gpus // per_node)
     nodes = [
         tuple(
-            _cell(c, gpu, strides, per_node)
+            _cell(mesh, gpu, per_node)
             for gpu in range(node * per_node, min((node + 1) * per_node, c.num_gpus))
         )
         for node in range(min(count, MOST_NODES))
@@ -104,52 +105,87 @@ def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
         num_gpus=c.num_gpus,
         gpus_per_node=per_node,
         num_stages=c.pipeline_parallel_size,
+        order=c.rank_order.replace("-", ", "),
     )
 
 
-def _sizes(c: Configuration) -> dict[str, int]:
-    """Ranks of every axis."""
-    return {
-        "tp": c.tensor_parallel_size,
-        "cp": c.context_parallel_size,
-        "dp": c.data_parallel_size,
-        "pp": c.pipeline_parallel_size,
-        "etp": c.expert_tensor_parallel_size,
-        "ep": c.expert_parallel_size,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mesh:
+    """Numbers of the ranks of a configuration."""
+
+    config: Configuration
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Ranks of every axis."""
+        c = self.config
+        return {
+            "tp": c.tensor_parallel_size,
+            "cp": c.context_parallel_size,
+            "dp": c.data_parallel_size,
+            "pp": c.pipeline_parallel_size,
+            "etp": c.expert_tensor_parallel_size,
+            "ep": c.expert_parallel_size,
+        }
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """GPUs between neighbours of every axis of the mesh."""
+        found, stride = dict[str, int](), 1
+        for axis in self.config.rank_order.split("-"):
+            found[axis] = stride
+            stride *= self.sizes[axis]
+        return found
+
+    @property
+    def is_pipeline_last(self) -> bool:
+        """Whether the ranks of a stage follow one another."""
+        return self.config.rank_order.endswith("pp")
+
+    def rank(self, axis: str, gpu: int) -> int:
+        """The rank of a GPU on an axis."""
+        if axis in self.strides:
+            return gpu // self.strides[axis] % self.sizes[axis]
+        stride, stages = self.strides["pp"], self.sizes["pp"]
+        among_stage = gpu // (stride * stages) * stride + gpu % stride
+        return among_stage // self._expert_stride(axis) % self.sizes[axis]
+
+    def group_of_first(self, axis: str) -> list[int]:
+        """The GPUs of GPU 0's group on an axis."""
+        if axis in self.strides:
+            return [number * self.strides[axis] for number in range(self.sizes[axis])]
+        stride, stages = self.strides["pp"], self.sizes["pp"]
+        among_stage = [number * self._expert_stride(axis) for number in range(self.sizes[axis])]
+        return [at // stride * stride * stages + at % stride for at in among_stage]
+
+    def _expert_stride(self, axis: str) -> int:
+        """Ranks of a stage between neighbours of an expert axis."""
+        return 1 if axis == "etp" else self.config.expert_tensor_parallel_size
 
 
-def _strides(c: Configuration) -> dict[str, int]:
-    """GPUs between neighbours of every axis."""
-    tp, cp, dp = c.tensor_parallel_size, c.context_parallel_size, c.data_parallel_size
-    return {
-        "tp": 1,
-        "cp": tp,
-        "dp": tp * cp,
-        "pp": tp * cp * dp,
-        "etp": 1,
-        "ep": c.expert_tensor_parallel_size,
-    }
-
-
-def _axis(axis: str, size: int, stride: int, group: NodeGroup) -> AxisRow:
+def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
     """One axis with the link that its groups cross."""
-    inside = size * stride <= group.island_gpus
-    near = max(group.island_gpus // stride, 1)
-    if inside:
+    gpus = mesh.group_of_first(axis)
+    islands = len({gpu // group.island_gpus for gpu in gpus})
+    steps = {after - before for before, after in pairwise(gpus)}
+    if islands == 1:
         words = f"stays inside an island of {group.island_gpus} GPUs: {_link(group.intra_node)}"
-    elif near > 1:
-        islands = -(-size // near)
+    elif islands < len(gpus):
         words = (
-            f"{near} ranks in each of {islands} islands: {_link(group.intra_node)}, then "
+            f"{len(gpus) // islands} ranks in each of {islands} islands: {_link(group.intra_node)}, then "
             f"{_link(group.inter_node)}"
         )
     else:
         words = f"every rank in another island: {_link(group.inter_node)}"
-    ranks = [str(number * stride) for number in range(min(size, _SHOWN_RANKS))]
-    shown = ", ".join(ranks) + (f" … {(size - 1) * stride}" if size > _SHOWN_RANKS else "")
+    shown = ", ".join(map(str, gpus[:_SHOWN_RANKS]))
     return AxisRow(
-        axis=axis, name=_NAMES[axis], size=size, stride=stride, crosses=words, is_fast=inside, group=shown
+        axis=axis,
+        name=_NAMES[axis],
+        size=len(gpus),
+        stride=steps.pop() if len(steps) == 1 and (axis in mesh.strides or mesh.is_pipeline_last) else 0,
+        crosses=words,
+        is_fast=islands == 1,
+        group=shown + (f" … {gpus[-1]}" if len(gpus) > _SHOWN_RANKS else ""),
     )
 
 
@@ -158,15 +194,14 @@ def _link(link: LinkSpec) -> str:
     return f"{link.kind} {link.bytes_per_s / GB:.0f} GB/s"
 
 
-def _cell(c: Configuration, gpu: int, strides: dict[str, int], per_node: int) -> Cell:
+def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
     """One GPU with its coordinates."""
-    sizes = _sizes(c)
-    at = {axis: gpu // strides[axis] % sizes[axis] for axis in ("tp", "cp", "dp", "pp")}
-    if c.expert_parallel_size > 1:
-        at["ep"] = gpu % strides["pp"] // strides["ep"] % sizes["ep"]
-    said = " ".join(f"{axis} {rank}" for axis, rank in at.items() if sizes[axis] > 1)
+    said = " ".join(
+        f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
+    )
+    stage = mesh.rank("pp", gpu)
     title = f"GPU {gpu} (node {gpu // per_node}): {said or 'the whole model'}"
-    return Cell(gpu=gpu, stage=at["pp"], label=str(at["pp"]), title=title)
+    return Cell(gpu=gpu, stage=stage, label=str(stage), title=title)
 
 
 def _placed(c: Configuration) -> RankMap:
@@ -192,4 +227,5 @@ def _placed(c: Configuration) -> RankMap:
         num_gpus=c.num_gpus,
         gpus_per_node=0,
         num_stages=len(rows),
+        order="",
     )

@@ -13,7 +13,7 @@ from solver.plan import Answer, Configuration, Prediction
 
 Value = float | str
 # What a configuration is compared by, beside its sizes.
-_WORDS = ("pipeline_schedule", "recompute_granularity", "offload")
+_WORDS = ("pipeline_schedule", "recompute_granularity", "offload", "rank_order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,23 @@ def test_ranks_run_tp_cp_dp_pp_and_say_which_link_they_cross() -> None:
     assert len(found.nodes) == 16
 
 
+def test_ranks_follow_the_order_of_the_configuration() -> None:
+    config = a_configuration(
+        tensor_parallel_size=2, data_parallel_size=16, pipeline_parallel_size=4, expert_parallel_size=4,
+        rank_order="tp-pp-cp-dp",
+    )  # fmt: skip
+    found = rank_map(config, a_cluster())
+    by_axis = {row.axis: row for row in found.axes}
+    assert (by_axis["pp"].stride, by_axis["dp"].stride) == (2, 8)
+    assert by_axis["pp"].is_fast  # 4 stages 2 apart: one node
+    # stage 0 holds GPUs 0, 1, 8, 9, …: its first four ranks share out the experts
+    assert by_axis["ep"].group == "0, 1, 8, 9"
+    assert by_axis["ep"].stride == 0
+    # GPU 13 = 1 * 8 + 2 * 2 + 1: dp 1, stage 2, tp 1; among its stage it is rank 3
+    cell = next(cell for node in found.nodes for cell in node if cell.gpu == 13)
+    assert cell.title == "GPU 13 (node 1): tp 1 dp 1 pp 2 ep 3"
+
+
 def test_experts_share_out_the_ranks_of_a_stage() -> None:
     config = a_configuration(
         tensor_parallel_size=2, data_parallel_size=16, pipeline_parallel_size=4, expert_parallel_size=8
