@@ -70,6 +70,25 @@ def _energy_j(problem: Problem, profile: Profile, config: Configuration, step_s:
     return config.num_gpus * joules / tokens
 
 
+def natural_objective(
+    problem: Problem, profile: Profile, config: Configuration, prediction: Prediction
+) -> float:
+    """A configuration's objective in its own unit (``UNITS``).
+
+    Raises:
+        InvalidProblemError: energy is asked for of a GPU whose power nobody stated.
+    """
+    name, outlook = problem.options.objective, outlook_of(problem, profile, config, prediction)
+    if name == "tokens_per_s_per_gpu":
+        return prediction.tokens_per_s_per_gpu
+    if name == "gpu_hours_per_token":
+        return outlook.gpu_hours_per_token
+    if name == "energy_per_token":
+        power_of(profile.group.gpu)
+        return outlook.energy_per_token_j or 0.0
+    return prediction.step_time_s
+
+
 def claim_of(
     problem: Problem, profile: Profile, score_s: float | None, bound_s: float | None
 ) -> ObjectiveClaim:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from profiles.profile import Profile
 from service.cli.calibrating import named_profile, profile_for
 from service.cli.comparing import comparison_json, side_of
 from service.cli.exits import FOUND, code_of
@@ -17,9 +18,14 @@ from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
 from service.cli.screen import screen
 from service.configurations import broken_rules
-from service.report.comparison import reading_lines, render_comparison
+from service.report.beyond import OBJECTIVE_NAMES
+from service.report.comparison import Ranked, reading_lines, render_comparison
 from service.report.terminal import header, render_answer
 from solver.ask import ask
+from solver.comparison import Comparison
+from solver.outlook import UNITS, natural_objective
+from solver.plan import Configuration
+from solver.problem import Problem
 from solver.why.compare import Side, compared
 
 
@@ -51,6 +57,7 @@ def run_explain(
         side_of(best, problem),
     )
     broken = broken_rules(own.problem, own.configuration)
+    ranked = _ranked(problem, profile, (own.configuration, best.config), found)
     if as_json:
         document = {
             "yours": asdict(own.configuration),
@@ -58,6 +65,7 @@ def run_explain(
             "best": best.to_json(),
             "status": answer.status,
             "comparison": comparison_json(found),
+            "ranked_by": None if ranked is None else asdict(ranked),
             "notes": list(own.notes),
             "unread": list(own.unread),
             "profile": profile.version,
@@ -65,12 +73,25 @@ def run_explain(
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
         return FOUND
     console.print(header(problem, console.width))
-    pair = (own.configuration, best.config)
-    console.print(
-        render_comparison(found, ("yours", f"best {best.plan_id[:4]}"), pair, width=console.width)
-    )
+    pair, names = (own.configuration, best.config), ("yours", f"best {best.plan_id[:4]}")
+    console.print(render_comparison(found, names, pair, width=console.width, ranked=ranked))
     console.print(reading_lines([*own.notes, *_rules(broken)], own.unread, width=console.width))
     return FOUND
+
+
+def _ranked(
+    problem: Problem,
+    profile: Profile,
+    pair: tuple[Configuration, Configuration],
+    found: Comparison,
+) -> Ranked | None:
+    """What plans are ranked by, of both sides; None where that is the step time."""
+    name = problem.options.objective
+    if name == "step_time":
+        return None
+    sides = zip(pair, (found.first, found.second), strict=True)
+    values = tuple(natural_objective(problem, profile, one, seen) for one, seen in sides)
+    return Ranked(name=OBJECTIVE_NAMES[name], unit=UNITS[name], values=(values[0], values[1]))
 
 
 def _rules(broken: Sequence[str]) -> list[str]:

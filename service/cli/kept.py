@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from solver.plan import Answer, Plan, plan_from_json
 from solver.problem import Problem
 
 MAX_KEPT = 200  # answers; the oldest go first
+_MOST_NAMED = 5  # plans that a message names
+_ID_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +108,15 @@ def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no plan "{shown(plan_id)}" is kept here; give --from result.json or plan again'
-        raise InvalidProblemError.of("plan_id", message)
+        near = get_close_matches(plan_id[:_ID_LENGTH], _ids(), n=_MOST_NAMED, cutoff=0.0)
+        raise InvalidProblemError.of("plan_id", message, nearest=", ".join(near) or None)
     if len(found) > 1:
+        some, more = list(found)[-_MOST_NAMED:], len(found) - _MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
         several = FieldError(
-            pointer="plan_id", message=f'"{shown(plan_id)}" fits several plans', nearest=", ".join(found)
+            pointer="plan_id",
+            message=f'"{shown(plan_id)}" fits {len(found)} plans',
+            nearest=", ".join(some) + rest,
         )
         raise InvalidProblemError([several])
     return next(iter(found.values()))
@@ -180,6 +188,11 @@ def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
             continue
         for plan in plans:
             yield document, plan
+
+
+def _ids() -> list[str]:
+    """Ids of all kept plans, oldest answer first."""
+    return list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
 
 
 def _newest_first(folder: Path) -> list[Path]:

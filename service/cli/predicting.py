@@ -16,7 +16,10 @@ from service.cli.screen import screen
 from service.configurations import broken_rules
 from service.report.comparison import reading_lines
 from service.report.terminal import render_prediction
+from service.request_run import places_stages
+from solver.plan import Configuration
 from solver.predictions import predicted
+from solver.problem import Problem
 from solver.why.explained import reasons_of
 
 
@@ -37,6 +40,7 @@ def run_predict(
     profile = profile_for(problem, calibration or named_profile(problem))
     prediction = predicted(problem, profile, configuration)
     broken = broken_rules(problem, configuration)
+    notes = [*own.notes, *_pace(problem, configuration)]
     why = reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0]
     if as_json:
         document = {
@@ -44,7 +48,7 @@ def run_predict(
             "prediction": asdict(prediction),
             "breaks": broken,
             "why": asdict(why),
-            "notes": list(own.notes),
+            "notes": notes,
             "unread": list(own.unread),
             "profile": profile.version,
         }
@@ -62,5 +66,12 @@ def run_predict(
                 why=why,
             )
         )
-        console.print(reading_lines(own.notes, own.unread, width=console.width))
+        console.print(reading_lines(notes, own.unread, width=console.width))
     return FOUND
+
+
+def _pace(problem: Problem, configuration: Configuration) -> list[str]:
+    """What a configuration without places on unlike node groups is priced as."""
+    if not places_stages(problem) or configuration.is_placed:
+        return []
+    return ["one mesh over unlike nodes goes at the pace of the slowest; stage_groups place its stages"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -11,6 +12,9 @@ from types import FrameType
 
 from service.report.figures import count, percent, seconds
 from solver.progress import Progress
+
+_STDERR = 2
+_STOPPING = b"\nstopping: the best so far follows (Ctrl-C again: end at once)\n"
 
 
 class ProgressLine:
@@ -67,6 +71,7 @@ def cancellable() -> Iterator[Cancellation]:
         if cancellation.wanted:
             raise KeyboardInterrupt
         cancellation.wanted = True
+        os.write(_STDERR, _STOPPING)  # a handler may interrupt a write of sys.stderr itself
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:

@@ -8,7 +8,7 @@ from service.report import figures
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
 
-_NAMES = {
+OBJECTIVE_NAMES = {
     "tokens_per_s_per_gpu": "tokens per second and GPU",
     "gpu_hours_per_token": "GPU hours per token, interruptions counted",
     "energy_per_token": "energy per token",
@@ -22,7 +22,7 @@ _BARS_FROM = 80  # columns; a narrower terminal has no room for them
 def beyond_lines(answer: Answer, width: int) -> list[Text]:
     """Lines below the ranking; none for a plain request."""
     lines = []
-    if answer.objective is not None and answer.objective.name in _NAMES:
+    if answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES:
         lines.append(_objective(answer.objective))
     if answer.plans and answer.plans[0].outlook is not None:
         lines.append(_run(answer.plans[0], answer.plans[0].outlook))
@@ -76,7 +76,7 @@ def _objective(claim: ObjectiveClaim) -> str:
     """What was proved about it."""
     gap = "" if claim.gap is None else f", at most {claim.gap * 100:.1f} % from the bound"
     value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
-    return f"Ranked by {_NAMES[claim.name]}{value}{gap}."
+    return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}{gap}."
 
 
 def _run(plan: Plan, outlook: Outlook) -> str:

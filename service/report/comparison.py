@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -17,18 +18,32 @@ _SHOWN_TERMS = 2
 _NOTICEABLE = 0.002  # of the step: smaller parts of a difference are not named
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """An objective other than the step time, of both sides."""
+
+    name: str
+    unit: str
+    values: tuple[float, float]
+
+
 def render_comparison(
     comparison: Comparison,
     names: tuple[str, str],
     configurations: tuple[Configuration, Configuration],
     *,
     width: int,
+    ranked: Ranked | None = None,
 ) -> RenderableType:
-    """Both sides, the differences in the order in which they were carried over, and both waterfalls."""
+    """Both sides, the differences in the order in which they were carried over, and both waterfalls.
+
+    ``ranked``: what plans were ranked by, where that is not the step time.
+    """
     first, second = comparison.first, comparison.second
     label = max(map(len, names)) + 3
     share = (second.step_time_s / first.step_time_s - 1.0) * 100
-    lines = [
+    lines = [] if ranked is None else [_ranked(ranked, names, width)]
+    lines += [
         _side(names[0], configurations[0], first, label=label, width=width),
         _side(
             names[1],
@@ -49,6 +64,16 @@ def render_comparison(
         text = pieces(figures.times(fall, side.step_time_s), "│")
         lines.append(wrapped(tied(f"{name:<{label}}") + text, width, hang=label))
     return Group(*lines)
+
+
+def _ranked(ranked: Ranked, names: tuple[str, str], width: int) -> Text:
+    """``ranked by energy per token: yours 0.11 J/token, best 0.09 J/token, −18 %; their steps:``."""
+    first, second = ranked.values
+    values = ", ".join(
+        tied(f"{name} {value:.4g} {ranked.unit}") for name, value in zip(names, ranked.values, strict=True)
+    )
+    share = tied(f"{(second / first - 1.0) * 100:+.1f} %".replace("-", "−"))
+    return wrapped(f"ranked by {ranked.name}: {values}, {share}; their steps:", width)
 
 
 def _side(

@@ -119,12 +119,20 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     if answer.plans and answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
         claim += f" (simulated {tied(figures.seconds(step))}; "
-        claim += f"under this model no plan can be under {tied(figures.seconds(bound))}"
+        claim += f"under this model no plan{_of_which(answer, problem)} can be under "
+        claim += tied(figures.seconds(bound))
         claim += f"{_remainder(answer)})"
     return [
         wrapped(f"{searched}{tied(figures.count(answer.legal))} legal{fit}", width),
         wrapped(claim, width, style=style),
     ]
+
+
+def _of_which(answer: Answer, problem: Problem) -> str:
+    """Which plans the bound on a step is for, where batches or GPUs are open: those of the first one's."""
+    options, config = problem.options, answer.plans[0].config
+    words = f" of batch {config.global_batch_size}" if options.batch_sizes or options.batch_ramp else ""
+    return words + (f" on {config.num_gpus} GPUs" if options.num_nodes else "")
 
 
 def _gpus(answer: Answer, problem: Problem) -> str:

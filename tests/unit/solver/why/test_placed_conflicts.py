@@ -1,0 +1,137 @@
+"""Nothing fits on a mixed cluster: every conflict is minimal, every change has its plan."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from profiles.profile import default_profile
+from solver.ask import ask
+from solver.check import violations
+from solver.mixed.first import first_plan
+from solver.mixed.pipeline import placed_pipeline
+from solver.plan import Answer, Infeasibility
+from solver.problem import Problem
+from solver.why.placed_conflicts import conflicts_of, explained, limits_of
+from solver.why.placed_nearest import nearest_lack
+from tests.mixed_clusters import a_group, a_mixed_problem
+
+ROOMY = (a_group(slug="fast"), a_group(speed=0.4, slug="slow"))
+
+
+def tight(memory_gib: float, **options: object) -> Problem:
+    sizes = {"fast": 1.0, "slow": 0.4}
+    groups = tuple(a_group(speed=at, memory_gib=memory_gib, slug=name) for name, at in sizes.items())
+    return a_mixed_problem(groups, certify="none", **options)  # type: ignore[arg-type]
+
+
+@cache
+def answered(memory_gib: float, pins: tuple[tuple[str, int], ...] = ()) -> tuple[Problem, Answer]:
+    problem = tight(memory_gib, pin=dict(pins))
+    return problem, ask(problem, default_profile(problem.cluster, "none"))
+
+
+def reasons(memory_gib: float, **pins: int) -> tuple[Problem, Infeasibility]:
+    problem, answer = answered(memory_gib, tuple(pins.items()))
+    assert answer.status == "infeasible"
+    assert answer.infeasible is not None
+    return problem, answer.infeasible
+
+
+def test_the_stage_that_lacks_memory_is_named_with_its_group_and_by_how_much() -> None:
+    problem, found = reasons(2.6)
+    assert found.nearest is not None
+    config, stage = found.nearest.config, found.nearest.stage
+    place = config.stage_groups[stage].group
+    short = (found.nearest.needed_bytes - found.nearest.limit_bytes) / 2**30
+    assert f"stage {stage} on {place}" in found.reasons[0]
+    assert f"{short:.1f} GiB more" in found.reasons[0]
+    one = placed_pipeline(problem, default_profile(problem.cluster, "none"), config)
+    needed = [
+        sum(s.memory_bytes().values()) - b for s, b in zip(one.stages, one.budgets_bytes(), strict=True)
+    ]
+    assert needed[stage] == max(needed) == pytest.approx(short * 2**30, abs=16)
+
+
+def test_so_much_more_memory_is_enough_and_a_mebibyte_less_is_not() -> None:
+    problem, found = reasons(2.6)
+    assert found.nearest is not None
+    lacks = (found.nearest.needed_bytes - found.nearest.limit_bytes) / 2**30
+    for more, fits in ((lacks * 1.3, True), (lacks * 0.7, False)):
+        groups = tuple(
+            replace(g, gpu=replace(g.gpu, memory_bytes=int(g.gpu.memory_bytes + more * 2**30)))
+            for g in problem.cluster.groups
+        )
+        wider = replace(problem, cluster=replace(problem.cluster, groups=groups))
+        found_plan = first_plan(wider, default_profile(wider.cluster, "none"))
+        assert (found_plan is not None) == fits
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "pins"),
+    [
+        (2.6, {}),
+        (79.0, {"tensor_parallel_size": 4}),
+        (3.5, {"zero_stage": 0, "pipeline_parallel_size": 1}),
+        (5.0, {"zero_stage": 0, "pipeline_parallel_size": 1, "tensor_parallel_size": 1}),
+        (79.0, {"data_parallel_size": 3}),
+    ],
+)
+def test_no_plan_keeps_a_conflict_and_each_part_of_it_has_one(
+    memory_gib: float, pins: dict[str, int]
+) -> None:
+    problem = tight(memory_gib, pin=pins)
+    profile = default_profile(problem.cluster, "none")
+    if first_plan(problem, profile) is not None:
+        pytest.fail("the problem was to be infeasible")
+    limits = limits_of(problem, profile, lambda: False)
+    found = conflicts_of(limits)
+    assert found
+    for conflict in found:
+        assert not limits.leave_a_plan(frozenset(conflict))
+        assert all(limits.leave_a_plan(frozenset(conflict) - {name}) for name in conflict)
+    assert explained(limits, nearest_lack(problem, profile)).reasons
+
+
+def test_a_pin_that_no_group_can_have_stands_alone_with_the_rule_that_it_breaks() -> None:
+    _, found = reasons(79.0, tensor_parallel_size=4)
+    assert ("pin tensor_parallel_size = 4",) in found.conflicts
+    assert any("pin tensor_parallel_size = 4" in reason for reason in found.reasons)
+    assert "without pin tensor_parallel_size = 4" in found.changes
+
+
+def test_every_change_that_is_offered_shows_a_plan() -> None:
+    problem, found = reasons(2.6)
+    assert len(found.remedies) >= 2
+    assert found.changes == tuple(one.change for one in found.remedies)
+    hardware = [one for one in found.remedies if " nodes of " in one.change]
+    assert hardware
+    count, _, name = hardware[0].change.partition(" nodes of ")
+    groups = tuple(
+        replace(group, num_nodes=int(count)) if group.gpu.slug == name else group
+        for group in problem.cluster.groups
+    )
+    larger = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    profile = default_profile(larger.cluster, "none")
+    assert list(violations(larger, profile, hardware[0].config)) == []
+
+
+def test_a_deadline_that_no_placement_meets_says_how_long_the_fastest_takes() -> None:
+    problem = a_mixed_problem(ROOMY, certify="none", top_k=3, total_tokens=10**12, deadline_days=1.0)
+    answer = ask(problem, default_profile(problem.cluster, "none"))
+    assert (answer.status, answer.plans) == ("infeasible", ())
+    assert answer.infeasible is not None
+    assert "deadline: the fastest plan takes" in answer.infeasible.reasons[0]
+    days = float(answer.infeasible.changes[0].removeprefix("a deadline of ").removesuffix(" days"))
+    later = replace(problem, options=replace(problem.options, deadline_days=days))
+    met = ask(later, default_profile(later.cluster, "none"))
+    assert met.plans
+    assert all(plan.outlook and plan.outlook.days and plan.outlook.days <= days for plan in met.plans)
+
+
+def test_a_priced_run_costs_its_gpu_hours() -> None:
+    problem = a_mixed_problem(ROOMY, certify="none", top_k=1, total_tokens=10**9, gpu_hour_price=2.0)
+    outlook = ask(problem, default_profile(problem.cluster, "none")).plans[0].outlook
+    assert outlook is not None
+    assert outlook.days is not None
+    assert outlook.cost == pytest.approx(outlook.days * 24.0 * outlook.num_gpus * 2.0)
