@@ -213,3 +213,18 @@ def test_a_baseline_is_ranked_with_its_gap_and_its_faults() -> None:
     broken = answered(small(baseline=replace(own, zero_shard_size=3, zero_stage=1))).baseline
     assert broken is not None
     assert broken.problems
+
+
+def test_a_baseline_that_lacks_memory_has_no_rank_and_says_why() -> None:
+    fastest = every_layout()[0]
+    problem = small(baseline=fastest.config)
+    group = problem.cluster.groups[0]
+    less = replace(group.gpu, memory_bytes=int(fastest.prediction.peak_memory_bytes * 0.98))
+    cluster = replace(problem.cluster, groups=(replace(group, gpu=less),))
+    answer = answered(replace(problem, cluster=cluster))
+    assert answer.baseline is not None
+    # it would be the fastest: its gap to the first plan is below 0
+    assert answer.baseline.gap_to_best is not None
+    assert answer.baseline.gap_to_best < 0.0
+    assert answer.baseline.rank is None
+    assert any("bytes" in one for one in answer.baseline.problems)

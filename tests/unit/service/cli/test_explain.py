@@ -113,3 +113,19 @@ def test_shapes_are_told_as_json_and_as_a_table(
     code, text, _ = run(monkeypatch, capsys, *words)
     assert code == 0
     assert "heads 16 × 64" in text.replace("\n", " ")
+
+
+def test_an_explanation_by_energy_says_what_plans_are_ranked_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    words = ["explain", *PLAN[1:], "--objective", "energy_per_token", "--set", "tp=4"]
+    _, text, _ = run(monkeypatch, capsys, *words, "--json")
+    ranked = json.loads(text)["ranked_by"]
+    assert (ranked["name"], ranked["unit"]) == ("energy per token", "J/token")
+    assert ranked["values"][1] < ranked["values"][0]
+    code, text, _ = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "ranked by energy per token: yours" in text.replace("\xa0", " ")
+    _, text, _ = run(monkeypatch, capsys, "explain", *PLAN[1:], "--set", "tp=4", "--json")
+    assert json.loads(text)["ranked_by"] is None

@@ -44,11 +44,14 @@ def test_an_answer_of_another_version_is_refused() -> None:
         answer_from_json({"status": "optimal", "plans": [{"old": 1}]})
 
 
-def test_the_first_interrupt_asks_to_stop_and_the_second_one_interrupts() -> None:
+def test_the_first_interrupt_asks_to_stop_and_the_second_one_interrupts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with cancellable() as cancellation:
         assert not cancellation.should_stop()
         os.kill(os.getpid(), signal.SIGINT)
         assert cancellation.should_stop()
+        assert "stopping: the best so far follows" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # and afterwards Ctrl-C is an interrupt again

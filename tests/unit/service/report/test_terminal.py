@@ -16,6 +16,7 @@ from profiles.units import TERA
 from service.report import figures
 from service.report.table import to_csv
 from service.report.terminal import render_answer, render_prediction, short_id
+from solver.options import SearchOptions
 from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
 from tests.builders import (
@@ -53,6 +54,13 @@ def test_an_optimal_answer_names_its_proofs_and_keeps_the_two_claims_apart() -> 
         "#1 proved optimal under the cost model by exact-dp, cp-sat "
         "(simulated 32.8 s; under this model no plan can be under 32.5 s)"
     ) in " ".join(text.split())
+
+
+def test_where_batches_or_gpus_are_open_the_bound_is_that_of_the_first_plans() -> None:
+    open_sizes = replace(a_problem(), options=SearchOptions(batch_sizes=(256,), num_nodes=(8, 16)))
+    said = " ".join(text_of(an_answer(), open_sizes).split())
+    # dp 4 x 1 x 128 micro-batches, on 8 x 4 x 4 GPUs
+    assert "under this model no plan of batch 512 on 128 GPUs can be under 32.5 s" in said
 
 
 def test_a_best_plan_that_the_closed_form_does_not_favour_is_said_to_be_so() -> None:
