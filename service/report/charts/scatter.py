@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiles.units import GIB, TERA
 from service.report import figures
@@ -13,6 +13,7 @@ from solver.roofline import Roofline
 
 WIDTH, HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 620.0, 18.0, 272.0
+_ALL_NAMED = 15  # of more points than this only the front's have their labels shown
 _NEAR = {1: (9.0, 12.0)}  # labels closer than this would overlap, by their length
 _NEAR_WORDS = (26.0, 14.0)
 
@@ -86,6 +87,7 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
     x = linear_axis((mark.x * factor for mark in marks), _LEFT, _RIGHT)
     y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP)
     front = _front(marks)
+    marks = _named(marks, front)
     joined = " ".join(f"{x.at(mark.x * factor)},{y.at(mark.y)}" for mark in front)
     at = y.at(limit)
     lines = [
@@ -129,6 +131,16 @@ def _front(marks: Sequence[_Mark]) -> list[_Mark]:
         if not found or mark.y < found[-1].y:
             found.append(mark)
     return found
+
+
+def _named(marks: Sequence[_Mark], front: Sequence[_Mark]) -> list[_Mark]:
+    """Where there are many, those behind the front lose their labels."""
+    kept = {mark.title for mark in front}
+    few = len(marks) <= _ALL_NAMED
+    return [
+        mark if few or mark.kind != "plan" or mark.title in kept else replace(mark, label="")
+        for mark in marks
+    ]
 
 
 def _pareto_summary(front: Sequence[_Mark]) -> str:

@@ -98,6 +98,16 @@ def test_points_stand_where_their_figures_are() -> None:
     assert chart.summary == "The leanest plan listed needs 15.0 GiB less and is 3.7 % slower."  # 34 / 32.8
 
 
+def test_of_many_plans_only_those_on_the_front_are_named() -> None:
+    plans = [
+        replace(a_plan(rank=at, plan_id=f"{at:012x}"), prediction=a_prediction(step_time_s=30.0 + at))
+        for at in range(1, 31)
+    ]
+    lean = replace(plans[9], prediction=a_prediction(step_time_s=40.0, peak_memory_bytes=20 * GIB))
+    chart = pareto_scatter(an_answer(*plans[:9], lean, *plans[10:]), plans[0].plan_id)
+    assert {point.label for point in chart.points if point.label} == {"#1", "#10"}
+
+
 def test_operators_stand_under_the_roof() -> None:
     problem, config = a_problem(), a_configuration()
     roof = roofline_of(problem, default_profile(problem.cluster, problem.launcher), config)
