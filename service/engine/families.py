@@ -33,7 +33,7 @@ def claim_ready(
     first = select(_PARENT.c.id).where(*wanted).limit(1).with_for_update(skip_locked=True)
     claim = (
         update(jobs)
-        .where(jobs.c.id == first.scalar_subquery(), *_waits())
+        .where(jobs.c.id == first.scalar_subquery())
         .values(
             fence=jobs.c.fence + 1,
             attempts=jobs.c.attempts + 1,
