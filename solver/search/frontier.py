@@ -25,6 +25,7 @@ from solver.search.priced import CHUNK, Priced
 from solver.search.ranking import Layout, Ranked, layouts_of, ranked
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
+from solver.search.scout import RAISES, Scout
 from solver.search.stages import best_splits
 from solver.search.unopened import Unopened
 from solver.search.windows import Split
@@ -32,9 +33,7 @@ from solver.search.windows import Split
 _BATCH = 64
 _BATCH_OF_MIXED = 8  # rows with layers of several kinds take up to 30 ms each
 _GLANCE = 2048  # rows that are tried together before any is solved
-_PRIMED = 1024  # rows looked at together for a first ranking, so many times at most
-_MOST_LOOKS = 8
-_PRIMES = 16  # rows solved for it
+_PRIMES, _MORE, _MOST_PRIMES = 16, 6, 40  # rows solved for a first ranking: at least, beyond K, at most
 Interrupt = Callable[["Frontier"], bool]
 
 
@@ -61,6 +60,7 @@ class Frontier:
     ranked: list[Ranked] = field(default_factory=list)  # best first
     simulated: int = 0
     finished: bool = False
+    raises: tuple[float, ...] = RAISES
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _unopened: Unopened | None = None  # where rows are opened kind by kind
@@ -174,24 +174,13 @@ class Frontier:
                 self._open()
 
     def _prime(self, interrupted: Interrupt) -> None:
-        """Rank promising rows of different layouts, so that bounds have something to be held against.
-
-        With layers of several kinds only rows without interleaving are tried: those are solved exactly.
-        """
-        order, solved = self._order[: _PRIMED * _MOST_LOOKS], 0
-        if not self.rows.is_uniform:
-            order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
-        for start in range(0, len(order), _PRIMED):
-            index = order[start : start + _PRIMED]
-            able = self._able(index, np.full(len(index), np.inf))
-            for row, layout in zip(
-                index[able].tolist(), layouts_of(self.rows.columns, index[able]), strict=True
-            ):
-                if self.bound_s[row] > self.cutoff_s or solved == _PRIMES or interrupted(self):
-                    return
-                if layout not in self._best:
-                    solved += 1
-                    self.adopt(row)
+        """Rank promising rows of different layouts, so that bounds have something to be held against."""
+        most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
+        scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises)
+        for row in scout.promising(self._order, most, lambda: interrupted(self)):
+            if self.bound_s[row] > self.cutoff_s or interrupted(self):
+                return
+            self.adopt(row)
 
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""

@@ -15,6 +15,7 @@ from solver.search.fitting import lightest
 from solver.search.frontier import Frontier
 from solver.search.kinds import Kinds
 from solver.search.priced import priced_space
+from solver.search.scout import FITS_AT_ALL
 from solver.space import Space
 
 _SAMPLE = 1024  # rows looked at
@@ -41,7 +42,9 @@ def first_plan(
         rows = priced_space(problem, profile, space.rows.take(legal[index]))
         tick()
         frontier = Frontier.of(rows, 1)
-        frontier.covers_all = len(index) == len(legal)
+        frontier.covers_all, frontier.raises = len(index) == len(legal), ()
+        if not rows.is_uniform:  # of layers of one kind those that fit are known
+            frontier.raises = FITS_AT_ALL
         frontier.run(lambda state: bool(tick() or state.ranked))
         if frontier.ranked:
             return Opening(row=int(index[frontier.ranked[0].row]), frontier=frontier)

@@ -18,7 +18,7 @@ rank's own. That makes the bounds weaker, and keeps them valid for every split.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,6 +54,10 @@ class _Fill:
         limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
         tail = column(end_tail_s(rows)) + tries * column(prices.tail_s[:, 0])
         return cls(rows=rows, caps=layer_caps(rows), tries=tries, limit_s=column(limit), tail_s=tail)
+
+    def among(self, tried: BoolArray) -> _Fill:
+        """The same with some of the tries."""
+        return replace(self, tries=self.tries[:, tried], tail_s=self.tail_s[:, tried])
 
 
 def _first_chunks(fill: _Fill, rank: int, used: FloatArray) -> FloatArray:
@@ -132,7 +136,9 @@ def _can_beat(fill: _Fill) -> BoolArray:
         take = np.floor(np.minimum(np.minimum(room + _ROUNDING, high), num_layers - behind - used))
         if rank == 0:
             alive = np.asarray((fill.tries <= take) & (fill.tries >= low))
-            take = np.broadcast_to(fill.tries, take.shape)
+            tried = np.asarray(alive.any(axis=0))  # a few of them in most cases
+            fill, alive, used = fill.among(tried), alive[:, tried], used[:, tried]
+            take = np.broadcast_to(fill.tries, used.shape)
         alive = alive & np.asarray((take >= low) | ~present)
         used = used + np.where(present & alive, take, 0.0)
     return np.asarray((alive & (used >= num_layers)).any(axis=1))

@@ -1,0 +1,63 @@
+"""Which rows to solve first: those whose bounds stay low when they are looked at closely.
+
+A first bound leaves memory and whole layers aside, so the rows with the least ones are seldom the best. The
+bounds of the first rows are raised step by step, as far as ``reach.can_beat`` refutes them, and the best
+row of each layout is taken. The better the K-th score is early on, the fewer rows are ever solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.columns import FloatArray, IntArray
+from solver.search.priced import Priced
+from solver.search.ranking import Layout, layouts_of
+from solver.search.reach import can_beat
+from solver.search.rows import Rows
+
+RAISES = (1.0, 1.02, 1.06, 1.15, 1.4)  # of a first bound, tried one after the other
+FITS_AT_ALL = (1e6,)  # the same for whoever wants any plan
+_LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
+_MOST_LOOKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scout:
+    """Rows and the bounds that it raises."""
+
+    rows: Priced | Rows
+    bound_s: FloatArray  # (n,), changed in place; every change is proved
+    shares: tuple[float, ...] = RAISES
+
+    def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
+        """Up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
+
+        With layers of several kinds only rows without interleaving are tried: those are solved exactly.
+        """
+        size, best = _LOOKED_AT[self.rows.is_uniform], dict[Layout, int]()
+        order = order[: _MOST_LOOKS * max(_LOOKED_AT.values())]
+        if not self.rows.is_uniform:
+            order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
+        for start in range(0, min(len(order), _MOST_LOOKS * size), size):
+            index = order[start : start + size]
+            known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
+            if known >= most or interrupted():
+                break
+            self._raise(index)
+            rows = [*best.values(), *index.tolist()]
+            rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # the last of a layout stays
+            best = dict(zip(layouts_of(self.rows.columns, rows), rows, strict=True))
+        return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
+
+    def _raise(self, index: IntArray) -> None:
+        """Raise the bounds of rows step by step, as far as no split of theirs can beat them."""
+        least = self.bound_s[index]
+        left = np.arange(0 if self.rows.only_split else len(index))
+        for share in self.shares:
+            step = least[left] * share
+            lost = ~can_beat(self.rows.take(index[left]), step)
+            left = left[lost]
+            self.bound_s[index[left]] = np.nextafter(step[lost], np.inf)
