@@ -26,7 +26,6 @@ from service.cli.assignments import (
 )
 from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
-from solver.constraints import constraint_of
 from solver.expressions import ExpressionError
 
 Request = dict[str, object]
@@ -222,6 +221,8 @@ def _constraint(text: str) -> str:
     Raises:
         InvalidProblemError: it is none; the fault counts the characters that were typed.
     """
+    from solver.constraints import constraint_of  # noqa: PLC0415 - loads numpy, which a list of commands has no use for
+
     written_out = long_names(text)
     try:
         constraint_of(written_out)
