@@ -22,6 +22,8 @@ from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import objective_s
 from solver.mixed.batch_split import best_split, split_within
 from solver.mixed.classes import late_rules, limits_all_replicas, options_of
+from solver.mixed.fleet import Fleet
+from solver.mixed.lone import may_step_within
 from solver.mixed.outer import Outer
 from solver.rule import Rule
 from solver.rules import violation_masks
@@ -52,6 +54,7 @@ class Share:
 class GroupShares:
     """Least step of one group by its number of sequences."""
 
+    fleet: Fleet
     options: Rows  # every configuration, with one micro-batch
     unit: IntArray  # sequences of one micro-batch of all replicas
     stage_s: FloatArray  # least slowest stage of one micro-batch
@@ -59,13 +62,13 @@ class GroupShares:
     most_micro: IntArray  # micro-batches beyond which no split fits: fewer than p are in flight
     least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
     bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
-    rules: tuple[Rule, ...] = ()  # of the request, on the number of micro-batches
+    rules: tuple[Rule, ...]  # of the request, on the number of micro-batches
     solved: dict[int, Share | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Rows, batch: int, rules: tuple[Rule, ...] = ()) -> GroupShares:
+    def of(cls, fleet: Fleet, options: Rows, rules: tuple[Rule, ...]) -> GroupShares:
         """Bounds for every number of sequences."""
-        columns = options.columns
+        columns, batch = options.columns, fleet.problem.workload.global_batch_size
         unit = columns.data_parallel_size * columns.micro_batch_size
         most = -(-options.layout.num_layers // options.p)
         whole = most * options.layer_s.min(axis=1) + options.chunk_s
@@ -77,7 +80,7 @@ class GroupShares:
         roomy = fitting(replace(options, columns=columns_full))
         most_micro = np.where(roomy, batch, options.p - 1)
         least = np.full(batch + 1, np.inf)
-        shares = cls(options, unit, stage_s, tail_s, most_micro, least, least, rules)
+        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, rules)
         for size in np.unique(unit[unit <= batch]).tolist():
             own = np.flatnonzero(unit == size)
             m = np.arange(1, batch // size + 1)
@@ -161,7 +164,8 @@ class GroupShares:
             return True
         index = self.able(n)
         rows = self.rows(index[self.bounds_s(index, n // self.unit[index]) <= step_s], n)
-        able = bool(can_beat(rows, np.full(len(rows), step_s)).any())
+        left = np.flatnonzero(can_beat(rows, np.full(len(rows), step_s)))
+        able = may_step_within(self.fleet, rows.take(left), step_s)
         if not able:
             self.bound_s[n] = np.nextafter(step_s, np.inf)
         return able
@@ -169,11 +173,11 @@ class GroupShares:
 
 def shares_of(outer: Outer) -> list[GroupShares]:
     """The classes that each group can run; none where the request limits all replicas together."""
-    fleet, batch = outer.fleet, outer.fleet.problem.workload.global_batch_size
+    fleet = outer.fleet
     if limits_all_replicas(fleet.problem):
         return []
     return [
-        GroupShares.of(options_of(outer, at), batch, late_rules(problem))
+        GroupShares.of(fleet, options_of(outer, at), late_rules(problem))
         for at, problem in enumerate(fleet.problems)
     ]
 
