@@ -8,8 +8,9 @@ For a time Z a stage with P seconds of stages before it and R behind it must kee
     stage s, the stage works until it has passed the last one on, and that goes down and back as well
 (C), (D) the same with ``f P`` for P, without the way back, and tail_s; f: the least share of forward time.
 
-R is the least sum behind a state, P the least sum of all ways into it that kept every limit. Both only
-make limits looser than they are, so if any placement keeps them all, its ways stay. Ways that break one
+R is the least sum behind a state, P the least sum of all ways into it that kept every limit, and P + tail_0
+the least of those sums with the tail of their own first stage. All only make limits looser than they are,
+so if any placement keeps them all, its ways stay. Ways that break one
 are left out when R is found anew, and so on to and fro while some go and ``_ROUNDS`` last.
 """
 
@@ -93,7 +94,7 @@ class Reach:
 
 def _alive(ways: list[FloatArray]) -> int:
     """Ways that keep every limit."""
-    return sum(int(np.isfinite(one).sum()) for one in ways)
+    return sum(int(np.isfinite(one[0]).sum()) for one in ways)
 
 
 class _Within:
@@ -142,7 +143,7 @@ class _Within:
         """The steps, last first, without the ways that broke a limit."""
         kept, behind_s = list[_Step](), self._none_behind_s()
         for one, reached in zip(steps, reversed(ways), strict=True):
-            time = np.where(np.isfinite(reached), one.time_s, np.inf)
+            time = np.where(np.isfinite(reached[0]), one.time_s, np.inf)
             behind = self._behind_s(one.stage, one.end, behind_s)
             kept.append(replace(one, time_s=time, behind_s=behind))
             behind_s = self._passed_s(kept[-1])
@@ -177,26 +178,22 @@ class _Within:
         found = table[:, stage, layers][berth]
         return found if found.shape[2] == 1 else found[:, :, start]
 
-    def _allowed_s(self, stage: int, one: tuple[FloatArray, ...]) -> FloatArray:
-        """The most that may stand before a stage: (A) to (D) and (H)."""
-        time, forward, tail, behind = one
+    def _work_s(self, stage: int, time: FloatArray, forward: FloatArray, behind: FloatArray) -> FloatArray:
+        """From a stage's start to the end of the way back, or of its own work: (A), (B) and (H)."""
         m, w = self.field.m, min(self.field.m, self.field.p - stage)
         with np.errstate(invalid="ignore"):
             work = np.maximum(m * time, m * time - (w - 1) * forward + behind)
-            if w < m:
-                work = np.maximum(work, (m - w + 1) * time + 2.0 * behind)
-            if stage == 0:
-                return np.asarray(self.room_s - tail - work)
-            away = (self.room_s - tail - work) / self.reach.share
-            return np.asarray(np.minimum(self.room_s - self.reach.tail_s - work, away))
+            return np.maximum(work, (m - w + 1) * time + 2.0 * behind) if w < m else work
 
     def _forward(self, steps: list[_Step], behind_s: FloatArray) -> tuple[FloatArray, list[FloatArray]]:
-        """Least sums into every state of the last stage, and by every way."""
+        """Least sums into every state of the last stage, and by every way: with the first tail, without."""
         sums, ways = self._first_sums(behind_s), list[FloatArray]()
         for one in steps:
-            before = sums[self.routes.steps[one.stage - 1].source][:, None, :]
-            allowed = self._allowed_s(one.stage, (one.time_s, one.forward_s, one.tail_s, one.behind_s))
-            ways.append(np.where(before <= allowed, before + one.time_s, np.inf))
+            tailed, plain = sums[:, self.routes.steps[one.stage - 1].source][:, :, None, :]
+            room = self.room_s - self._work_s(one.stage, one.time_s, one.forward_s, one.behind_s)
+            kept = (tailed <= room) & (self.reach.share * plain <= room - one.tail_s)
+            time = np.where(kept, one.time_s, np.inf)
+            ways.append(np.stack([tailed + time, plain + time]))
             sums = self._sums(one, ways[-1])
         return sums, ways
 
@@ -208,25 +205,26 @@ class _Within:
             table[berth, 0][:, count - 1, 0] for table in (bands.time_s, bands.forward_s, bands.tail_s)
         )
         fits = bands.fits[berth, 0][:, count - 1, 0]
-        allowed = self._allowed_s(0, (time, forward, tail, behind_s))
-        return np.where(fits & (allowed >= 0.0), time, np.inf)
+        kept = fits & (tail + self._work_s(0, time, forward, behind_s) <= self.room_s)
+        time = np.where(kept, time, np.inf)
+        return np.stack([time + tail, time])
 
     def _sums(self, one: _Step, reached: FloatArray) -> FloatArray:
         """Least sums by state and boundary behind a stage."""
         steps, (_, low, high) = self.routes.steps[one.stage - 1], self.windows[one.stage]
-        best = np.full((len(steps.source), high - low + 2), np.inf)
+        best = np.full((2, len(steps.source), high - low + 2), np.inf)
         for number, end in enumerate(one.end):
-            best[:, end] = np.minimum(best[:, end], reached[:, number])
-        return np.minimum.reduceat(best[steps.by_target, :-1], steps.first_of_target, axis=0)
+            best[:, :, end] = np.minimum(best[:, :, end], reached[:, :, number])
+        return np.asarray(np.minimum.reduceat(best[:, steps.by_target, :-1], steps.first_of_target, axis=1))
 
     def _traced(self, steps: list[_Step], sums: FloatArray, ways: list[FloatArray]) -> Placement:
         """The placement behind the least sum, from the last stage to the first."""
-        state, layer, stops = int(sums[:, -1].argmin()), self.field.num_layers, list[Stop]()
+        state, layer, stops = int(sums[0, :, -1].argmin()), self.field.num_layers, list[Stop]()
         for one, reached in zip(steps, reversed(ways), strict=True):
             into: Steps = self.routes.steps[one.stage - 1]
             there: BoolArray = one.start[None, :] + np.arange(1, len(one.end) + 1)[:, None] == layer
             mine = there[None] & (into.target == state)[:, None, None]
-            way, _, at = np.unravel_index(int(np.where(mine, reached, np.inf).argmin()), reached.shape)
+            way, _, at = np.unravel_index(int(np.where(mine, reached[0], np.inf).argmin()), mine.shape)
             start = int(one.start[at])
             stops.append(Stop(int(into.berth[way]), start, layer))
             state, layer = int(into.source[way]), start
