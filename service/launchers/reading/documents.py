@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import yaml
 
@@ -17,8 +18,11 @@ from service.json_input import MAX_DEPTH, read_json, require_plain
 from service.launchers.reading.base import Source, refused
 from service.yaml_input import read_yaml
 
-MAX_DOCUMENT = 200_000  # characters; such files have a few thousand
+DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
+MAX_DOCUMENT = 50_000  # characters; such files have a few thousand
+MAX_BRACKETS = 100  # open at a time
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\n', re.DOTALL)
+_BRACKET = re.compile(r"[(\[{)\]}]")
 _TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
 _SETTING = re.compile(r"\s*([\w.\-]+)\s*=")
 
@@ -40,30 +44,46 @@ def document_of(source: Source) -> dict[str, Found]:
     Raises:
         InvalidProblemError: too big, too deep, or not of its form, with the line.
     """
-    require_small(source)
+    if len(source.text) > MAX_DOCUMENT:
+        raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
+    found = _parsed(source.suffix, source.text)
+    if isinstance(found, str):
+        raise refused(f"{source.name[:64]}: {found}")
+    return dict(found)
+
+
+@lru_cache(maxsize=8)
+def _parsed(suffix: str, text: str) -> dict[str, Found] | str:
+    """The values of a text, or what is wrong with it; every reader looks at the same file."""
+    if is_deep(text):
+        return f"more than {MAX_BRACKETS} brackets are open at a time"
     readers = {".json": _json, ".toml": _toml}
     try:
-        raw, lines = readers.get(source.suffix, _yaml)(source.text)
+        raw, lines = readers.get(suffix, _yaml)(text)
         plain = require_plain(raw)
     except InvalidProblemError as fault:
-        raise refused(f"{source.name[:64]}: {fault.errors[0].message}") from None
+        return fault.errors[0].message
     return {name: Found(value, lines.get(name, 0)) for name, value in _flat(plain, "")}
+
+
+def is_deep(text: str) -> bool:
+    """Whether brackets nest absurdly; those in strings count too, which only matters to nonsense."""
+    depth = 0
+    for bracket in _BRACKET.findall(text):
+        depth += 1 if bracket in "([{" else -1
+        if depth > MAX_BRACKETS:
+            return True
+    return False
 
 
 def looks_like_document(source: Source) -> dict[str, Found]:
     """The values of a file; none where it is no such document."""
-    if source.suffix not in (".json", ".yaml", ".yml", ".toml"):
+    if source.suffix not in DOCUMENTS:
         return {}
     try:
         return document_of(source)
     except InvalidProblemError:
         return {}
-
-
-def require_small(source: Source) -> None:
-    """Refuse a file that is bigger than any of its kind."""
-    if len(source.text) > MAX_DOCUMENT:
-        raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
 
 
 def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]]:

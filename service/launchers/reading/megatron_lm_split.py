@@ -12,6 +12,9 @@ _MAX_LAYOUT = 20_000
 
 def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each chunk in model order; faults are left in ``given``."""
+    if pp > num_layers:
+        given.fault("pipeline-model-parallel-size", f"{pp} stages for {num_layers} layers")
+        return ()
     if given.has("pipeline-model-parallel-layout"):
         return _layout(given, num_layers, pp)
     if given.has("decoder-first-pipeline-num-layers") or given.has("decoder-last-pipeline-num-layers"):

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 from service.json_input import shown
 from service.launchers.reading.base import refused
-from service.launchers.reading.documents import MAX_DOCUMENT, Found
+from service.launchers.reading.documents import MAX_BRACKETS, Found, is_deep
 
-_MAX_DEPTH = 100  # of brackets
+MAX_MODULE = 200_000  # characters
 _MAX_VALUES = 20_000
-_OPENS, _CLOSES = "([{", ")]}"
 
 
 def tree_of(name: str, text: str) -> ast.Module:
@@ -21,26 +20,16 @@ def tree_of(name: str, text: str) -> ast.Module:
         InvalidProblemError: too big, too deep, or no Python, with the line.
     """
     called = shown(name)
-    if len(text) > MAX_DOCUMENT:
-        raise refused(f"{called}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
-    if _is_deep(text):
-        raise refused(f"{called}: nested deeper than {_MAX_DEPTH} brackets")
+    if len(text) > MAX_MODULE:
+        raise refused(f"{called}: the file is too big", allowed=f"{MAX_MODULE} characters")
+    if is_deep(text):
+        raise refused(f"{called}: more than {MAX_BRACKETS} brackets are open at a time")
     try:
         return ast.parse(text)
     except SyntaxError as fault:
         raise refused(f"{called}: not Python: {shown(fault.msg)} (line {fault.lineno})") from None
     except (ValueError, RecursionError, MemoryError):
         raise refused(f"{called}: not Python that can be read") from None
-
-
-def _is_deep(text: str) -> bool:
-    """Whether brackets nest absurdly; those in strings count too, which only matters to nonsense."""
-    depth = 0
-    for char in text:
-        depth += (char in _OPENS) - (char in _CLOSES)
-        if depth > _MAX_DEPTH:
-            return True
-    return False
 
 
 def constants_of(name: str, text: str) -> dict[str, object]:

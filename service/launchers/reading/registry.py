@@ -13,6 +13,7 @@ from service.launchers.reading.accelerate import AccelerateReader
 from service.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, Reader, Source, Told, refused
 from service.launchers.reading.commands import files_named, script_of
 from service.launchers.reading.deepspeed import DeepSpeedReader
+from service.launchers.reading.documents import DOCUMENTS, document_of
 from service.launchers.reading.llama_factory import LlamaFactoryReader
 from service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from service.launchers.reading.megatron_lm import MegatronLmReader
@@ -73,8 +74,11 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
         name = launcher_of(candidate)
         if name is not None and launcher in (None, name):
             return candidate, _READERS[name]
-    if launcher is not None:
+    if launcher is not None and source.suffix not in DOCUMENTS:
         return source, _READERS[launcher]  # it says what is missing
+    if launcher is not None:
+        document_of(source)  # it says what is wrong with its form
+        raise refused(f"{source.name[:64]}: no names of {launcher} are in it")
     raise refused(f"{source.name[:64]}: no launcher's names are in it", allowed=_KINDS)
 
 

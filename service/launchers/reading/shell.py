@@ -17,6 +17,7 @@ from service.launchers.reading.lexer import Part, Token, lex
 UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
 MAX_WORDS = 20_000
 MAX_TEXT = 200_000  # characters of one variable
+_MAX_WRITTEN = 4_000_000  # characters that all assignments and commands of a script expand to
 _MAX_DEPTH = 8  # of files that read one another, and of defaults in defaults
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -51,6 +52,13 @@ class Script:
     conditional: dict[str, int] = field(default_factory=dict)  # set differently under a condition: line
     conditions: int = 0  # open ones
     num_words: int = 0
+    written: int = 0  # characters so far
+
+    def count(self, words: Sequence[Word], line: int) -> None:
+        """Add to what was written; ValueError beyond any script's size."""
+        self.written += sum(len(word.text) for word in words)
+        if self.written > _MAX_WRITTEN:
+            raise ValueError(f"line {line}: the script expands beyond {_MAX_WRITTEN} characters")
 
 
 def read_script(
@@ -112,6 +120,7 @@ def _store(script: Script, head: str, words: Sequence[Word], line: int) -> None:
         script.conditional[name] = line
     if sum(len(word.text) for word in new) > MAX_TEXT or len(new) > MAX_WORDS:
         raise ValueError(f"line {line}: {name[:40]} grows beyond {MAX_TEXT} characters")
+    script.count(new, line)
     script.words[name] = new
     script.variables[name] = tuple(word.text for word in new)
 
@@ -120,6 +129,7 @@ def _finish(script: Script, tokens: Sequence[Token], include: Include, depth: in
     """One whole command: an assignment, a sourced file, or something to run."""
     rest = _after_assignments(script, list(tokens))
     words = [word for token in rest for word in _expanded(script, token)]
+    script.count(words, tokens[0].line if tokens else 0)
     script.num_words += len(words)
     if script.num_words > MAX_WORDS:
         raise ValueError(f"the script has more than {MAX_WORDS} words")
