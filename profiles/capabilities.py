@@ -41,6 +41,9 @@ class Capabilities:
     data_parallel_alike: bool = False  # in another order experts have as many replicas as attention
     precisions: tuple[str, ...] = ("bf16", "fp16")
     optimizers: tuple[str, ...] = ()  # empty: not limited by the launcher
+    recipes: tuple[
+        str, ...
+    ] = ()  # of 8-bit runs (``precision_recipe``); empty: not limited by the launcher
     adapters: bool = False  # low-rank ones beside a frozen model
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
@@ -86,8 +89,9 @@ def _union(parts: list[Capabilities]) -> Capabilities:
             values[name] = all(found) if name in _LIMITING else any(found)
         elif isinstance(found[0], int):
             values[name] = max(found)
-    if not all(part.optimizers for part in parts):
-        values["optimizers"] = ()  # some launcher limits none
+    for name in ("optimizers", "recipes"):
+        if not all(getattr(part, name) for part in parts):
+            values[name] = ()  # some launcher limits none
     return Capabilities(**{**values, "launcher": "any", "source": "; ".join(part.source for part in parts)})
 
 

@@ -38,6 +38,14 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             allowed=", ".join(able.optimizers),
             nearest=able.optimizers[0],
         )
+    recipe = str(workload.framework_options.get("precision_recipe", "none"))
+    if able.recipes and recipe not in able.recipes:
+        yield FieldError(
+            pointer="/workload/framework_options/precision_recipe",
+            message=f"{name} is not planned with {recipe[:40]}",
+            allowed=", ".join(able.recipes),
+            nearest="fp8-delayed",
+        )
     if workload.lora_rank and not able.adapters:
         yield FieldError(
             pointer="/workload/lora_rank",

@@ -5,7 +5,7 @@ The form and the names of a file decide; ``launcher`` forces one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -62,17 +62,17 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     return launch
 
 
-def launcher_of(source: Source) -> str | None:
-    """Whose file it is; None: nobody's."""
-    return next((name for name, reader in _READERS.items() if reader.recognises(source)), None)
+def launcher_of(source: Source, only: str | None = None) -> str | None:
+    """Whose file it is, of all launchers or of ``only`` one; None: nobody's."""
+    names = _READERS if only is None else (only,)
+    return next((name for name in names if _READERS[name].recognises(source)), None)
 
 
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     """The file to read, which may be one that the given script names, and its reader."""
-    candidates = [source, *_named(source), *(source.at(name) for name in sorted(source.files))]
-    for candidate in candidates:
-        name = launcher_of(candidate)
-        if name is not None and launcher in (None, name):
+    for candidate in _candidates(source):
+        name = launcher_of(candidate, launcher)
+        if name is not None:
             return candidate, _READERS[name]
     if launcher is not None and source.suffix not in DOCUMENTS:
         return source, _READERS[launcher]  # it says what is missing
@@ -80,6 +80,13 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
         document_of(source)  # it says what is wrong with its form
         raise refused(f"{source.name[:64]}: no names of {launcher} are in it")
     raise refused(f"{source.name[:64]}: no launcher's names are in it", allowed=_KINDS)
+
+
+def _candidates(source: Source) -> Iterator[Source]:
+    """The file itself, those that it names, and those that were given with it."""
+    yield source
+    yield from _named(source)
+    yield from (source.at(name) for name in sorted(source.files))
 
 
 def _named(source: Source) -> list[Source]:

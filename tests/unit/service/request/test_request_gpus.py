@@ -53,7 +53,7 @@ def test_a_precision_that_a_gpu_lacks_is_refused(gpu: str, precision: str, words
 def test_a_precision_recipe_that_a_gpu_lacks_is_refused_before_a_search() -> None:
     options = {"precision_recipe": "nvfp4"}
     workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": options}
-    words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload)
+    words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload, launcher="none")
     at = "workload.framework_options.precision_recipe"
     assert words.startswith(f"{at}: nvfp4 needs fp4, which h100-sxm-80gb lacks. Allowed: none, fp8-delayed")
 

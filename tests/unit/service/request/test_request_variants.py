@@ -12,8 +12,9 @@ WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}
 
 
 def request(workload: Request) -> Request:
-    """Llama 3.1 70B on 16 DGX H100."""
+    """Llama 3.1 70B on 16 DGX H100, without a launcher's limits."""
     return {
+        "launcher": "none",
         "model": {"name": "llama-3.1-70b"},
         "cluster": {"name": "dgx-h100", "num_nodes": 16},
         "workload": workload,
