@@ -24,28 +24,22 @@ from solver.rule import Rule
 def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """What the launcher cannot train, whatever the configuration."""
     name, workload = able.launcher, problem.workload
-    if workload.precision not in able.precisions:
-        yield FieldError(
-            pointer="/workload/precision",
-            message=f"{name} is not planned with {workload.precision[:40]}",
-            allowed=", ".join(able.precisions),
-            nearest=able.precisions[0],
-        )
-    if able.optimizers and workload.optimizer not in able.optimizers:
-        yield FieldError(
-            pointer="/workload/optimizer",
-            message=f"{name} is not planned with {workload.optimizer[:40]}",
-            allowed=", ".join(able.optimizers),
-            nearest=able.optimizers[0],
-        )
-    recipe = str(workload.framework_options.get("precision_recipe", "none"))
-    if able.recipes and recipe not in able.recipes:
-        yield FieldError(
-            pointer="/workload/framework_options/precision_recipe",
-            message=f"{name} is not planned with {recipe[:40]}",
-            allowed=", ".join(able.recipes),
-            nearest="fp8-delayed",
-        )
+    for field, word, words in (
+        ("precision", workload.precision, able.precisions),
+        ("optimizer", workload.optimizer, able.optimizers),
+        (
+            "framework_options/precision_recipe",
+            str(workload.framework_options.get("precision_recipe", "none")),
+            able.recipes,
+        ),
+    ):
+        if words and word not in words:
+            yield FieldError(
+                pointer=f"/workload/{field}",
+                message=f"{name} is not planned with {word[:40]}",
+                allowed=", ".join(words),
+                nearest=words[0],
+            )
     if workload.lora_rank and not able.adapters:
         yield FieldError(
             pointer="/workload/lora_rank",
