@@ -73,11 +73,12 @@ def _answer(
     run = fewest if problem.options.gpus == "fewest" else look
     if problem.options.batch_ramp:
         run = ramp_search
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
     elif answer.infeasible is not None and run is look:
-        reasons = with_remedies(problem, profile, answer.infeasible, should_stop or (lambda: False))
+        reasons = with_remedies(problem, profile, answer.infeasible, watch.interrupted)
         answer = replace(answer, infeasible=reasons)
     return replace(answer, plans=with_reasons(problem, profile, answer.plans))
 

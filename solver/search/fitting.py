@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from solver.columns import BoolArray, Columns, FloatArray, IntArray
+from solver.crossing import Crossing
 from solver.search.bounds import whole_layers_s
 from solver.search.caps import layer_caps
+from solver.search.kinds import Kinds
 from solver.search.mixed import may_fit
 from solver.search.only_split import only_bound_s
 from solver.search.reach import can_beat
@@ -39,6 +41,15 @@ def lightest(columns: Columns) -> IntArray:
         here = values[light]
         light = light[here == here.max(initial=np.iinfo(np.int64).min)]
     return light
+
+
+def lightest_of(rows: Columns | Crossing) -> IntArray:
+    """The numbers of the lightest rows; of a crossing only rows of the lightest kinds are written down."""
+    if isinstance(rows, Columns):
+        return lightest(rows)
+    kinds = Kinds(crossing=rows)
+    index = np.sort(kinds.rows(lightest(kinds.lightest(np.arange(len(kinds))))))
+    return index[lightest(rows.take(index))]
 
 
 def any_fits(rows: Rows) -> bool:

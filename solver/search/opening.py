@@ -9,11 +9,9 @@ import numpy as np
 
 from profiles.profile import Profile
 from solver.columns import IntArray
-from solver.crossing import Crossing
 from solver.problem import Problem
-from solver.search.fitting import lightest
+from solver.search.fitting import lightest, lightest_of
 from solver.search.frontier import Frontier
-from solver.search.kinds import Kinds
 from solver.search.priced import priced_space
 from solver.search.scout import FITS_AT_ALL
 from solver.space import Space
@@ -62,8 +60,5 @@ def _spread(count: int) -> IntArray:
 
 def _lightest(space: Space, legal: IntArray) -> IntArray:
     """The rows that need least memory, evenly thinned out."""
-    if isinstance(space.rows, Crossing):
-        kinds = Kinds(crossing=space.rows)
-        legal = kinds.rows(lightest(kinds.lightest(np.arange(len(kinds)))))
-    light = legal[lightest(space.rows.take(legal))]
+    light = lightest_of(space.rows) if space.legal.all() else legal[lightest(space.rows.take(legal))]
     return light[_spread(len(light))]

@@ -15,7 +15,7 @@ from solver.check import violations
 from solver.plan import Configuration, Infeasibility, Prediction, Remedy
 from solver.predict import predict
 from solver.problem import Problem
-from solver.search.fitting import any_fits, lightest
+from solver.search.fitting import any_fits, lightest_of
 from solver.search.frontier import Frontier
 from solver.search.priced import priced_rows, priced_space
 from solver.space import enumerate_space
@@ -70,7 +70,7 @@ def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]
             return
         if change.last_resort and count:
             continue
-        best = fastest(change.problem, change.profile)
+        best = fastest(change.problem, change.profile, stopped)
         if best is None:
             continue
         config, prediction = best
@@ -87,15 +87,19 @@ def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]
         )
 
 
-def fastest(problem: Problem, profile: Profile) -> tuple[Configuration, Prediction] | None:
-    """The first plan of a problem, proved and checked, or None where none fits; no reasons are sought."""
-    space = enumerate_space(problem, legal_only=True)
-    legal = space.columns.take(space.legal)
-    if not any_fits(priced_rows(problem, profile, legal.take(lightest(legal)))):
+def fastest(
+    problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
+) -> tuple[Configuration, Prediction] | None:
+    """The first plan of a problem, proved and checked; no reasons are sought.
+
+    None where nothing fits, or where ``stopped`` says to give up before it is proved.
+    """
+    rows = enumerate_space(problem, stopped, legal_only=True).rows
+    if not any_fits(priced_rows(problem, profile, rows.take(lightest_of(rows)))):
         return None
-    frontier = Frontier.of(priced_space(problem, profile, legal), 1)
-    frontier.run(lambda _: False)
-    if not frontier.ranked:
+    frontier = Frontier.of(priced_space(problem, profile, rows, stopped), 1, stopped)
+    frontier.run(lambda _: stopped())
+    if not frontier.ranked or not frontier.finished:
         return None
     first = frontier.ranked[0]
     config = frontier.rows.take([first.row]).columns.configuration(0, first.split)
