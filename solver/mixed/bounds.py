@@ -18,7 +18,7 @@ from solver.mixed.outer import Outer
 from solver.search.bounds import SAFETY
 from solver.search.rows import Rows
 
-_BISECTIONS = 24
+_BISECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
