@@ -19,6 +19,7 @@ LLAMA = ModelSpec(
     num_kv_heads=8, head_dim=128, vocab_size=128256, max_position_embeddings=131072, rotary_base=500_000,
 )  # fmt: skip
 EXPERTS = replace(LLAMA, moe=MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=14336))
+LEARNED = replace(LLAMA, learned_position_embeddings=True, max_position_embeddings=2048, rotary_base=None)
 WIDE = replace(LLAMA, num_attention_heads=96, num_kv_heads=4, head_dim=128)
 PLAIN = Configuration(data_parallel_size=8, num_microbatches=4, stage_layers=(32,))
 TENSOR = replace(PLAIN, tensor_parallel_size=4, sequence_parallel=True)
@@ -81,6 +82,11 @@ def _megatron_lm_notices() -> list[Mutant]:
         Mutant("query groups and tp", of(WIDE, six), noticed=True),
         Mutant("experts not divided by ep",
                of(EXPERTS, replace(PLAIN, expert_parallel_size=3, data_parallel_size=24)), noticed=True),
+        Mutant("sequences beyond the learned positions", of(LEARNED, PLAIN), noticed=True,
+               edit=("--max-position-embeddings 4096", "--max-position-embeddings 2048")),
+        Mutant("experts' ranks without experts", of(LLAMA, replace(PLAIN, expert_parallel_size=2)),
+               noticed=True, edit=("--context-parallel-size 1",
+                                   "--context-parallel-size 1\n    --expert-model-parallel-size 2")),
         Mutant("a layout with a layer too many", of(LLAMA, replace(STAGES, stage_layers=(9, 8, 8, 8))),
                noticed=True),
     ]  # fmt: skip
@@ -99,6 +105,8 @@ def _megatron_lm_lets_pass() -> list[Mutant]:
         Mutant("micro-batches and groups", of(LLAMA, replace(CHUNKS, num_microbatches=6)), noticed=False),
         Mutant("experts and tp without sequence parallelism", of(EXPERTS, tensor_experts), noticed=False),
         Mutant("sequence not divided by tp", of(LLAMA, TENSOR, seq_length=4098), noticed=False),
+        Mutant("states on the host without the distributed optimizer",
+               of(LLAMA, replace(PLAIN, offload="optimizer")), noticed=False),
         Mutant("an empty stage", of(LLAMA, replace(STAGES, stage_layers=(0, 11, 11, 10))), noticed=False),
         Mutant("a layout of twice the stages", of(LLAMA, replace(STAGES, stage_layers=(3, *(4,) * 6, 5))),
                noticed=False),

@@ -22,6 +22,7 @@ from service.launchers.reading.commands import (
 from service.launchers.reading.given import Given, given_flags
 from service.launchers.reading.megatron_lm_mesh import configuration_of
 from service.launchers.reading.megatron_lm_model import model_of
+from service.launchers.reading.megatron_lm_refusals import refuse_contradictions
 from service.launchers.reading.megatron_lm_workload import workload_of
 
 _LEAST_FLAGS = 2
@@ -70,6 +71,8 @@ def launch_file(launcher: str, given: Given, told: Told, world: World, *, name: 
     shape = told.model or model_of(given, name[:64] or "launch file")
     if told.model is not None:
         _agree(given, told.model)
+    if launcher == "megatron-lm":
+        refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
     configuration = configuration_of(given, shape, workload, world.num_gpus or told.num_gpus)
     given.stop()

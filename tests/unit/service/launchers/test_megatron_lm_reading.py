@@ -21,6 +21,7 @@ from tests.unit.service.launchers.test_megatron_lm_round_trip import legal_targe
 
 KNOWN = (Path(__file__).parents[3] / "fixtures" / "megatron_lm_flags.txt").read_text().splitlines()
 BOTH = "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 4"
+TWO_SPLITS = "--pipeline-model-parallel-layout 'Et*16|t*16L' --account-for-loss-in-pipeline-split"
 OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
 
 SCRIPT = """\
@@ -139,6 +140,15 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", "--bf16 --recompute-granularity full"), "--recompute-method: is needed"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*32|tL'"), "holds 33 layers"),
         (("--bf16", f"--bf16 {BOTH}"), "takes one of them"),
+        (("--bf16", "--bf16 --overlap-param-gather"), "line 21: needs --overlap-grad-reduce"),
+        (("    --sequence-parallel", "    --tp-comm-overlap"), "needs --sequence-parallel"),
+        (("--bf16", "--bf16 --expert-model-parallel-size 2"), "2 for a model without experts"),
+        (("--bf16", "--bf16 --recompute-granularity selective --recompute-num-layers 2"), "contradicts"),
+        (("--bf16", "--bf16 --pipeline-model-parallel-layout 't*16|t*16L'"), "must begin with E"),
+        (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*16|t*16'"), "exactly one L"),
+        (("--bf16", f"--bf16 {TWO_SPLITS}"), "contradicts --pipeline-model-parallel-layout"),
+        (("embeddings 8192", "embeddings 4096"), "less than --seq-length 8192"),
+        (("--bf16", "--bf16 --optimizer-cpu-offload"), "needs --use-precision-aware-optimizer"),
         (('"${MODEL_ARGS[@]}"', '"${MODEL_ARGS[@]}'), "a quote stays open"),
     ],
 )  # fmt: skip

@@ -1,0 +1,82 @@
+"""Combinations of flags that Megatron-LM's own parser refuses: said with line and flag.
+
+Sources: ``validate_args`` in megatron/training/arguments.py, ``TransformerConfig.__post_init__``, and
+pipeline_parallel_layer_layout.py, Megatron-LM 0.16.1 and 0.19.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from profiles.model import ModelSpec
+from service.launchers.reading.given import Given
+
+_LAYOUT = "pipeline-model-parallel-layout"
+_OTHER_SPLITS = (
+    "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
+    "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage",
+)  # fmt: skip
+_NEEDS = (
+    ("tp-comm-overlap", "sequence-parallel"),
+    ("overlap-param-gather", "overlap-grad-reduce"),
+)
+
+
+def refuse_contradictions(given: Given, model: ModelSpec) -> None:
+    """Leave a fault in ``given`` for each combination that Megatron-LM would not start with."""
+    for rule in _RULES:
+        rule(given, model)
+
+
+def _lacking(given: Given, _: ModelSpec) -> None:
+    """Switches that need another one."""
+    for name, needed in _NEEDS:
+        if given.has(name) and not given.has(needed):
+            given.fault(name, f"needs --{needed}")
+
+
+def _experts(given: Given, model: ModelSpec) -> None:
+    """Experts over ranks need experts, as many on each rank."""
+    name = "expert-model-parallel-size"
+    ranks, experts = given.integer(name, 1), model.moe.num_experts if model.moe else 0
+    if ranks > 1 and not experts:
+        given.fault(name, f"{ranks} for a model without experts", allowed="1")
+    elif ranks > 1 and experts % ranks:
+        given.fault(name, f"{ranks} does not divide {experts} experts")
+
+
+def _selective(given: Given, _: ModelSpec) -> None:
+    """Selective recomputation has neither a method nor a number of layers."""
+    if given.word("recompute-granularity") == "selective":
+        for name in ("recompute-method", "recompute-num-layers"):
+            if given.has(name):
+                given.fault(name, "contradicts --recompute-granularity selective")
+
+
+def _splits(given: Given, _: ModelSpec) -> None:
+    """A layout is the only word on the split; it has the embedding first and one loss."""
+    if not given.has(_LAYOUT):
+        return
+    for name in _OTHER_SPLITS:
+        if given.has(name):
+            given.fault(name, f"contradicts --{_LAYOUT}: Megatron-LM takes one of them")
+    text = given.word(_LAYOUT).replace(" ", "")
+    if not text.startswith("E") or text.count("L") != 1:
+        given.fault(_LAYOUT, "must begin with E and hold exactly one L")
+
+
+def _lengths(given: Given, model: ModelSpec) -> None:
+    """Sequences fit the positions and the ranks that they are split over."""
+    seq, positions = given.integer("seq-length", 1), given.optional("max-position-embeddings")
+    if positions is not None and positions < seq:
+        given.fault("max-position-embeddings", f"{positions} is less than --seq-length {seq}")
+    ring = given.integer("context-parallel-size", 1)
+    if ring > 1 and seq % (2 * ring):
+        given.fault("context-parallel-size", f"2 × {ring} does not divide --seq-length {seq}")
+    ranks, heads = given.integer("tensor-model-parallel-size", 1), model.num_attention_heads
+    if ranks > 1 and heads % ranks:
+        given.fault("tensor-model-parallel-size", f"{ranks} does not divide {heads} attention heads")
+
+
+_RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (_lacking, _experts, _selective, _splits, _lengths)
