@@ -12,6 +12,7 @@ from solver.plan import Answer, Infeasibility, Plan, Status
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.search import search
+from solver.search.watch import Watch
 from solver.why.explained import with_reasons
 from solver.why.placed_remedies import placed_infeasibility
 from solver.why.robust import with_odds
@@ -32,7 +33,8 @@ def ask_placed(
     """
     answer = search(problem, profile, on_progress=on_progress, should_stop=should_stop)
     if answer.status == "infeasible":
-        found = placed_infeasibility(problem, profile, should_stop or (lambda: False))
+        watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+        found = placed_infeasibility(problem, profile, watch.interrupted)
         answer = replace(answer, infeasible=found)
     elif is_asked_for(problem):
         answer = _in_time(problem, _with_outlook(problem, profile, answer))

@@ -76,6 +76,12 @@ def limits_of(problem: Problem, profile: Profile, stopped: Callable[[], bool]) -
 
 def conflicts_of(limits: Limits) -> list[tuple[str, ...]]:
     """Minimal sets of limits that no plan keeps together, the smallest first; (): the rules alone."""
+    found = _conflicts(limits)
+    return [] if limits.stopped() else found[:_MOST_CONFLICTS]  # a search cut short refutes nothing
+
+
+def _conflicts(limits: Limits) -> list[tuple[str, ...]]:
+    """The same, as far as ``stopped`` lets them be found."""
     names = limits.names
     if not limits.leave_a_plan(frozenset()):
         return [()]
@@ -88,7 +94,7 @@ def conflicts_of(limits: Limits) -> list[tuple[str, ...]]:
                 continue
             if not limits.leave_a_plan(frozenset(some)):
                 found.append(some)
-    return [] if limits.stopped() else found[:_MOST_CONFLICTS]
+    return found
 
 
 def _minimal(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from solver.problem import Problem
 from solver.search.fitting import lightest
 
 _ROWS = 24  # rows looked at closely, those with most room for their layers
+_FIELDS = 512  # choices of berths of these rows
+_ANY = 2**60 - 1  # of a stage's time
 _LARGEST_BYTES = 2.0**44  # more than any stage lacks
 _CLOSE_BYTES = 2.0**20  # the shortfall is known to a MiB
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
@@ -39,7 +41,9 @@ class Lack:
     log_memory_sigma: float  # of that group's predictions
 
 
-def nearest_lack(problem: Problem, profile: Profile) -> Lack | None:
+def nearest_lack(
+    problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
+) -> Lack | None:
     """The placement that lacks least, among the rows that have most room; None where no row is legal.
 
     A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed.
@@ -48,7 +52,9 @@ def nearest_lack(problem: Problem, profile: Profile) -> Lack | None:
     if not len(outer):
         return None
     least, found = _LARGEST_BYTES, None
-    for one in _fields(outer, _roomiest(outer)):
+    for one in islice(_fields(outer, _roomiest(outer)), _FIELDS):
+        if stopped():
+            break
         if _fits_with(one, least - _CLOSE_BYTES) is None:
             continue
         least, found = _least_more(one, least)
@@ -96,10 +102,8 @@ def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
 def _fits_with(one: Field, more_bytes: float) -> Placed | None:
     """A placement of a field where every GPU had so much more memory."""
     rows = tuple(replace(rows, budget_bytes=rows.budget_bytes + more_bytes) for rows in one.outer.rows)
-    found = Program(replace(one, outer=replace(one.outer, rows=rows))).solve()
-    if found is None:
-        return None
-    return Placed((), 0.0, found.objective_s, one.row, one.berths, found.placement)
+    found = Program(replace(one, outer=replace(one.outer, rows=rows))).least_sum(_ANY)
+    return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
 
 
 def _least_more(one: Field, enough_bytes: float) -> tuple[float, Placed | None]:

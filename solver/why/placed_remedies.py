@@ -41,7 +41,7 @@ def placed_infeasibility(
     problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
 ) -> Infeasibility:
     """Reasons, minimal conflicts, the nearest configuration and verified changes."""
-    limits, lack = limits_of(problem, profile, stopped), nearest_lack(problem, profile)
+    limits, lack = limits_of(problem, profile, stopped), nearest_lack(problem, profile, stopped)
     found = explained(limits, lack)
     cheap = list(_fitting(_free(limits, lack), _MOST, stopped))
     work = list(_fitting(less_work(problem, profile), _ENOUGH, stopped))
