@@ -23,7 +23,10 @@ from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parent))
 from protocol import Case, Seen, serve  # noqa: E402
 
-SCHEDULES = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved_1f1b"}
+SCHEDULES = {
+    "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved_1f1b", "LoopedBFS": "looped_bfs",
+    "InterleavedZeroBubble": "interleaved_zb", "ZBVZeroBubble": "zb_v", "DualPipeV": "dualpipe_v",
+}  # fmt: skip
 
 
 def judge(case: Case) -> Seen:
