@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiles.profile import Profile
-from solver.columns import ALL_LAYERS, Columns, FloatArray
+from solver.columns import ALL_LAYERS, PER_STAGE, Columns, FloatArray
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.problem import Problem
@@ -35,6 +35,7 @@ def _busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
     p, v = columns.pipeline_parallel_size, columns.virtual_pipeline_size
     replay = prices.replay_s[:, :-2]
     every = replay @ parts[:-2]
-    some = columns.recompute_layers * p * v * replay.min(axis=1)
+    counts = np.where(columns.recompute_layers == PER_STAGE, 0, columns.recompute_layers)  # at least none
+    some = counts * p * v * replay.min(axis=1)
     again = np.where(columns.recompute_layers == ALL_LAYERS, every, some)
     return np.asarray(columns.num_microbatches * (computing + again) / p)

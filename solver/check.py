@@ -139,14 +139,18 @@ def _schedule_faults(config: Configuration) -> Iterator[str]:
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
     """Granularity and layer count belong together."""
-    layers, split = config.recompute_layers, config.stage_layers
+    layers, split, own = config.recompute_layers, config.stage_layers, config.stage_recompute_layers
     if config.recompute_granularity not in RECOMPUTE:
         yield "recompute_granularity is unknown"
     elif config.recompute_granularity != "full":
         if layers:
             yield "recompute_layers must be 0 unless whole layers are recomputed"
-    elif layers != max(split) and not 1 <= layers <= min(split):
+    elif not own and layers != max(split) and not 1 <= layers <= min(split):
         yield "recompute_layers must fit every chunk, or cover the largest"
+    if own and (config.recompute_granularity != "full" or layers != max(own)):
+        yield "stage_recompute_layers goes with full recomputation, recompute_layers is its largest"
+    if own and (len(own) != len(split) or any(not 0 <= k <= n for k, n in zip(own, split, strict=False))):
+        yield "stage_recompute_layers must name a count for each chunk, of its layers at most"
 
 
 def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -218,6 +222,8 @@ def _launcher_state_faults(problem: Problem, config: Configuration) -> Iterator[
     alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
     if alone and problem.model.moe is not None and able.experts_need_sequence_parallel:
         yield f"{able.launcher} needs sequence_parallel for experts beside tensor parallelism"
+    if config.stage_recompute_layers and not able.recompute_per_stage:
+        yield f"{able.launcher} recomputes as many layers of every stage"
     if config.context_parallel_mode not in able.context_parallel_modes:
         yield f"{able.launcher} has no context parallelism by {config.context_parallel_mode}"
     yield from _offload_faults(problem, config)
@@ -255,7 +261,9 @@ def _plan_faults(problem: Problem, profile: Profile, plan: Plan) -> Iterator[str
         yield "certified_by names an unknown method"
     columns, layout = Columns.of([plan.config]), LayerLayout.of(problem.model)
     prices = price(problem, columns, profile)
-    stages = assemble(prices, columns, layout, np.array([plan.config.stage_layers], dtype=np.int64))
+    splits = np.array([plan.config.stage_layers], dtype=np.int64)
+    own = np.array([plan.config.stage_recompute_layers], dtype=np.int64)
+    stages = assemble(prices, columns, layout, splits, own if own.size else None)
     expected = float(objective_s(prices, columns, stages)[0])
     yield from _differences("objective_s", plan.objective_s, expected)
 

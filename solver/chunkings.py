@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiles.capabilities import launcher_capabilities
-from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, IntArray
+from solver.columns import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, IntArray
 from solver.constraints import names_of
 from solver.cost.schedule import SPLIT_BACKWARD, plain_schedule, schedules_of
 from solver.problem import Problem
@@ -28,6 +28,9 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
     layers, options = problem.model.num_layers, problem.options
     limited = "recompute_layers" in options.named | names_of(options.constraints)
+    per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not (
+        limited or options.objective == "energy_per_token"  # its weights would depend on the split
+    )
     rows: list[tuple[int, int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
     for vpp in with_request(problem, "virtual_pipeline_size", virtual):
@@ -37,6 +40,8 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
             word = SCHEDULES.index(name)
             rows += [(vpp, recompute, 0, word) for recompute in range(_FULL)]
             rows.append((vpp, _FULL, ALL_LAYERS, word))
+            if per_stage and vpp == 1 and pp > 1 and name not in SPLIT_BACKWARD:
+                rows.append((vpp, _FULL, PER_STAGE, word))
             if name not in SPLIT_BACKWARD:  # where whole layers are not recomputed, one row says so
                 rows += [(vpp, _FULL, count, word) for count in range(1, last + 1)]
     return np.array(rows, dtype=np.int64)

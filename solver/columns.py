@@ -29,6 +29,7 @@ OFFLOAD = ("none", "optimizer", "activations", "optimizer+activations")  # bits:
 CONTEXT_MODES = ("ring", "all_to_all")
 RING = CONTEXT_MODES.index("ring")
 ALL_LAYERS = 2**20  # recompute_layers of a row that recomputes every layer, whatever the split
+PER_STAGE = ALL_LAYERS + 1  # the same of a row with a count of its own for every stage: the least that fits
 
 
 def _nothing() -> IntArray:
@@ -107,18 +108,23 @@ class Columns:
                     values.append(RECOMPUTE.index(configuration.recompute_granularity))
                 elif name == "recompute_layers":
                     full = configuration.recompute_granularity == "full"
-                    values.append((ALL_LAYERS if every else configuration.recompute_layers) if full else 0)
+                    alike = ALL_LAYERS if every else configuration.recompute_layers
+                    values.append(
+                        (PER_STAGE if configuration.stage_recompute_layers else alike) if full else 0
+                    )
                 else:
                     values.append(int(getattr(configuration, name)))
         return cls(**{name: np.array(values, dtype=np.int64) for name, values in rows.items()})
 
-    def configuration(self, row: int, stage_layers: Sequence[int]) -> Configuration:
-        """Row ``row`` with a split, as one Configuration."""
+    def configuration(
+        self, row: int, stage_layers: Sequence[int], replayed: Sequence[int] = ()
+    ) -> Configuration:
+        """Row ``row`` with a split; ``replayed`` are its recomputed layers where each stage has its own."""
 
         def get(name: str) -> int:
             return int(getattr(self, name)[row])
 
-        layers = min(get("recompute_layers"), max(stage_layers))
+        layers = max(replayed) if replayed else min(get("recompute_layers"), max(stage_layers))
         sizes: dict[str, Any] = {name: get(name) for name in _PLAIN}
         return Configuration(
             **sizes,
@@ -130,6 +136,7 @@ class Columns:
             context_parallel_mode=CONTEXT_MODES[get("context_parallel_mode")],
             rank_order=RANK_ORDERS[get("rank_order")],
             stage_layers=tuple(int(count) for count in stage_layers),
+            stage_recompute_layers=tuple(int(count) for count in replayed),
         )
 
 

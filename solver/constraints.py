@@ -175,7 +175,7 @@ def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
         return columns.recompute
     values: IntArray = getattr(columns, name)
     if name == "recompute_layers":  # of a row that recomputes every layer: the layers of the model
-        return np.where(values == ALL_LAYERS, num_layers, values)
+        return np.where(values >= ALL_LAYERS, num_layers, values)
     return values
 
 

@@ -8,7 +8,16 @@ from itertools import chain
 import numpy as np
 
 from profiles.capabilities import Capabilities
-from solver.columns import ALL_LAYERS, CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns
+from solver.columns import (
+    ALL_LAYERS,
+    CONTEXT_MODES,
+    OFFLOAD,
+    PER_STAGE,
+    RECOMPUTE,
+    SCHEDULES,
+    BoolArray,
+    Columns,
+)
 from solver.cost.placement import DEFAULT
 from solver.launcher_own import own_rules
 from solver.problem import Problem
@@ -54,9 +63,10 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
             ~np.isin(c.recompute, recompute)
             | (
                 (c.recompute == _FULL)
-                & (c.recompute_layers != ALL_LAYERS)
+                & (c.recompute_layers < ALL_LAYERS)
                 & (not able.recompute_layer_counts)
             )
+            | ((c.recompute_layers == PER_STAGE) & (not able.recompute_per_stage))
         ),
     )
 

@@ -46,6 +46,9 @@ class Configuration:
     context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
     rank_order: str = "tp-cp-dp-pp"  # mesh axes, fastest first: which of them crosses which link
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
+    stage_recompute_layers: tuple[
+        int, ...
+    ] = ()  # of each chunk, where they differ; empty: recompute_layers
     stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
     replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
 

@@ -54,18 +54,29 @@ def padded(configurations: Sequence[Configuration]) -> IntArray:
     return np.array(rows, dtype=np.int64)
 
 
+def replayed_layers(configurations: Sequence[Configuration], columns: Columns) -> IntArray | None:
+    """Recomputed layers of every chunk (n, C), as ``padded``; None where none has them by stage."""
+    if not any(c.stage_recompute_layers for c in configurations):
+        return None
+    counts = np.repeat(columns.recompute_layers[:, None], padded(configurations).shape[1], axis=1)
+    for row, configuration in enumerate(configurations):
+        own = configuration.stage_recompute_layers
+        counts[row, : len(own)] = own
+    return counts
+
+
 def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configuration]) -> _Priced:
     """Price and assemble every configuration."""
     layout = LayerLayout.of(problem.model)
     columns = Columns.of(configurations)
     prices = price(problem, columns, profile)
-    splits = padded(configurations)
+    splits, replayed = padded(configurations), replayed_layers(configurations, columns)
     return _Priced(
         layout=layout,
         columns=columns,
         prices=prices,
-        chunks=chunks_of(columns, layout, splits),
-        stages=assemble(prices, columns, layout, splits),
+        chunks=chunks_of(columns, layout, splits, replayed),
+        stages=assemble(prices, columns, layout, splits, replayed),
         phi=fill_share(columns),
         log_time_sigma=log_time_sigma(problem, columns, splits, profile),
         layers_timed=_layers_timed(problem, columns, profile, layout),
@@ -166,7 +177,8 @@ def recomputed_flops_per_token(
         return 0.0
     ends = np.cumsum(configuration.stage_layers)
     starts = ends - np.array(configuration.stage_layers)
-    stops = np.minimum(starts + configuration.recompute_layers, ends)
+    own = configuration.stage_recompute_layers or configuration.recompute_layers
+    stops = np.minimum(starts + np.array(own), ends)
     replayed = (layout.cumulative[stops] - layout.cumulative[starts]).sum(axis=0)
     flops = [model.layer_forward_flops_per_token(kind, seq_length) for kind in layout.kinds]
     return float(replayed @ np.array(flops))

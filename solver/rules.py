@@ -173,7 +173,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
         name="recompute_layers fits the smallest chunk",
         reason="the same number of layers is recomputed in every chunk",
         violated=lambda c: (
-            (c.recompute_layers != ALL_LAYERS) & (c.recompute_layers > _layers_per_chunk(c, layers))
+            (c.recompute_layers < ALL_LAYERS) & (c.recompute_layers > _layers_per_chunk(c, layers))
         ),
     )
 

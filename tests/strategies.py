@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from profiles.model import LayerKind
-from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns
+from solver.columns import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, Columns
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.cost.schedule import SPLIT_BACKWARD, V_SHAPED, plain_schedule, rank_of_chunk, schedules_of
 from solver.search.chunks import offered
@@ -30,7 +30,9 @@ class Shape:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, num_layers: int, *, any_schedule: bool = False) -> Shape:
+def shapes(
+    draw: st.DrawFn, num_layers: int, *, any_schedule: bool = False, per_stage: bool = False
+) -> Shape:
     """Up to 4 ranks and 2 chunks each, few or many micro-batches, any recomputation that fits."""
     pp = draw(st.integers(1, min(4, num_layers)))
     vpp = draw(st.integers(1, 2)) if 1 < pp <= num_layers // 2 else 1
@@ -40,6 +42,8 @@ def shapes(draw: st.DrawFn, num_layers: int, *, any_schedule: bool = False) -> S
         m = draw(st.integers(2 * pp if schedule == "dualpipe_v" else 1, 16))
     recompute = draw(st.integers(0, FULL - int(schedule in SPLIT_BACKWARD)))
     counts = [ALL_LAYERS, *range(1, num_layers // (pp * vpp) + 1)]
+    if per_stage and vpp == 1 < pp and schedule not in SPLIT_BACKWARD:
+        recompute, counts = FULL, [PER_STAGE]
     layers = draw(st.sampled_from(counts)) if recompute == FULL else 0
     return Shape(
         pp=pp, vpp=vpp, num_microbatches=m, recompute=recompute, recompute_layers=layers, schedule=schedule
@@ -132,11 +136,12 @@ def priced_rows(
     mixed: bool | None = None,
     one_layout: bool = False,
     any_schedule: bool = False,
+    per_stage: bool = False,
 ) -> Rows:
     """Rows of one problem, uniform or with two kinds of layers, under a tight or a loose memory.
 
     ``one_layout``: they are one row with prices that differ by up to 4 %. ``any_schedule``: not the plain
-    ones alone.
+    ones alone. ``per_stage``: rows with one chunk a rank recompute by stage.
     """
     num_layers = draw(st.integers(2, max_layers))
     kinds = draw(st.lists(st.booleans(), min_size=num_layers, max_size=num_layers))
@@ -145,7 +150,13 @@ def priced_rows(
     elif mixed:
         kinds = [False, True, *kinds[2:]]
     layout = layout_of(kinds)
-    rows = draw(st.lists(shapes(num_layers, any_schedule=any_schedule), min_size=1, max_size=max_rows))
+    rows = draw(
+        st.lists(
+            shapes(num_layers, any_schedule=any_schedule, per_stage=per_stage),
+            min_size=1,
+            max_size=max_rows,
+        )
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     budget = draw(st.sampled_from([np.inf, 1.0001, 1.05, 1.2, 1.5, 0.8]))
     priced = Rows(

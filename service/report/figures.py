@@ -71,6 +71,9 @@ def recompute(configuration: Configuration) -> str:
     """``–``, ``selective``, ``full`` (every layer) or ``full ×2`` (layers of each chunk)."""
     if configuration.recompute_granularity == "none":
         return "–"
+    own = configuration.stage_recompute_layers
+    if own and configuration.recompute_granularity == "full":
+        return f"full ×{min(own)}–{max(own)} by stage"
     every = configuration.recompute_layers >= max(configuration.stage_layers, default=0)
     if configuration.recompute_granularity == "selective" or every:
         return configuration.recompute_granularity

@@ -70,15 +70,21 @@ def _total(terms: dict[str, FloatArray]) -> FloatArray:
     return total
 
 
-def chunks_of(columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> Chunks:
-    """Count the parts of every chunk; ``stage_layers`` sums to the number of layers in each row."""
+def chunks_of(
+    columns: Columns, layout: LayerLayout, stage_layers: IntArray, replayed_layers: IntArray | None = None
+) -> Chunks:
+    """Count the parts of every chunk; ``stage_layers`` sums to the number of layers in each row.
+
+    ``replayed_layers`` (n, C) are recomputed where chunks do not all recompute ``recompute_layers``.
+    """
     p, width = columns.pipeline_parallel_size, stage_layers.shape[1]
     num_chunks, num_ranks = p * columns.virtual_pipeline_size, int(p.max(initial=1))
     rank = rank_of_chunk(columns, width)
     # parts lead in memory, so that the counts of one kind lie together
     shape = (len(layout.kinds) + 2, *stage_layers.shape)
     parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
-    again = np.minimum(stage_layers, columns.recompute_layers[:, None])
+    most = columns.recompute_layers[:, None] if replayed_layers is None else replayed_layers
+    again = np.minimum(stage_layers, most)
     parts[..., 0], replayed[..., 0] = stage_layers, again
     if len(layout.kinds) > 1:  # all layers so far; those of other kinds leave
         starts = np.cumsum(stage_layers, axis=1) - stage_layers
@@ -173,9 +179,18 @@ def _memory(
     return terms
 
 
-def assemble(prices: RowPrices, columns: Columns, layout: LayerLayout, stage_layers: IntArray) -> Stages:
-    """Stage times and memory of every row under its split, shapes as in ``Stages``."""
-    chunks = chunks_of(columns, layout, stage_layers)
+def assemble(
+    prices: RowPrices,
+    columns: Columns,
+    layout: LayerLayout,
+    stage_layers: IntArray,
+    replayed_layers: IntArray | None = None,
+) -> Stages:
+    """Stage times and memory of every row under its split, shapes as in ``Stages``.
+
+    ``replayed_layers`` as in ``chunks_of``.
+    """
+    chunks = chunks_of(columns, layout, stage_layers, replayed_layers)
     rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
     layers, replayed = _kinds(chunks.parts), _kinds(chunks.replayed)
     transfer = chunks.valid * prices.transfer_s[:, None]

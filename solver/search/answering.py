@@ -48,7 +48,8 @@ def plans_of(
     """The ranked rows as plans, each past the independent check."""
     ranked, digest = frontier.ranked, problem_digest(problem)
     columns = frontier.rows.columns.take(np.array([one.row for one in ranked], dtype=np.int64))
-    configurations = [columns.configuration(at, one.split) for at, one in enumerate(ranked)]
+    counts = frontier.rows.take([one.row for one in ranked]).replayed([one.split for one in ranked])
+    configurations = [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(ranked)]
     predictions = predict_all(problem, profile, configurations)
     rows = [one.row for one in ranked]
     objectives = steps_s(frontier.rows, rows, np.array(objectives_s(frontier)))

@@ -121,9 +121,9 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
     first chunk is as small as it may be. Each is counted with the kind that keeps least of those that
     the rank can hold; what a kind keeps beyond that, with the chunk that keeps fewest.
     """
-    prices, smallest = rows.prices, rows.smallest_chunk.astype(np.float64)
+    smallest = rows.smallest_chunk.astype(np.float64)
     held = held_by_rank(rows, pp, vpp)
-    kept = np.where(rows.every_layer[:, None] > 0, prices.checkpoint_bytes, prices.activation_bytes)[:, :-2]
+    kept = rows.least_kept_bytes[:, :-2]
     kinds = by_rank(rows, pp, vpp, _reachable(rows)).any(axis=1)
     least = np.where(kinds, kept[:, None, :], np.inf).min(axis=2)
     slope, offset = _lightest(held)

@@ -86,9 +86,8 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 
 def _most_layers(rows: Rows, pp: int, vpp: int) -> IntArray:
     """Layers that fit on each rank in its lightest chunks, (n, pp); -1 where not even the least do."""
-    prices = rows.prices
     held = held_by_rank(rows, pp, vpp)
-    kept = np.where(rows.every_layer > 0, prices.checkpoint_bytes[:, 0], prices.activation_bytes[:, 0])
+    kept = rows.least_kept_bytes[:, 0]
     each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
     room = room_bytes(rows, held) * _SAFETY
     most = _balanced(each, room, rows.layout.num_layers)

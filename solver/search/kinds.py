@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
+from solver.columns import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
 from solver.cost.schedule import SPLIT_BACKWARD, fill_share
 from solver.crossing import OF_CHUNKS, Crossing
 
@@ -32,9 +32,10 @@ class Kinds:
     @cached_property
     def _code(self) -> IntArray:
         """The kind of each inner row, 0 … K - 1, shape (c,)."""
-        chunks, recompute, _, schedule = self.crossing.inner.T
+        chunks, recompute, layers, schedule = self.crossing.inner.T
         several = chunks if self.by_chunks else np.minimum(chunks, 2)
         code = (recompute * (int(several.max(initial=1)) + 1) + several) * 2 + _SPLIT[schedule]
+        code = code * 2 + (layers == PER_STAGE)
         return np.unique(code, return_inverse=True)[1].ravel()
 
     @cached_property
@@ -120,7 +121,9 @@ class Kinds:
         inner = dict(zip(OF_CHUNKS, first, strict=True))
         chunks, _, layers, _ = self.crossing.inner.T
         inner["virtual_pipeline_size"] = self._least(chunks)[pair]
-        inner["recompute_layers"] = self._least(np.where(layers == ALL_LAYERS, layers, layers > 0))[pair]
+        inner["recompute_layers"] = self._least(
+            np.where(layers == ALL_LAYERS, layers, (layers > 0) & (layers < ALL_LAYERS))
+        )[pair]
         return replace(self.crossing.outer.take(outer), **inner)
 
     def lightest(self, kinds: IntArray) -> Columns:

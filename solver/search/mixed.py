@@ -109,8 +109,7 @@ class _Filling:
         tail = np.maximum(least_tail_s(rows), end_tail_s(rows) + self._sums(prices.tail_s[:, :-2])[:, low])
         limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler - tail
         time, forward = self._sums(rows.layer_s), self._sums(prices.forward_s[:, :-2])
-        replayed = rows.every_layer[:, None] > 0
-        kept = np.where(replayed, prices.checkpoint_bytes, prices.activation_bytes)[:, :-2]
+        kept = rows.least_kept_bytes[:, :-2]
         states, kept = self._sums(rows.state_bytes[:, :-2]), self._sums(kept)
         held = in_flight(rows.columns)[:, : self.p].astype(np.float64)
         room = room_bytes(rows, held[:, None, :])
@@ -174,7 +173,7 @@ def may_fit(rows: Rows) -> BoolArray:
     Every chunk keeps at least one micro-batch in flight.
     """
     prices, layout = rows.prices, rows.layout
-    kept = np.where(rows.every_layer[:, None] > 0, prices.checkpoint_bytes, prices.activation_bytes)
+    kept = rows.least_kept_bytes
     spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2].max(axis=1)
     layers = (rows.state_bytes + kept)[:, :-2] @ layout.cumulative[-1].astype(np.float64)
     ends = (rows.state_bytes + kept)[:, -2:].sum(axis=1)

@@ -55,7 +55,7 @@ class _Partial:
 
 def is_branchable(row: Rows, target_s: float) -> bool:
     """Whether the patterns of a row's ranks are few enough to be tried against a time."""
-    able = row.is_uniform and row.uneven_stages and not row.only_split
+    able = row.is_uniform and row.uneven_stages and not row.only_split and not row.per_stage[0]
     passes = 2 * int(row.p[0] * row.v[0]) * int(row.m[0])
     if not able or row.p[0] == 1 or row.splits_backward[0] or passes > _MOST_PASSES:
         return False

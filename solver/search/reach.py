@@ -27,6 +27,7 @@ from solver.search.bounds import SAFETY, end_tail_s, whole_layers_s
 from solver.search.caps import Caps, layer_caps
 from solver.search.early import Early
 from solver.search.mixed import can_beat_mixed
+from solver.search.per_stage import can_be_busy
 from solver.search.rank_costs import RankCosts, column
 from solver.search.reach_split import can_beat_split
 from solver.search.rows import Rows
@@ -159,6 +160,8 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     apart = np.flatnonzero(answer & rows.splits_backward)
     some = rows.take(apart)
     answer[apart] = can_beat_split(some, layer_caps(some), step_s[apart])
+    own = np.flatnonzero(answer & rows.per_stage)
+    answer[own] = can_be_busy(rows.take(own), step_s[own])
     filled = np.flatnonzero(answer & ~rows.splits_backward)
     for batch in _batches(rows.take(filled)):
         index = filled[batch]

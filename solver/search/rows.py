@@ -11,10 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
-from solver.columns import ALL_LAYERS, BoolArray, Columns, FloatArray, IntArray
+from solver.columns import ALL_LAYERS, PER_STAGE, BoolArray, Columns, FloatArray, IntArray
 from solver.cost.assemble import Stages, assemble
 from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import fill_share, in_a_v, splits_backward
+from solver.cost.schedule import fill_share, in_a_v, in_flight, splits_backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,40 @@ class Rows:
         """Stage times and memory of every row under its split."""
         width = max(len(split) for split in splits)
         padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
-        return assemble(self.prices, self.columns, self.layout, padded)
+        return assemble(self.prices, self.columns, self.layout, padded, self.replayed_layers(padded))
+
+    def replayed(self, splits: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The recomputed layers of each stage of every row; () where all stages have the row's count."""
+        found: list[tuple[int, ...]] = [() for _ in splits]
+        for row in np.flatnonzero(self.per_stage).tolist():
+            counts = self.take([row]).replayed_layers(np.array([splits[row]]))
+            found[row] = () if counts is None else tuple(counts[0].tolist())
+        return found
+
+    def replayed_layers(self, splits: IntArray) -> IntArray | None:
+        """Layers that every chunk recomputes, (n, C): the least that fit where stages have their own count.
+
+        Those are the first of a stage, so the sum of what its first k layers spare decides. A byte more is
+        asked for than needed, so that rounding does not.
+        """
+        if not self.per_stage.any():
+            return None
+        counts = np.repeat(self.columns.recompute_layers[:, None], splits.shape[1], axis=1)
+        prices, nothing = self.prices, np.zeros_like(splits)
+        whole = assemble(prices, self.columns, self.layout, splits, nothing).peak_memory_bytes
+        held = in_flight(self.columns)[:, : whole.shape[1]]
+        with np.errstate(divide="ignore"):
+            needed = (whole - self.budget_bytes + 1.0) / (prices.reserve[:, None] * held)
+        spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2]
+        sums = spared @ self.layout.cumulative.T.astype(np.float64)
+        begin = np.cumsum(splits, axis=1) - splits
+        for row in np.flatnonzero(self.per_stage):
+            p = int(self.p[row])
+            first = begin[row, :p]
+            end = np.searchsorted(sums[row], sums[row, first] + needed[row, :p])
+            counts[row] = 0
+            counts[row, :p] = np.clip(end - first, 0, splits[row, :p])
+        return counts
 
     @property
     def is_uniform(self) -> bool:
@@ -100,9 +133,21 @@ class Rows:
         return np.asarray(self.columns.recompute_layers == ALL_LAYERS).astype(np.float64)
 
     @cached_property
+    def per_stage(self) -> BoolArray:
+        """Rows whose stages recompute as many layers as each has to (``per_stage``), shape (n,)."""
+        return np.asarray(self.columns.recompute_layers == PER_STAGE)
+
+    @cached_property
+    def least_kept_bytes(self) -> FloatArray:
+        """What a micro-batch in flight keeps of each part at least, (n, P), but for ``some_layers``."""
+        light = (self.every_layer > 0) | self.per_stage
+        return np.where(light[:, None], self.prices.checkpoint_bytes, self.prices.activation_bytes)
+
+    @cached_property
     def some_layers(self) -> IntArray:
-        """Layers recomputed in each chunk where not every one is, shape (n,)."""
-        return np.asarray(np.where(self.every_layer > 0, 0, self.columns.recompute_layers))
+        """Layers recomputed in each chunk where it is not all of them, nor a stage's own, shape (n,)."""
+        given = self.columns.recompute_layers
+        return np.asarray(np.where(given >= ALL_LAYERS, 0, given))
 
     @cached_property
     def smallest_chunk(self) -> IntArray:

@@ -37,8 +37,15 @@ def best_splits(rows: Rows) -> list[Split | None]:
     if rows.is_uniform:
         caps = layer_caps(rows)
         fits = caps.feasible(rows.layout.num_layers)
-        return [best_counts(rows, caps, row) if fits[row] else None for row in range(len(rows))]
+        return [_best_of_uniform(rows, caps, row) if fits[row] else None for row in range(len(rows))]
     return [_best_of_mixed(rows.take([row])) for row in range(len(rows))]
+
+
+def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
+    """The best split of a row with layers of one kind that has one."""
+    if rows.per_stage[row] and not rows.only_split:
+        return best_boundaries(rows.take([row]))
+    return best_counts(rows, caps, row)
 
 
 def _best_of_mixed(row: Rows) -> Split | None:
@@ -103,9 +110,10 @@ class StageTables:
         self.is_first, self.is_last = stage == 0, stage == self.p - 1
         self.forward_s = self._spread(row.prices.forward_s) + row.prices.transfer_s[0]
         beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0]
-        self.time_s = self.forward_s + beside + self._between(row.prices.replay_s, replayed=True)
         self.tail_s = self._spread(row.prices.tail_s) + row.prices.rank_tail_s[0]
         self.fits = self._legal() & (self._memory() <= row.budget_bytes)
+        replay = self._replay_s() if row.per_stage[0] else self._between(row.prices.replay_s, replayed=True)
+        self.time_s = self.forward_s + beside + replay
 
     def _between(self, price: FloatArray, *, replayed: bool = False) -> FloatArray:
         """Sum of a part price over layers i … j-1, or over the recomputed ones, (L + 1, L + 1)."""
@@ -128,12 +136,26 @@ class StageTables:
         ends = np.where(self.is_last, edge[None, :] == self.num_layers, edge[None, :] < self.num_layers)
         return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends)
 
-    def _memory(self) -> FloatArray:
-        """Peak memory in bytes, as ``assemble`` adds it up."""
+    def _replay_s(self) -> FloatArray:
+        """Seconds of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed`` counts it."""
+        prices, cumulative = self.prices, self.row.layout.cumulative.T.astype(np.float64)
+        held = in_flight(self.row.columns)[0, : self.p].astype(np.float64)[:, None, None]
+        spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2] @ cumulative
+        whole = self._memory(lightest=False)
+        needed = (whole - self.row.budget_bytes + 1.0) / (prices.reserve[0] * held)
+        start, last = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
+        end = np.searchsorted(spared, spared[start] + needed)
+        replay = prices.replay_s[0, :-2] @ cumulative
+        return np.asarray(replay[np.clip(end, start, np.maximum(last, start))] - replay[start])
+
+    def _memory(self, *, lightest: bool = True) -> FloatArray:
+        """Peak memory in bytes, as ``assemble`` adds it up; or without recomputation."""
         prices, row = self.prices, self.row
         held = in_flight(row.columns)[0, : self.p].astype(np.float64)[:, None, None]
         spared = prices.activation_bytes - prices.checkpoint_bytes
-        kept = self._spread(prices.activation_bytes) - self._between(spared, replayed=True)
+        kept = self._spread(prices.activation_bytes)
+        if lightest:
+            kept = kept - self._between(spared, replayed=True)
         head = np.where(self.is_last, prices.head_workspace_bytes[0], 0.0)
         workspace = np.maximum(head, prices.replay_workspace_bytes[0])
         used = self._spread(row.state_bytes) + held * kept + workspace + prices.buffer_bytes[0]

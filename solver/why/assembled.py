@@ -11,7 +11,7 @@ from solver.cost.assemble import Chunks, Stages, assemble, chunks_of, objective_
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.plan import Configuration
-from solver.predict import padded
+from solver.predict import padded, replayed_layers
 from solver.problem import Problem
 
 
@@ -30,12 +30,13 @@ class Assembled:
         """Price and add up; there is at least one configuration."""
         columns, splits = Columns.of(configurations), padded(configurations)
         layout, prices = LayerLayout.of(problem.model), price(problem, columns, profile)
+        replayed = replayed_layers(configurations, columns)
         return cls(
             columns=columns,
             layout=layout,
             prices=prices,
-            chunks=chunks_of(columns, layout, splits),
-            stages=assemble(prices, columns, layout, splits),
+            chunks=chunks_of(columns, layout, splits, replayed),
+            stages=assemble(prices, columns, layout, splits, replayed),
         )
 
     def objective_s(self) -> FloatArray:

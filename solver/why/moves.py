@@ -64,6 +64,7 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
         zero_shard_size=ranks if zero else 1,
         num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),
         pipeline_schedule=c.pipeline_schedule if kept else plain_schedule(*stages),
+        stage_recompute_layers=(),
         recompute_layers=_replayed(c.recompute_layers, split) if full else 0,
         stage_layers=split,
     )

@@ -1,0 +1,78 @@
+"""Full recomputation with a count of its own for every stage, under one chunk a rank.
+
+Recomputing more layers of a stage never makes it faster and always lighter, and no stage's count changes
+what another one needs. So under any split the best counts are the least ones that fit: those of stage s are
+found by themselves, and the closed form and the simulation are both least there. That makes the cost of
+layers i ... j on stage s a number, ``C[s][i, j]``, and the split is the same program over boundaries as
+without (``stages.best_boundaries``).
+
+Bounds take such a row as one that recomputes nothing and weighs what it weighs when everything is
+recomputed: no split is faster or lighter. ``can_be_busy`` adds what memory asks for: n layers on rank s
+need at least ``(n a - room) / d`` recomputed ones, a the bytes of a layer, d what recomputing one spares.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.columns import BoolArray, FloatArray
+from solver.cost.schedule import runs_all_forward_first
+from solver.search.bounds import SAFETY, end_tail_s, least_tail_s
+from solver.search.caps import held_by_rank, room_bytes
+from solver.search.rank_costs import RankCosts
+from solver.search.rows import Rows
+
+_ROUNDING = 1.0 - 1e-9
+
+
+def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
+    """Whether rows with layers of one kind may step within ``step_s``, (n,); False is a proof.
+
+    Each rank is limited by itself: by (C) with a layer on each rank before it, and by (B) with the least
+    sum of all ranks and the least tail of rank 0.
+    """
+    layers = np.arange(rows.layout.num_layers + 1, dtype=np.float64)[None, :]
+    limit = (step_s / SAFETY**2 - rows.prices.fixed_s) / rows.prices.straggler
+    able, most = np.ones(len(rows), dtype=np.bool_), np.zeros(len(rows))
+    for rank in range(int(rows.p.max(initial=1))):
+        present = rows.p > rank
+        fits = _end_s(rows, rank, layers) <= limit[:, None]
+        own = np.where(fits, layers, 0.0).max(axis=1)
+        able &= (own >= 1.0) | ~present
+        most += np.where(present, own, 0.0)
+    return np.asarray(able & (most >= rows.layout.num_layers))
+
+
+def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
+    """The least end and tail of a step with so many layers on one rank, (n, L + 1)."""
+    prices, own, col = rows.prices, RankCosts.of(rows, rank), np.newaxis
+    replayed = np.ceil(_least_replayed(rows, rank, layers))
+    replay = np.where(replayed <= layers, replayed * prices.replay_s[:, :1], np.inf)
+    time = layers * rows.layer_s[:, :1] + replay + own.time_s
+    ahead = rank * (prices.forward_s[:, 0] + prices.transfer_s) + (rank > 0) * prices.forward_s[:, -2]
+    chain = ahead[:, col] + rows.m[:, col] * time + layers * prices.tail_s[:, :1] + own.tail_s
+    early = np.where(runs_all_forward_first(rows.columns), 1.0, np.minimum(rows.m, rows.p - rank)) - 1.0
+    forward = layers * prices.forward_s[:, :1] + own.forward_s
+    tail = (
+        end_tail_s(rows)[:, col] + layers * prices.tail_s[:, :1]
+        if rank == 0
+        else least_tail_s(rows)[:, col]
+    )
+    back = rows.total_s[:, col] + replay + (rows.m - 1.0)[:, col] * time - early[:, col] * forward + tail
+    return np.asarray(np.maximum(chain, back))
+
+
+def _least_replayed(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
+    """The least number of recomputed layers, not rounded, (n, L + 1)."""
+    prices, index = rows.prices, np.minimum(rank, rows.p - 1)
+    width = int(rows.p.max(initial=1))
+    held = held_by_rank(rows, width, 1)[:, 0]
+    room = np.take_along_axis(room_bytes(rows, held[:, None]), index[:, None], axis=1)
+    own = np.take_along_axis(held, index[:, None], axis=1)
+    each = rows.state_bytes[:, :1] + own * prices.activation_bytes[:, :1]
+    spared = own * (prices.activation_bytes - prices.checkpoint_bytes)[:, :1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        needed = np.where(
+            spared > 0.0, (layers * each - room) / spared, np.where(layers * each > room, np.inf, 0.0)
+        )
+    return np.asarray(np.maximum(needed * np.where(needed > 0.0, _ROUNDING, 1.0), 0.0))
