@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -46,7 +47,7 @@ def completed(
         else:
             given = _read(raw)
             configuration = configuration_of({**_derived(given, problem), **raw})
-            _raise_any(_misfits(configuration, problem))
+            _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         here = pointer(*at)
         moved = (
@@ -129,9 +130,28 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
         "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
         "pipeline_schedule": schedule,
         "zero_shard_size": dp * cp if given.zero_stage else 1,
-        "recompute_layers": max(split) if given.recompute_granularity == "full" else 0,
+        "recompute_layers": _recomputed(given, split),
         "stage_layers": split,
     }
+
+
+def _recomputed(given: Configuration, split: Sequence[int]) -> int:
+    """Recomputed layers of each chunk: all of them, or the most that a stage of its own count has."""
+    if given.recompute_granularity != "full":
+        return 0
+    return max(given.stage_recompute_layers or split)
+
+
+def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
+    """Recomputed layers by stage are those of as many chunks, of layers that they have."""
+    own, split = configuration.stage_recompute_layers, configuration.stage_layers
+    too_many = any(count > size for count, size in zip(own, split, strict=False))
+    if own and (too_many or len(own) != len(split)):
+        yield FieldError(
+            pointer=pointer("configuration", "stage_recompute_layers"),
+            message="must be a count for each chunk, of its layers at most",
+            allowed=f"{len(split)} counts, up to {', '.join(map(str, split[:8]))}",
+        )
 
 
 def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:

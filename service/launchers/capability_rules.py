@@ -80,8 +80,6 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
             why = f": {able.offload_note}" if name == "offload" and able.offload_note else ""
             yield fault(name, f"{able.launcher} has no {value!s:.40} here{why}", allowed=words)
     partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
-    if config.stage_recompute_layers and not able.recompute_per_stage:
-        yield fault("stage_recompute_layers", f"{able.launcher} recomputes as many layers of every stage")
     if partial and not able.recompute_layer_counts:
         yield fault(
             "recompute_layers",

@@ -164,8 +164,10 @@ def interleaving_needs_full_groups(target: Target) -> Iterator[FieldError]:
 
 
 def recompute_is_known(target: Target) -> Iterator[FieldError]:
-    """None, selective or full; only full has a number of layers (``TransformerConfig``)."""
+    """None, selective or full; only full has a number of layers, one for all (``TransformerConfig``)."""
     config = target.config
+    if config.stage_recompute_layers:
+        yield fault("stage_recompute_layers", "one number of layers is recomputed on every stage")
     if config.recompute_granularity not in ("none", "selective", "full"):
         yield fault(
             "recompute_granularity",

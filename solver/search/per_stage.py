@@ -47,7 +47,7 @@ def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
     """The least end and tail of a step with so many layers on one rank, (n, L + 1)."""
     prices, own, col = rows.prices, RankCosts.of(rows, rank), np.newaxis
     replayed = np.ceil(_least_replayed(rows, rank, layers))
-    replay = np.where(replayed <= layers, replayed * prices.replay_s[:, :1], np.inf)
+    replay = np.minimum(replayed, layers) * prices.replay_s[:, :1]
     time = layers * rows.layer_s[:, :1] + replay + own.time_s
     ahead = rank * (prices.forward_s[:, 0] + prices.transfer_s) + (rank > 0) * prices.forward_s[:, -2]
     chain = ahead[:, col] + rows.m[:, col] * time + layers * prices.tail_s[:, :1] + own.tail_s
@@ -59,7 +59,7 @@ def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
         else least_tail_s(rows)[:, col]
     )
     back = rows.total_s[:, col] + replay + (rows.m - 1.0)[:, col] * time - early[:, col] * forward + tail
-    return np.asarray(np.maximum(chain, back))
+    return np.where(replayed <= layers, np.maximum(chain, back), np.inf)
 
 
 def _least_replayed(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
