@@ -46,9 +46,7 @@ class Configuration:
     context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
     rank_order: str = "tp-cp-dp-pp"  # mesh axes, fastest first: which of them crosses which link
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
-    stage_recompute_layers: tuple[
-        int, ...
-    ] = ()  # of each chunk, where they differ; empty: recompute_layers
+    stage_recompute_layers: tuple[int, ...] = ()  # of each chunk; empty: recompute_layers of every one
     stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
     replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
 
@@ -271,7 +269,8 @@ _DEFAULTS = asdict(Configuration())
 def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
     """The Configuration of ``Plan.to_json()["config"]``."""
     values = dict(raw)
-    values["stage_layers"] = tuple(values["stage_layers"])
+    for name in ("stage_layers", "stage_recompute_layers"):
+        values[name] = tuple(values.get(name, ()))
     values["stage_groups"] = tuple(StageGroup(**dict(one)) for one in values.get("stage_groups", ()))
     values["replicas"] = tuple(configuration_from_json(one) for one in values.get("replicas", ()))
     return Configuration(**values)
