@@ -269,8 +269,7 @@ _DEFAULTS = asdict(Configuration())
 def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
     """The Configuration of ``Plan.to_json()["config"]``."""
     values = dict(raw)
-    for name in ("stage_layers", "stage_recompute_layers"):
-        values[name] = tuple(values.get(name, ()))
+    values |= {name: tuple(values.get(name, ())) for name in ("stage_layers", "stage_recompute_layers")}
     values["stage_groups"] = tuple(StageGroup(**dict(one)) for one in values.get("stage_groups", ()))
     values["replicas"] = tuple(configuration_from_json(one) for one in values.get("replicas", ()))
     return Configuration(**values)
