@@ -20,6 +20,7 @@ from solver.search.rows import Rows
 
 RAISES = (1.0, 1.02, 1.06, 1.15, 1.4)  # of a first bound, tried one after the other
 FITS_AT_ALL = (1e6,)  # the same for whoever wants any plan
+_COARSE = (1.02, 1.1)  # enough for layers of one kind, whose first bounds are close
 _LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
 _MOST_LOOKS = 8
 
@@ -56,7 +57,8 @@ class Scout:
         """Raise the bounds of rows step by step, as far as no split of theirs can beat them."""
         least = self.bound_s[index]
         left = np.arange(0 if self.rows.only_split else len(index))
-        for share in self.shares:
+        coarse = self.rows.is_uniform and self.shares == RAISES
+        for share in _COARSE if coarse else self.shares:
             step = least[left] * share
             lost = ~can_beat(self.rows.take(index[left]), step)
             left = left[lost]
