@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch test-launchers clean chaos chaos-short bench-service mutants reliability
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch test-launchers clean chaos chaos-short bench-service mutants reliability client
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,13 @@ test-torch: ## what needs torch: meshwright profile, measured on this machine's 
 
 test-launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed")
 	@$(BIN)/python -m tests.launchers $(ARGS)
+
+client: $(STAMP) ## build the client's wheel into out/client, install it on its own and look at it
+	@rm -rf out/client
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir out/client ./client
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --target out/client/installed out/client/*.whl
+	@cd out/client && PYTHONPATH=installed ../../$(BIN)/python -c 'from importlib import resources; from meshwright_client.client import Client; Client("http://127.0.0.1:8420").close(); assert resources.files("meshwright_client").joinpath("py.typed").is_file()'
+	@ls out/client/*.whl
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check
@@ -105,4 +112,4 @@ collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
 	    --out profiles/catalog/collectives/network.json
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-torch .venv-peers .venv-fuzz .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .venv-torch .venv-peers .venv-fuzz .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info client/build client/*.egg-info

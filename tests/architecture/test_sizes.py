@@ -7,7 +7,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40
-ROOMS = ("profiles", "solver", "service", "workers", "migrations", "tests", "benchmarks")
+ROOMS = (
+    "profiles",
+    "solver",
+    "service",
+    "workers",
+    "migrations",
+    "client",
+    "examples",
+    "tests",
+    "benchmarks",
+)
 
 
 def python_files() -> list[Path]:

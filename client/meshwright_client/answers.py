@@ -1,0 +1,99 @@
+"""What the service answers with: jobs, and the launch files of a plan. Times are the service's, in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
+TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a running search has come."""
+
+    stage: str
+    explored: int
+    total: int
+    elapsed_s: float
+    incumbent_step_time_s: float | None = None
+    bound_step_time_s: float | None = None
+    gap: float | None = None
+    deadline: datetime | None = None  # when the search's own time limit ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProblem:
+    """Why a job failed."""
+
+    type: str
+    title: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasibility:
+    """Why nothing fits, proved."""
+
+    reasons: tuple[str, ...]  # sentences: which limit, which stage, how many GiB
+    conflicts: tuple[tuple[str, ...], ...] = ()  # limits that cannot hold together
+    changes: tuple[str, ...] = ()  # the smallest ones that make it fit
+    nearest: Mapping[str, Any] | None = None  # the configuration that lacks least, and what it lacks
+    remedies: tuple[Mapping[str, Any], ...] = ()  # the changes with the plans that they bring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job."""
+
+    id: str
+    state: State
+    created_at: datetime
+    expires_at: datetime  # unclaimed until then: expired
+    priority: int
+    attempts: int
+    cancel_requested: bool
+    links: Mapping[str, str]
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    progress: Progress | None = None
+    problem: JobProblem | None = None
+    infeasible: Infeasibility | None = None
+    request: Mapping[str, Any] | None = None  # the canonical problem; absent in a list of jobs
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is in the state in which it stays."""
+        return self.state in TERMINAL_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Jobs, newest first."""
+
+    jobs: tuple[Job, ...]
+    next_page_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A job as it was from a moment on."""
+
+    job_id: str
+    state: State
+    at: datetime
+    cancel_requested: bool
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Launch files of one plan."""
+
+    plan_id: str
+    launcher: str
+    files: Mapping[str, str]
+    warnings: tuple[str, ...]

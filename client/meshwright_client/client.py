@@ -1,0 +1,158 @@
+"""The service as a launcher calls it: submit, wait, plans, export."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from meshwright_client.answers import Export, Job, JobPage
+from meshwright_client.decoding import decoded
+from meshwright_client.files import save
+from meshwright_client.plans import Answer, Plan, PricedConfiguration
+from meshwright_client.transport import Transport
+from meshwright_client.waiting import OnProgress, Waiting
+
+PAGE_SIZE = 200  # the most that the service gives at once
+Json = Mapping[str, Any]
+
+
+class Client:
+    """One service; use as a context manager, or ``close`` it.
+
+    A request that meets 429, 502, 503, 504 or a lost connection is repeated for ``retry_s``, no sooner
+    than Retry-After says. Every method raises ``ProblemError`` (or one of its kinds) where the service
+    refuses, and ``ServiceUnavailableError`` where none answers.
+    """
+
+    def __init__(
+        self, url: str, key: str | None = None, *, timeout_s: float = 10.0, retry_s: float = 60.0
+    ) -> None:
+        """Connect to nothing yet.
+
+        Raises:
+            ValueError: ``url`` is no address, or ``key`` no key.
+        """
+        if key is not None and not (key and key.isascii() and key.isprintable()):
+            raise ValueError("the key holds characters that no key has")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            http = httpx.Client(base_url=url, headers=headers)
+        except httpx.InvalidURL:
+            raise ValueError("the url is no address") from None
+        if http.base_url.scheme not in {"http", "https"} or not http.base_url.host:
+            raise ValueError("the url is not http://HOST:PORT or https://HOST:PORT")
+        self._transport = Transport(http=http, timeout_s=timeout_s, retry_s=retry_s)
+
+    def __enter__(self) -> Client:  # noqa: PYI034 - Self needs Python 3.11
+        """The client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._transport.http.close()
+
+    def submit(self, problem: Json, *, idempotency_key: str | None = None, fresh: bool = False) -> Job:
+        """The job that answers ``problem``, the body of ``POST /v1/jobs``.
+
+        Give ``idempotency_key`` (any text of your own) where this process itself may be started again:
+        the same key gives the same job. ``fresh`` searches again even if the answer is known.
+
+        Raises:
+            InvalidRequestError: ``problem.errors`` names the fields.
+        """
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        params = {"fresh": "true"} if fresh else None
+        return decoded(
+            Job, self._transport.ask("POST", "/v1/jobs", json=dict(problem), headers=headers, params=params)
+        )
+
+    def job(self, job: Job | str) -> Job:
+        """A job as it is now."""
+        return decoded(Job, self._transport.ask("GET", f"/v1/jobs/{_id(job)}"))
+
+    def jobs(self) -> Iterator[Job]:
+        """All jobs, newest first, read page by page."""
+        token: str | None = ""
+        while token is not None:
+            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE}
+            params.update({"page_token": token} if token else {})
+            page = decoded(JobPage, self._transport.ask("GET", "/v1/jobs", params=params))
+            yield from page.jobs
+            token = page.next_page_token
+
+    def wait(
+        self,
+        job: Job | str,
+        *,
+        timeout_s: float | None = None,
+        on_progress: OnProgress = lambda _state, _progress: None,
+    ) -> Job:
+        """The job once it has ended, however it ended; ``on_progress`` hears of it meanwhile.
+
+        Raises:
+            WaitTimeoutError: it has not within ``timeout_s``; it goes on.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        waiting = Waiting(transport=self._transport, job_id=_id(job), until=until, on_progress=on_progress)
+        return waiting.finished_job()
+
+    def plans(self, job: Job | str, *, most: int | None = PAGE_SIZE) -> Answer:
+        """The answer of a finished job with its best plans: at least ``most`` of them (None: all).
+
+        Raises:
+            NotReadyError: it has no answer, or none yet.
+        """
+        path, token, answer = f"/v1/jobs/{_id(job)}/plans", "", None
+        while answer is None or (token and (most is None or len(answer.plans) < most)):
+            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE}
+            params.update({"page_token": token} if token else {})
+            page = decoded(Answer, self._transport.ask("GET", path, params=params))
+            answer = replace(page, plans=(*(answer.plans if answer else ()), *page.plans))
+            token = page.next_page_token or ""
+        return answer
+
+    def export(
+        self, plan: Plan | str, launcher: str | None = None, save_dir: str | Path | None = None
+    ) -> Export:
+        """The launch files of a plan, written below ``save_dir`` where that is given.
+
+        ``launcher``: the problem's own, unless named.
+
+        Raises:
+            InvalidRequestError: the launcher cannot express this plan.
+        """
+        plan_id = plan if isinstance(plan, str) else plan.plan_id
+        params = {"launcher": launcher} if launcher else None
+        export = decoded(Export, self._transport.ask("GET", f"/v1/plans/{plan_id}/export", params=params))
+        if save_dir is not None:
+            save(export.files, Path(save_dir))
+        return export
+
+    def cancel(self, job: Job | str) -> Job:
+        """The job after the wish to cancel it; a finished one stays as it is."""
+        return decoded(Job, self._transport.ask("POST", f"/v1/jobs/{_id(job)}:cancel"))
+
+    def predict(
+        self, problem: Json, configuration: Json | None = None, *, launch_file: Json | None = None
+    ) -> PricedConfiguration:
+        """What the cost model expects of your own configuration, or of the launch file that runs it."""
+        parts = {"problem": problem, "configuration": configuration, "launch_file": launch_file}
+        body = {name: dict(part) for name, part in parts.items() if part is not None}
+        return decoded(PricedConfiguration, self._transport.ask("POST", "/v1/predictions", json=body))
+
+
+def _id(job: Job | str) -> str:
+    return job if isinstance(job, str) else job.id

@@ -1,0 +1,173 @@
+"""The plans of an answer, in the service's own words (glossary names; units stand in the names)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from meshwright_client.answers import Infeasibility, State
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageGroup:
+    """Where one pipeline stage of a mixed cluster runs."""
+
+    group: str
+    num_gpus: int
+    num_nodes: float
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """How one training job is split over GPUs; 1 is off."""
+
+    tensor_parallel_size: int = 1
+    sequence_parallel: bool = False
+    pipeline_parallel_size: int = 1
+    virtual_pipeline_size: int = 1
+    context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    expert_tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    zero_stage: int = 0
+    zero_shard_size: int = 1
+    micro_batch_size: int = 1
+    num_microbatches: int = 1
+    pipeline_schedule: str = "none"
+    recompute_granularity: str = "none"
+    recompute_layers: int = 0
+    offload: str = "none"
+    context_parallel_mode: str = "ring"
+    rank_order: str = "tp-cp-dp-pp"
+    stage_layers: tuple[int, ...] = ()  # of each chunk in model order
+    stage_groups: tuple[StageGroup, ...] = ()
+    replicas: tuple[Configuration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """One pipeline rank of one plan."""
+
+    stage: int
+    layers: int
+    memory_bytes: Mapping[str, int]  # by term
+    peak_memory_bytes: int
+    compute_s: float  # of one micro-batch
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the cost model expects of one configuration."""
+
+    step_time_s: float
+    step_time_low_s: float  # 80 % interval
+    step_time_high_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    hfu: float
+    peak_flops_per_gpu: float
+    bubble_fraction: float
+    peak_memory_bytes: int  # of the heaviest stage
+    memory_limit_bytes: int
+    heaviest_stage: int
+    out_of_memory_probability: float
+    time_breakdown_s: Mapping[str, float]
+    stages: tuple[StagePrediction, ...]
+    extrapolated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One ranked plan; ``outlook``, ``why`` and ``odds`` stay as the service wrote them."""
+
+    plan_id: str
+    rank: int
+    config: Configuration
+    prediction: Prediction
+    objective_s: float
+    certified_by: tuple[str, ...] = ()
+    outlook: Mapping[str, Any] | None = None
+    why: Mapping[str, Any] | None = None
+    odds: Mapping[str, Any] | None = None
+    workload: Mapping[str, str] = field(default_factory=dict)
+    launchers: tuple[str, ...] = ()
+    point: int | None = None  # of a sweep: the place in ``points`` of what it answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point of a sweep with its best plan and its certificate."""
+
+    point: int
+    values: Mapping[str, bool | int | str]  # of every axis
+    job_id: str | None
+    reused: bool
+    state: State
+    status: Status | None
+    certified_by: tuple[str, ...]
+    gap: float | None
+    bound_step_time_s: float | None
+    plan_id: str | None
+    config: Configuration | None
+    rank: int | None
+    score: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    num_gpus: int | None
+    peak_memory_bytes: int | None
+    efficient: bool
+    infeasible: str | None
+    problem: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer of a job: its certificate and its plans, best first."""
+
+    job_id: str
+    state: State
+    status: Status
+    certified_by: tuple[str, ...]
+    objective_gap: float | None
+    objective_excess: float | None
+    bound_step_time_s: float | None
+    gap: float | None
+    space_size: int
+    legal: int
+    fit: int
+    explored: int
+    counts: Mapping[str, int]
+    elapsed_s: float
+    seed: int
+    versions: Mapping[str, str]
+    warnings: tuple[str, ...]
+    infeasible: Infeasibility | None
+    num_gpus_used: int | None
+    peak_flops: float | None
+    notes: Mapping[str, str]
+    plans: tuple[Plan, ...]
+    objective: Mapping[str, Any] | None = None
+    baseline: Mapping[str, Any] | None = None
+    pareto: Mapping[str, Any] | None = None
+    points: tuple[Point, ...] | None = None
+    next_page_token: str | None = None  # None: these are all plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedConfiguration:
+    """What the cost model expects of a configuration of the caller's own."""
+
+    config: Configuration  # completed: what was left out is filled in
+    prediction: Prediction
+    breaks: tuple[str, ...]  # rules of the search space
+    why: Mapping[str, Any]
+    profile: str
+    launcher: str | None = None
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()

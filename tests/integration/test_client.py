@@ -1,0 +1,270 @@
+"""The client against a real server, while the server and the network between them fail."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from meshwright_client.answers import Job, Progress, State
+from meshwright_client.client import Client
+from meshwright_client.errors import (
+    IdempotencyConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    WaitTimeoutError,
+)
+from service.db import migrations
+from service.db.database import Database
+from service.engine.job_engine import JobEngine
+from service.keys import Keys, NewKey
+from tests.builders import a_plan, an_answer
+from tests.faulty_proxy import break_off_after, faulty_proxy, lose_answer, refuse
+from tests.job_records import SUCCESS, TINY_PROBLEM, claimed
+from tests.servers import ROOT, RunningServer, Settings, free_port, serving, until
+from workers.outcome import outcome_of
+
+LONG_S = 60.0  # long enough to be waited for by events
+
+
+class Waiter:
+    """A launcher that waits for a job on a thread of its own."""
+
+    def __init__(self, client: Client, job: Job) -> None:
+        self.states: list[State] = []
+        self.found: list[Job] = []
+        self._thread = threading.Thread(target=self._wait, args=[client, job])
+        self._thread.start()
+
+    def heard(self, state: State, _progress: Progress | None) -> None:
+        self.states.append(state)
+
+    def job(self) -> Job:
+        self._thread.join(30)
+        assert self.found, "it waits for ever"
+        return self.found[0]
+
+    def _wait(self, client: Client, job: Job) -> None:
+        self.found.append(client.wait(job, timeout_s=LONG_S, on_progress=self.heard))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return {
+        "database_url": f"sqlite:///{tmp_path / 'jobs.db'}",
+        "workers": "0",
+        "event_heartbeat_s": "0.3",
+        "port": str(free_port()),
+        "grace_s": "1",
+    }
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[JobEngine]:
+    database = Database(settings["database_url"])
+    migrations.upgrade(database)
+    yield JobEngine(database, lease_s=30.0)
+    database.close()
+
+
+@pytest.fixture
+def server(settings: Settings, engine: JobEngine) -> Iterator[RunningServer]:
+    del engine  # the database is there before the server
+    with serving(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[Client]:
+    with Client(server.url) as made:
+        yield made
+
+
+def test_the_example_submits_waits_and_writes_launch_files(settings: Settings, tmp_path: Path) -> None:
+    problem = ROOT / "examples" / "llama-3.1-70b-128xh100.json"
+    with serving({**settings, "workers": "1"}) as server:
+        variables = {"MESHWRIGHT_URL": server.url, "PYTHONPATH": str(ROOT / "client")}
+        script = ROOT / "examples" / "launcher_client.py"
+        words: list[str | Path] = [sys.executable, script, problem, tmp_path / "run"]
+        for _ in range(2):  # the second time it finds its job
+            done = subprocess.run(
+                words, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        with Client(server.url) as client:
+            assert len(list(client.jobs())) == 1
+    assert "optimal:" in done.stdout
+    files = list((tmp_path / "run").iterdir())
+    assert all(str(path) in done.stdout for path in files)
+    assert any(os.access(path, os.X_OK) for path in files)
+
+
+def test_a_server_killed_and_started_again_while_a_client_waits_costs_it_nothing(
+    settings: Settings, engine: JobEngine
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(settings))
+        client = stack.enter_context(Client(server.url))
+        waiter = Waiter(client, client.submit(TINY_PROBLEM))
+        until(lambda: waiter.states == ["queued"])
+        server.process.kill()
+        server.process.wait()
+        claim = claimed(engine)
+        engine.complete(claim, SUCCESS)  # while no server is there
+        with serving(settings):
+            assert waiter.job().state == "succeeded"
+        assert waiter.states[:3] == ["queued", "running", "succeeded"]  # no event is lost, none told twice
+
+
+def test_a_broken_off_stream_goes_on_after_the_last_whole_event(
+    server: RunningServer, engine: JobEngine
+) -> None:
+    with faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.then("/events", break_off_after(1))  # in the middle of the second one
+        waiter = Waiter(client, client.submit(TINY_PROBLEM))
+        until(lambda: waiter.states == ["queued"])
+        claim = claimed(engine)
+        until(lambda: "running" in waiter.states)
+        engine.complete(claim, SUCCESS)
+        assert waiter.job().state == "succeeded"
+        first, second = proxy.of("/events")
+        assert "last-event-id" not in first.headers
+        assert second.headers["last-event-id"] == "1"  # the queued one's
+        assert waiter.states[:3] == ["queued", "running", "succeeded"]
+
+
+def test_where_no_events_come_through_the_client_polls(server: RunningServer, engine: JobEngine) -> None:
+    with faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.then("/events", *[refuse(503, retry_after="0")] * 9)
+        waiter = Waiter(client, client.submit(TINY_PROBLEM))
+        until(lambda: "queued" in waiter.states)
+        engine.complete(claimed(engine), SUCCESS)
+        assert waiter.job().state == "succeeded"
+        assert len(proxy.of("/events")) == 3
+        assert "wait=" in proxy.seen[-1].path
+
+
+def test_an_answer_lost_on_its_way_is_asked_for_again_with_the_same_key(server: RunningServer) -> None:
+    with faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.then("/v1/jobs", lose_answer, lose_answer)
+        job = client.submit(TINY_PROBLEM)
+        assert [one.id for one in client.jobs()] == [job.id]
+        posts = [one for one in proxy.seen if one.method == "POST"]
+        assert len(posts) == 3
+        assert len({one.headers["idempotency-key"] for one in posts}) == 1
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_the_client_comes_back_when_it_is_told_to(server: RunningServer, status: int) -> None:
+    with faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.then("/v1/jobs", refuse(status, retry_after="1"))
+        began = time.monotonic()
+        assert client.submit(TINY_PROBLEM).state == "queued"
+        assert 1.0 <= time.monotonic() - began < 5.0
+
+
+def test_a_service_that_stays_away_is_given_up_in_time(server: RunningServer) -> None:
+    with faulty_proxy(server.url) as proxy, Client(proxy.url, retry_s=0.5) as client:
+        proxy.then("/v1/jobs", *[refuse(503, retry_after="1")] * 9)
+        began = time.monotonic()
+        with pytest.raises(ServerError) as refused:
+            client.submit(TINY_PROBLEM)
+        assert refused.value.problem.status == 503
+        assert time.monotonic() - began < 0.5  # it does not come back before it was told to
+    with Client(f"http://127.0.0.1:{free_port()}", retry_s=0.5) as nobody:
+        began = time.monotonic()
+        with pytest.raises(ServiceUnavailableError, match="ConnectError"):
+            nobody.submit(TINY_PROBLEM)
+        assert time.monotonic() - began < 3.0
+
+
+def test_one_key_makes_one_job_and_another_body_under_it_is_refused(client: Client) -> None:
+    first = client.submit(TINY_PROBLEM, idempotency_key="run-7")
+    assert client.submit(TINY_PROBLEM, idempotency_key="run-7").id == first.id
+    assert [job.id for job in client.jobs()] == [first.id]
+    with pytest.raises(IdempotencyConflictError) as refused:
+        client.submit({**TINY_PROBLEM, "launcher": "deepspeed"}, idempotency_key="run-7")
+    assert refused.value.problem.status == 422
+
+
+def test_a_wrong_problem_is_refused_with_its_fields(client: Client) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        client.submit({**TINY_PROBLEM, "launcher": "megatron-ml"})
+    (fault,) = refused.value.problem.errors or ()
+    assert fault.pointer == "/launcher"
+    assert "megatron-lm" in fault.message
+    assert refused.value.problem.request_id
+    assert "/launcher: " in str(refused.value)
+
+
+def test_what_is_not_there_or_not_ready_has_errors_of_its_own(client: Client) -> None:
+    with pytest.raises(NotFoundError):
+        client.job("0" * 32)
+    job = client.submit(TINY_PROBLEM)
+    with pytest.raises(NotReadyError):
+        client.plans(job)
+
+
+def test_a_job_that_does_not_end_in_time_is_told_with_its_state(client: Client) -> None:
+    job = client.submit(TINY_PROBLEM)
+    began = time.monotonic()
+    with pytest.raises(WaitTimeoutError) as late:
+        client.wait(job, timeout_s=1.0)
+    assert 1.0 <= time.monotonic() - began < 3.0
+    assert late.value.job.state == "queued"
+
+
+def test_a_cancelled_job_is_cancelled_as_often_as_one_likes(client: Client) -> None:
+    job = client.submit(TINY_PROBLEM)
+    assert {client.cancel(job).state, client.cancel(job.id).state} == {"cancelled"}
+    assert client.wait(job, timeout_s=LONG_S).state == "cancelled"
+
+
+def test_a_full_queue_is_an_error_of_its_own(settings: Settings, engine: JobEngine) -> None:
+    del engine
+    with serving({**settings, "max_queued_jobs": "1"}) as server, Client(server.url, retry_s=0.1) as client:
+        client.submit(TINY_PROBLEM)
+        with pytest.raises(TooManyRequestsError):
+            client.submit({**TINY_PROBLEM, "launcher": "deepspeed"})
+
+
+def test_a_key_opens_the_service_and_a_wrong_one_does_not(
+    server: RunningServer, settings: Settings
+) -> None:
+    database = Database(settings["database_url"])
+    _, token = Keys(database, actor="test").create(NewKey(tenant="launchers"))
+    database.close()
+    with Client(server.url, token) as own, Client(server.url, token[:-1] + "!") as other:
+        assert own.submit(TINY_PROBLEM).state == "queued"
+        with pytest.raises(UnauthorizedError):
+            other.submit(TINY_PROBLEM)
+
+
+def test_a_configuration_of_ones_own_is_priced(client: Client) -> None:
+    priced = client.predict(TINY_PROBLEM, {"tensor_parallel_size": 2, "data_parallel_size": 4})
+    assert priced.config.tensor_parallel_size == 2
+    low, high = priced.prediction.step_time_low_s, priced.prediction.step_time_high_s
+    assert 0 < low < priced.prediction.step_time_s < high
+
+
+@pytest.mark.parametrize("most", [1, None])
+def test_plans_are_read_page_by_page(
+    client: Client, engine: JobEngine, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two plans on pages of one."""
+    monkeypatch.setattr("meshwright_client.client.PAGE_SIZE", 1)
+    job = client.submit(TINY_PROBLEM)
+    found = an_answer(a_plan(plan_id="aaa"), a_plan(plan_id="bbb", rank=2))
+    engine.complete(claimed(engine), outcome_of(found, cache_key="k", cancelled=False))
+    answer = client.plans(client.wait(job, timeout_s=LONG_S), most=most)
+    assert [plan.rank for plan in answer.plans] == ([1] if most else [1, 2])

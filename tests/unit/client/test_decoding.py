@@ -1,0 +1,87 @@
+import json
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright_client import answers, errors, plans
+from meshwright_client.decoding import decoded
+from meshwright_client.errors import UnexpectedAnswerError
+from tests.builders import a_plan
+
+SCHEMAS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[3] / "docs" / "openapi.json").read_text()
+)["components"]["schemas"]
+PROGRESS = {"stage": "solving", "explored": 3, "total": 7, "elapsed_s": 1}
+EVENT = {"job_id": "a", "state": "running", "at": "2026-11-20T14:00:00Z", "cancel_requested": False}
+
+
+@pytest.mark.parametrize(
+    ("record", "schema"),
+    [
+        (answers.Job, "JobDetail"),
+        (answers.JobPage, "JobPage"),
+        (answers.Progress, "ProgressView"),
+        (answers.Event, "EventView"),
+        (answers.Export, "ExportView"),
+        (answers.Infeasibility, "Infeasibility"),
+        (errors.Problem, "ProblemView"),
+        (errors.FieldFault, "FaultView"),
+        (plans.Answer, "AnswerView"),
+        (plans.Plan, "RankedPlan"),
+        (plans.Point, "PointView"),
+        (plans.Configuration, "Configuration"),
+        (plans.StageGroup, "StageGroup"),
+        (plans.Prediction, "Prediction"),
+        (plans.StagePrediction, "StagePrediction"),
+        (plans.PricedConfiguration, "PredictionView"),
+    ],
+)
+def test_a_record_has_the_fields_that_the_service_documents(record: Any, schema: str) -> None:  # noqa: ANN401
+    assert {field.name for field in fields(record)} == set(SCHEMAS[schema]["properties"])
+
+
+def test_a_plan_as_the_service_writes_it_is_read_whole() -> None:
+    plan = a_plan(plan_id="aaa")
+    read = decoded(plans.Plan, json.loads(json.dumps(plan.to_json())))
+    assert read.plan_id == "aaa"
+    assert read.config.stage_layers == plan.config.stage_layers
+    assert read.prediction.step_time_s == plan.prediction.step_time_s
+    assert [stage.memory_bytes for stage in read.prediction.stages] == [
+        dict(stage.memory_bytes) for stage in plan.prediction.stages
+    ]
+
+
+def test_moments_are_in_utc_and_whole_numbers_are_numbers() -> None:
+    event = decoded(answers.Event, {**EVENT, "progress": PROGRESS})
+    assert event.at == datetime(2026, 11, 20, 14, tzinfo=UTC)
+    assert event.progress is not None
+    assert (event.progress.elapsed_s, event.progress.gap) == (1.0, None)
+
+
+def test_what_a_newer_service_adds_is_left_out() -> None:
+    event = decoded(answers.Event, {**EVENT, "mood": "fine", "state": "paused"})
+    assert str(event.state) == "paused"
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"at": None}, "/at"),
+        ({"at": "yesterday"}, "/at"),
+        ({"cancel_requested": 1}, "/cancel_requested"),
+        ({"progress": []}, "/progress"),
+        ({"progress": {**PROGRESS, "explored": True}}, "/progress/explored"),
+        ({"progress": {"stage": "solving"}}, "/progress/explored"),
+    ],
+)
+def test_what_is_no_such_record_is_refused_by_place(changes: dict[str, object], where: str) -> None:
+    with pytest.raises(UnexpectedAnswerError, match=f"^{where}: "):
+        decoded(answers.Event, {**EVENT, **changes})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(UnexpectedAnswerError, match=r"^/at: missing"):
+        decoded(answers.Event, {name: value for name, value in EVENT.items() if name != "at"})
