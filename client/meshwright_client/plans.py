@@ -44,6 +44,7 @@ class Configuration:
     context_parallel_mode: str = "ring"
     rank_order: str = "tp-cp-dp-pp"
     stage_layers: tuple[int, ...] = ()  # of each chunk in model order
+    stage_recompute_layers: tuple[int, ...] = ()  # where stages differ
     stage_groups: tuple[StageGroup, ...] = ()
     replicas: tuple[Configuration, ...] = ()
 
