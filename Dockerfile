@@ -1,6 +1,6 @@
 # One image for every process of the service: the API, the workers and the migrations.
 
-FROM python:3.11-slim AS build
+FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/meshwright
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -12,12 +12,12 @@ COPY workers workers
 COPY migrations migrations
 RUN /opt/meshwright/bin/pip install --constraint constraints.txt .
 
-FROM python:3.11-slim
-RUN useradd --system --uid 10001 --create-home meshwright
+FROM python:3.11-slim-bookworm
+RUN groupadd --gid 10001 meshwright && useradd --system --uid 10001 --gid 10001 --create-home meshwright
 COPY --from=build /opt/meshwright /opt/meshwright
 COPY docker/entrypoint.sh /usr/local/bin/meshwright-entrypoint
 ENV PATH=/opt/meshwright/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-USER meshwright
+USER 10001:10001
 WORKDIR /home/meshwright
 EXPOSE 8420
 ENTRYPOINT ["meshwright-entrypoint"]

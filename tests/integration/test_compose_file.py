@@ -113,6 +113,49 @@ def test_a_full_queue_refuses_hints_and_evicts_none() -> None:
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
 
 
+def test_every_image_has_a_tag_that_says_its_version() -> None:
+    for name, service in SERVICES.items():
+        image = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", service["image"])
+        assert re.fullmatch(r"[a-z]+:\d+\.\d+(\.\d+)?(-alpine)?", image), name
+        if name in OURS:
+            assert image == f"meshwright:{PROJECT['project']['version']}"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nobody_is_root_writes_outside_of_volumes_or_takes_all_of_the_machine(name: str) -> None:
+    service = SERVICES[name]
+    assert int(service["user"].split(":")[0]) > 0
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+
+
+def test_what_is_written_lies_on_a_volume_or_in_memory() -> None:
+    assert SERVICES["postgres"]["volumes"] == ["postgres:/var/lib/postgresql/data"]
+    assert [mount.split(":")[0].split("/")[-1] for mount in SERVICES["postgres"]["tmpfs"]] == [
+        "tmp",
+        "postgresql",
+    ]
+    assert SERVICES["redis"]["volumes"] == ["redis:/data"]
+    for name in OURS:
+        assert SERVICES[name]["tmpfs"][0].startswith("/tmp:")  # noqa: S108
+
+
+def test_a_search_meets_its_own_memory_limit_before_the_container_does() -> None:
+    limit = SERVICES["worker"]["deploy"]["resources"]["limits"]["memory"]
+    assert limit == "4g"
+    assert int(environment_of("worker")["MESHWRIGHT_WORKER_MEMORY_BYTES"]) <= 0.75 * 4 * 2**30
+
+
+def test_every_process_has_time_to_leave() -> None:
+    grace_s = {name: int(one.get("stop_grace_period", "0s").rstrip("s")) for name, one in SERVICES.items()}
+    # the API: open requests within MESHWRIGHT_GRACE_S; a worker: 2 s to stop a search, then it is stored
+    assert grace_s["api"] >= 2 * float(environment_of("api")["MESHWRIGHT_GRACE_S"])
+    assert grace_s["worker"] >= 2.0 + 10.0
+    assert min(grace_s["postgres"], grace_s["redis"]) >= 30
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_every_variable_is_one_that_the_settings_read_and_accept(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -212,12 +255,13 @@ def test_the_image_has_every_package_of_the_project() -> None:
 
 def test_the_image_is_pinned_unprivileged_and_names_no_index() -> None:
     images = re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.MULTILINE)
-    assert set(images) == {"python:3.11-slim"}
+    assert set(images) == {"python:3.11-slim-bookworm"}
     assert "--constraint constraints.txt" in DOCKERFILE
     assert not re.search(r"https?://|index-url", DOCKERFILE)
     user = re.findall(r"^USER (\S+)", DOCKERFILE, flags=re.MULTILINE)
-    assert user == ["meshwright"]
-    assert DOCKERFILE.index("USER meshwright") < DOCKERFILE.index("ENTRYPOINT")
+    assert user == ["10001:10001"]  # a number, so that an orchestrator sees that it is not root
+    assert "--uid 10001 " in DOCKERFILE
+    assert DOCKERFILE.index("USER 10001") < DOCKERFILE.index("ENTRYPOINT")
 
 
 def test_the_image_serves_by_default() -> None:
