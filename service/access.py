@@ -1,4 +1,4 @@
-"""Who is calling: a key's tenant and scope, or, where there never was a key, the one local user.
+"""Who is calling: the tenant and scope of a key or session; where there never was a key, the local user.
 
 A database that has, or ever had, a key demands one of every caller. What was looked up counts for
 ``REMEMBER_S``: a key that another process revokes, or that expires, is refused at most that much later.
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from service.db import key_records
 from service.db.database import Database
+from service.db.session_records import session_key
 from service.errors import ForbiddenError, UnauthorizedError
 from service.keys import DEFAULT_TENANT, SCOPES, hash_of, id_of
+from service.sessions import is_session
 
 REMEMBER_S = 1.0
 MAX_REMEMBERED = 4096
@@ -59,7 +61,7 @@ class Access:
         return caller if now < good_until else None
 
     def identify(self, token: str | None) -> Caller:
-        """The caller that a token, or the absence of one, stands for.
+        """The caller that the token of a key or a session, or the absence of one, stands for.
 
         Raises:
             UnauthorizedError: keys are demanded, and this is none, or one that is revoked or expired.
@@ -97,6 +99,8 @@ class Access:
 
     def _lookup(self, token: str) -> Caller:
         """The caller of a usable key; hashes are compared in constant time, also for an unknown id."""
+        if is_session(token):
+            return self._of_session(token)
         key_id = id_of(token)
         with self._database.read() as connection:
             found = key_records.find_key(connection, key_id) if key_id else None
@@ -104,4 +108,12 @@ class Access:
         same = hmac.compare_digest(stored, hash_of(token))
         if key is None or not same or not key.usable:
             raise UnauthorizedError("this key is not usable: unknown, revoked or expired")
+        return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id)
+
+    def _of_session(self, token: str) -> Caller:
+        """The caller of a session: its key must still be usable."""
+        with self._database.read() as connection:
+            key = session_key(connection, hash_of(token))
+        if key is None or not key.usable:
+            raise UnauthorizedError("the session has ended: sign in again")
         return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,19 +94,26 @@ class Jobs:
         with self._database.read() as connection:
             return events_after(connection, tenant, job_id, after=after, limit=MAX_EVENTS)
 
-    def page(self, tenant: str, *, page_size: int, page_token: str | None) -> Page[JobSummary]:
-        """Jobs, newest first.
+    def page(
+        self, tenant: str, *, page_size: int, page_token: str | None, state: str | None = None
+    ) -> Page[JobSummary]:
+        """Jobs, newest first; all, or those in one state.
 
         Raises:
             BadPageTokenError: the token is not one of ours.
         """
         before = decode_token(page_token, float, str) if page_token else None
         with self._database.read() as connection:
-            found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before)
+            found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before, state=state)
         shown = found[:page_size]
         more = len(found) > page_size
         token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
         return Page(items=tuple(shown), next_page_token=token)
+
+    def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.Heading]:
+        """What some jobs are about, by id."""
+        with self._database.read() as connection:
+            return records.headings_of(connection, tenant, job_ids)
 
     def cancel(self, tenant: str, job_id: str, *, key: str | None = None) -> JobRecord:
         """Cancel a job, and with a sweep its points; a finished one stays as it is.

@@ -26,6 +26,7 @@ from service.errors import ServerStartError
 from service.file_lock import owned
 from service.settings import LOOPBACK_HOSTS, Settings
 from service.supervisor import Supervisor
+from service.web.install import install
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +48,10 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
 
 def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
     """Run uvicorn on a bound socket until a signal; it closes within the grace period."""
+    app = create_app(settings, is_stopping=lambda: server.should_exit)
+    install(app)
     config = uvicorn.Config(
-        create_app(settings, is_stopping=lambda: server.should_exit),
+        app,
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
         http=ProblemProtocol,
         log_config=None,

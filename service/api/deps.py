@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,6 +32,8 @@ from service.telemetry import current_traceparent
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C, level 1
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_PAGE_SIZE = 200
+SESSION_COOKIE = "meshwright_session"
+_READING = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +81,29 @@ async def authorize(
         UnauthorizedError: keys are demanded, and the caller has none that is usable.
         ForbiddenError: the key's scope does not include this address.
     """
-    access, token = service_of(request).access, given.credentials if given else None
+    token = given.credentials if given else None
+    if token is None and request.method in _READING:
+        token = session_of(request)  # never for writing: a browser sends it along unasked
+    await admit(request, token, wanted.scopes)
+
+
+def session_of(request: Request) -> str | None:
+    """The token of the session that a browser is in."""
+    return request.cookies.get(SESSION_COOKIE)
+
+
+async def admit(request: Request, token: str | None, scopes: Iterable[str]) -> None:
+    """Find out whose a token is, and remember it for the rest of the request.
+
+    Raises:
+        UnauthorizedError: keys are demanded, and this is none that is usable.
+        ForbiddenError: its scope is too narrow.
+    """
+    access = service_of(request).access
     caller = access.remembered(token)
     if caller is None:
         caller = await run_in_threadpool(access.identify, token)
-    for scope in wanted.scopes:
+    for scope in scopes:
         caller.require(scope)
     request.state.caller = caller
     add(tenant=caller.tenant)

@@ -127,10 +127,17 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
 
 
 def newest_jobs(
-    connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
+    connection: Connection,
+    tenant: str,
+    *,
+    limit: int,
+    before: tuple[float, str] | None,
+    state: str | None = None,
 ) -> list[JobSummary]:
     """Up to ``limit`` jobs that were submitted, newest first, after ``before`` (created_at_s, id)."""
     query = select(*_SUMMARY).where(jobs.c.tenant == tenant, _SUBMITTED)
+    if state is not None:
+        query = query.where(jobs.c.state == state)
     if before is not None:
         query = query.where(tuple_(jobs.c.created_at_s, jobs.c.id) < before)
     query = query.order_by(jobs.c.created_at_s.desc(), jobs.c.id.desc()).limit(limit)
@@ -197,3 +204,27 @@ def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_
         .limit(1)
     )
     return connection.execute(query).scalar_one_or_none()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What a list shows of a question."""
+
+    model: str
+    cluster: str
+    num_nodes: int  # of the first group
+
+
+def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, Heading]:
+    """What some jobs of this tenant are about, by id; their bodies stay where they are."""
+    question = jobs.c.request
+    query = select(
+        jobs.c.id,
+        question[("model", "name")].as_string().label("model"),
+        question[("cluster", "name")].as_string().label("cluster"),
+        question[("cluster", "groups", 0, "num_nodes")].as_integer().label("num_nodes"),
+    ).where(jobs.c.tenant == tenant, jobs.c.id.in_(job_ids))
+    return {
+        row.id: Heading(model=row.model or "", cluster=row.cluster or "", num_nodes=row.num_nodes or 0)
+        for row in connection.execute(query)
+    }

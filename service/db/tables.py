@@ -170,6 +170,16 @@ api_keys = Table(
     Index(None, "tenant", "created_at_s", "id"),
 )
 
+# Somebody who signed in to the pages: what a browser holds instead of a key.
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("token_sha256", String(64), primary_key=True),
+    Column("key_id", ForeignKey("api_keys.id", ondelete="CASCADE"), nullable=False),
+    Column("expires_at_s", Double, nullable=False),
+    Index(None, "expires_at_s"),
+)
+
 audit = Table(
     "audit",
     metadata,

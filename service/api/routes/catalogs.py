@@ -18,6 +18,7 @@ from service.api.deps import (
     BodyDep,
     CallerDep,
     PageToken,
+    Service,
     ServiceDep,
     TenantDep,
 )
@@ -48,7 +49,7 @@ def _entry(kind: Kind, name: str) -> dict[str, Any]:
     return {**asdict(found), "name": name, "origin": "catalog"}
 
 
-def _page(service: ServiceDep, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
+def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
     """The catalog's and the tenant's entries together, by name."""
     after = decode_name(token) if token else ""
     stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
@@ -75,7 +76,9 @@ def _view(kind: Kind, record: DefinitionRecord) -> DefinitionView:
     )
 
 
-def _found(service: ServiceDep, tenant: str, kind: Kind, name: str, version: int | None) -> DefinitionView:
+def definition_of(
+    service: Service, tenant: str, kind: Kind, name: str, version: int | None
+) -> DefinitionView:
     """One definition of the catalog or of the tenant's own.
 
     Raises:
@@ -100,7 +103,7 @@ def _add_reading(kind: Kind) -> None:
         page_size: PageSize = MAX_PAGE_SIZE,
         page_token: PageToken = None,
     ) -> CatalogView:
-        return _page(service, tenant, kind, page_size, page_token)
+        return page_of(service, tenant, kind, page_size, page_token)
 
     def fetch(
         name: str,
@@ -109,7 +112,7 @@ def _add_reading(kind: Kind) -> None:
         version: Version = None,
         if_none_match: IfNoneMatch = None,
     ) -> Response:
-        view = _found(service, tenant, kind, name, version)
+        view = definition_of(service, tenant, kind, name, version)
         return tagged(view.model_dump_json(exclude_none=True), if_none_match)
 
     router.get(

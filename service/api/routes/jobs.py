@@ -19,6 +19,7 @@ from service.api.deps import (
     KeyDep,
     PageSize,
     PageToken,
+    Service,
     ServiceDep,
     TenantDep,
     origin_of,
@@ -26,11 +27,11 @@ from service.api.deps import (
 from service.api.event_stream import EventStream, event_id_of
 from service.api.openapi import EVENTS, JOB_BODY
 from service.api.problems import declared
-from service.api.schemas import JobDetail, JobPage, JobView, job_detail, job_fields
+from service.api.schemas import JobDetail, JobPage, JobView, State, job_detail, job_fields
 from service.api.sweep_views import ChildPage, child_view
 from service.api.tags import names, tagged
 from service.db.database import compact_json
-from service.db.records import JobRecord
+from service.db.records import JobRecord, Origin
 from service.engine.states import TERMINAL_STATES
 from service.intake import Submission
 from service.job_request import read_job_request
@@ -41,6 +42,39 @@ RETRY_AFTER_S = 1
 LOOK_S = 5.0  # a long poll without news looks whether its client is still there
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=declared(401, 403, 422, 503))
+
+
+def submission_of(
+    service: Service,
+    tenant: str,
+    body: Mapping[str, object],
+    *,
+    fresh: bool,
+    idempotency_key: str | None,
+    origin: Origin,
+) -> Submission:
+    """What a body submits.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
+    """
+
+    def parse(raw: Mapping[str, object]) -> Problem:
+        problem = parse_problem(service.definitions.filled_in(tenant, raw))
+        service.profiles.require(tenant, problem)
+        return problem
+
+    asked = read_job_request(body, parse)
+    return Submission(
+        problem=asked.problem,
+        body=body,
+        idempotency_key=idempotency_key,
+        fresh=fresh,
+        origin=origin,
+        priority=asked.priority,
+        deadline_s=asked.deadline_s,
+        sweep=asked.sweep,
+    )
 
 
 @router.post(
@@ -62,22 +96,8 @@ def submit(
     idempotency_key: KeyDep,
 ) -> Response:
     """Submit a problem, or a sweep of them; an identical one that is answered gives the earlier job."""
-
-    def parse(raw: Mapping[str, object]) -> Problem:
-        problem = parse_problem(service.definitions.filled_in(tenant, raw))
-        service.profiles.require(tenant, problem)
-        return problem
-
-    asked = read_job_request(body, parse)
-    submission = Submission(
-        problem=asked.problem,
-        body=body,
-        idempotency_key=idempotency_key,
-        fresh=fresh,
-        origin=origin_of(request),
-        priority=asked.priority,
-        deadline_s=asked.deadline_s,
-        sweep=asked.sweep,
+    submission = submission_of(
+        service, tenant, body, fresh=fresh, idempotency_key=idempotency_key, origin=origin_of(request)
     )
     job = service.jobs.submit(tenant, submission)
     headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_S)}
@@ -86,10 +106,14 @@ def submit(
 
 @router.get("", dependencies=[READS], response_model=JobPage, summary="List jobs")
 def list_jobs(
-    jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
+    jobs: JobsDep,
+    tenant: TenantDep,
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+    state: Annotated[State | None, Query(description="default: jobs in every state")] = None,
 ) -> Response:
     """Jobs, newest first."""
-    page = jobs.page(tenant, page_size=page_size, page_token=page_token)
+    page = jobs.page(tenant, page_size=page_size, page_token=page_token, state=state)
     view = JobPage(
         jobs=[JobView(**job_fields(job)) for job in page.items], next_page_token=page.next_page_token
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fastapi import APIRouter
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.api.deps import SUBMITS, BodyDep, ServiceDep, TenantDep
+from service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
 from service.api.openapi import PREDICTION_BODY
 from service.api.problems import declared
 from service.api.schemas import PredictionView
@@ -37,8 +37,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
 
     Answers at once, stores nothing.
     """
-    request = service.definitions.filled_in(tenant, _part(body, "problem"))
-    own = _from_launch_file(request, body) if "launch_file" in body else _as_given(request, body)
+    own = own_of_body(service, tenant, body)
     problem, configuration = own.problem, own.configuration
     service.profiles.require(tenant, problem)
     profile = service.profiles.profile_of(problem)
@@ -53,6 +52,16 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         notes=list(own.notes),
         unread=list(own.unread),
     )
+
+
+def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Own:
+    """The problem and the configuration of a body.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
+    """
+    request = service.definitions.filled_in(tenant, _part(body, "problem"))
+    return _from_launch_file(request, body) if "launch_file" in body else _as_given(request, body)
 
 
 def _as_given(request: Mapping[str, object], body: Mapping[str, object]) -> Own:

@@ -69,7 +69,7 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
     """Every pass of every pipeline rank in the Trace Event Format (Perfetto, chrome://tracing)."""
     job, body = jobs.plan(tenant, plan_id)
     problem, plan = parse_problem(job.request), plan_from_json(body)
-    found = checked_timelines(plan, *settled_for(plan, problem, _profile(service, problem)[0]))
+    found = checked_timelines(plan, *settled_for(plan, problem, profile_for(service, problem)[0]))
     if not found:
         raise NotFoundError("the plan has no timeline: no order of passes, or other costs predicted it")
     return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
@@ -77,7 +77,7 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
 
 def _page(service: Service, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
     """The page, under the policy that stands in it."""
-    profile, is_own = _profile(service, problem)
+    profile, is_own = profile_for(service, problem)
     asked = Asked(what_if="predict" if what_if and is_own else "none", what_if_budget_s=WHAT_IF_BUDGET_S)
     headers = {
         "Content-Security-Policy": f"{content_security_policy()}; frame-ancestors 'none'",
@@ -88,7 +88,7 @@ def _page(service: Service, answer: Answer, problem: Problem, *, what_if: bool) 
     return HTMLResponse(render_page(report_of(answer, problem, profile, asked)), headers=headers)
 
 
-def _profile(service: Service, problem: Problem) -> tuple[Profile, bool]:
+def profile_for(service: Service, problem: Problem) -> tuple[Profile, bool]:
     """The profile of the problem; the catalog's, and False, where its own is gone."""
     try:
         return service.profiles.profile_of(problem), True

@@ -1,0 +1,57 @@
+"""Style and scripts of the pages: served with their hash in the address, so that browsers keep them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from service.report.page import HTML
+
+STATIC = Path(__file__).parent / "static"
+_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+# The report's style and script come first: the pages are filled from its templates.
+_PATHS = {
+    "report.css": HTML / "report.css",
+    "pages.css": STATIC / "pages.css",
+    "report.js": HTML / "report.js",
+    "htmx.js": STATIC / "htmx.js",
+    "pages.js": STATIC / "pages.js",
+}
+STYLES = tuple(name for name in _PATHS if name.endswith(".css"))
+SCRIPTS = tuple(name for name in _PATHS if name.endswith(".js"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One file as it is sent."""
+
+    body: bytes
+    packed: bytes  # gzip
+    digest: str
+    media_type: str
+
+
+@cache
+def asset(name: str) -> Asset | None:
+    """A file by name; None: there is none."""
+    path = _PATHS.get(name)
+    if path is None:
+        return None
+    body = path.read_bytes()
+    return Asset(
+        body=body,
+        packed=gzip.compress(body, 9, mtime=0),
+        digest=hashlib.sha256(body).hexdigest()[:16],
+        media_type=_TYPES[path.suffix.removeprefix(".")],
+    )
+
+
+def address_of(name: str) -> str:
+    """Where a file is served; another content has another address."""
+    found = asset(name)
+    if found is None:
+        raise KeyError(name)
+    return f"/static/{found.digest}/{name}"

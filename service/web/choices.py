@@ -1,0 +1,53 @@
+"""What a form completes names from: the catalog's models and clusters, the tenant's own, its profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from profiles.cluster import ClusterSpec
+from profiles.library import cluster_names, find_cluster, find_model, model_names
+from profiles.model import ModelSpec
+from service.api.deps import MAX_PAGE_SIZE, Service
+from service.db.definition_records import Kind
+
+Names = list[tuple[str, str]]  # name, and what to know of it
+BILLION = 1e9
+
+
+def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
+    """The lists of a form, by id."""
+    profiles = service.profiles.page(tenant, page_size=MAX_PAGE_SIZE, page_token=None).items
+    return {
+        "models": [*_own(service, tenant, "model"), *_models()],
+        "clusters": [*_own(service, tenant, "cluster"), *_clusters()],
+        "profiles": [(one.id, one.title) for one in profiles],
+    }
+
+
+def words_of_model(model: ModelSpec) -> str:
+    """``70.6 B parameters``, of experts how many are used."""
+    total, used = model.num_parameters(), model.num_active_parameters()
+    size = f"{total / BILLION:.3g} B parameters"
+    return size if used == total else f"{size}, {used / BILLION:.3g} B active"
+
+
+def words_of_cluster(cluster: ClusterSpec) -> str:
+    """``8 H100 SXM 80 GB per node``, each group."""
+    return ", ".join(f"{group.gpus_per_node} {group.gpu.display_name} per node" for group in cluster.groups)
+
+
+def _own(service: Service, tenant: str, kind: Kind) -> Names:
+    """The tenant's own names."""
+    found = service.definitions.page(tenant, kind, after="", limit=MAX_PAGE_SIZE)
+    return [(one.name, f"your own, version {one.version}") for one in found]
+
+
+@cache
+def _models() -> Names:
+    return [(name, words_of_model(find_model(name))) for name in model_names()]
+
+
+@cache
+def _clusters() -> Names:
+    return [(name, words_of_cluster(find_cluster(name))) for name in cluster_names()]

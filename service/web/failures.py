@@ -1,0 +1,71 @@
+"""Errors of page addresses as pages: the same statuses and sentences as the API's, for people.
+
+The API's own addresses keep their problem documents, whoever asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+
+from service.web.rendering import page
+
+OF_THE_API = ("/v1/", "/livez", "/readyz", "/metrics", "/openapi.json")
+_HEADINGS = {
+    401: "Sign in",
+    403: "Not with this key",
+    404: "Nothing here",
+    409: "Not yet",
+    413: "Too much",
+    421: "Not for this address",
+    422: "Something is not right",
+    429: "Too many at once",
+    500: "A bug of ours",
+    503: "Back in a moment",
+}
+Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
+
+
+def install(app: FastAPI) -> None:
+    """Let every handler of the API answer with a page where a browser asks for one."""
+    for kind, handler in list(app.exception_handlers.items()):
+        app.add_exception_handler(kind, _as_page(handler))
+
+
+def _as_page(handler: Handler) -> Handler:
+    """``handler``, its problem document turned into a page."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        answered = handler(request, error)
+        response = await answered if inspect.isawaitable(answered) else answered
+        return _page_of(request, response) if _wants_page(request) else response
+
+    return handle
+
+
+def _wants_page(request: Request) -> bool:
+    """Whether a browser asks for something that is not the API's."""
+    of_the_api = (f"{request.url.path}/").startswith(tuple(f"{name.rstrip('/')}/" for name in OF_THE_API))
+    return not of_the_api and "text/html" in request.headers.get("accept", "")
+
+
+def _page_of(request: Request, response: Response) -> Response:
+    """The page of a problem document; who must sign in first is sent there."""
+    problem: Mapping[str, object] = json.loads(bytes(response.body))
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        back = request.url.path if request.method == "GET" else "/"
+        target = f"/sign-in?next={quote(back)}"
+        headers = {"HX-Redirect": target} if "hx-request" in request.headers else None
+        return RedirectResponse(target, status_code=303, headers=headers)
+    heading = _HEADINGS.get(response.status_code, str(problem["title"]))
+    shown = page(request, "failure.html", status=response.status_code, heading=heading, problem=problem)
+    for name in ("Retry-After", "Allow"):
+        if name in response.headers:
+            shown.headers[name] = response.headers[name]
+    return shown

@@ -1,0 +1,159 @@
+"""Forms: which fields there are, the request that they make, and where its faults belong.
+
+A form checks nothing by itself. What was typed becomes the request that the API would get, and the API's
+own faults, JSON pointers into that request, go back to the fields that they came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from profiles.errors import FieldError, InvalidProblemError
+from service.json_input import pointer, read_json
+
+Kind = Literal["text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json"]
+Values = Mapping[str, Sequence[str]]
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,2})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field."""
+
+    name: str
+    at: tuple[str, ...]  # where its value stands in the request
+    label: str
+    kind: Kind = "text"
+    hint: str = ""
+    default: str = ""
+    choices: tuple[tuple[str, str], ...] = ()  # value, words
+    suggestions: str = ""  # id of the list that the browser completes from
+    required: bool = False
+    placeholder: str = ""
+
+    def values(self, values: Values | None) -> Sequence[str]:
+        """What stands in the field; its default where no form was sent."""
+        if values is not None:
+            return values.get(self.name, ())
+        return (self.default,) if self.default else ()
+
+    def read(self, given: Sequence[str]) -> object:
+        """The value as the request holds it; None: the field was left empty.
+
+        Raises:
+            InvalidProblemError: at the field's place: no JSON.
+        """
+        if self.kind == "checks":
+            return list(given) or None
+        text = given[-1].strip() if given else ""
+        return self._read(text) if text else None
+
+    def _read(self, text: str) -> object:
+        """What stands in a field that is not empty."""
+        if self.kind != "json":
+            return _READERS[self.kind](text)
+        try:
+            return dict(read_json(text))
+        except InvalidProblemError as fault:
+            at = pointer(*self.at)
+            raise InvalidProblemError(replace(one, pointer=at) for one in fault.errors) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A form as a page shows it."""
+
+    values: Values | None = None  # None: nothing was sent yet
+    faults: Mapping[str, list[FieldError]] = field(default_factory=dict)  # by name of the field
+    others: tuple[FieldError, ...] = ()  # of no field
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether something must be mended."""
+        return bool(self.faults or self.others)
+
+    def opens(self, fields: Iterable[Field]) -> bool:
+        """Whether a part that is folded away must be seen: a fault is in it, or something was changed."""
+        return any(
+            one.name in self.faults or list(one.values(self.values)) not in ([], [""], [one.default])
+            for one in fields
+        )
+
+
+def request_of(fields: Iterable[Field], values: Values) -> dict[str, object]:
+    """The request that was typed; a later field takes the place of what stands there before.
+
+    Raises:
+        InvalidProblemError: some text is no JSON.
+    """
+    request: dict[str, object] = {}
+    for one in fields:
+        value = one.read(one.values(values))
+        if value is None:
+            continue
+        part = request
+        for name in one.at[:-1]:
+            inner = part.setdefault(name, {})
+            part = inner if isinstance(inner, dict) else {}
+        part[one.at[-1]] = value
+    return request
+
+
+def faulty(fields: Sequence[Field], values: Values, fault: InvalidProblemError) -> Form:
+    """The form with its faults beside the fields that they are of."""
+    placed: dict[str, list[FieldError]] = {}
+    others: list[FieldError] = []
+    for error in fault.errors:
+        found = _field_of(fields, values, tuple(error.pointer.split("/")[1:]))
+        if found is None:
+            others.append(error)
+        else:
+            placed.setdefault(found.name, []).append(error)
+    return Form(values=values, faults=placed, others=tuple(others))
+
+
+def _field_of(fields: Sequence[Field], values: Values, path: tuple[str, ...]) -> Field | None:
+    """The field that a place in the request belongs to: nearest, and rather one with something in it."""
+
+    def nearness(one: Field) -> tuple[bool, int]:
+        return any(values.get(one.name, ())), len(one.at)
+
+    holding = [one for one in fields if path[: len(one.at)] == one.at]
+    exact = [one for one in holding if one.at == path]
+    within = [one for one in fields if path and one.at[: len(path)] == path]
+    near = exact or [one for one in holding if any(values.get(one.name, ()))] or within or holding
+    near = near or [one for one in fields if path and one.at == (path[0], "name")]
+    return max(near, key=nearness) if near else None
+
+
+def _number(text: str) -> object:
+    """A number where it is one; else the text, which the request's own check will name."""
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _numbers(text: str) -> object:
+    """One number, or a list of them."""
+    found = [_number(part.strip()) for part in text.split(",")]
+    return found if len(found) > 1 else found[0]
+
+
+def _lines(text: str) -> list[str]:
+    """What stands on each line."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+_READERS: Mapping[Kind, Callable[[str], object]] = {
+    "text": str,
+    "long": str,
+    "choice": _number,  # most are words
+    "number": _number,
+    "numbers": _numbers,
+    "lines": _lines,
+    "check": bool,
+}

@@ -1,0 +1,298 @@
+"""The fields of a question: what is asked first, and what is folded away."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from service.db.records import DEFAULT_PRIORITY
+from service.job_request import MAX_PRIORITY
+from service.launchers.reading.registry import reader_names
+from service.launchers.registry import launcher_names
+from service.request_schema import WorkloadRequest
+from service.web.fields import Field
+from solver.columns import RECOMPUTE, SCHEDULES
+from solver.options import ALLOWED
+
+Choices = tuple[tuple[str, str], ...]
+
+
+def _words(name: str) -> Choices:
+    """The words that a field of the request takes."""
+    annotation = WorkloadRequest.model_fields[name].annotation
+    return tuple((str(word), str(word)) for word in get_args(annotation))
+
+
+def _open(words: tuple[str, ...]) -> Choices:
+    """Words, or none of them."""
+    return (("", "any"), *((word, word.replace("_", " ")) for word in words))
+
+
+_LAUNCHERS: Choices = (
+    *((name, name) for name in launcher_names()),
+    ("any", "any of these"),
+    ("none", "none"),
+)
+_OBJECTIVES: Choices = (
+    ("step_time", "shortest step"),
+    ("tokens_per_s_per_gpu", "most tokens per second and GPU"),
+    ("gpu_hours_per_token", "fewest GPU hours per token"),
+    ("energy_per_token", "least energy per token"),
+)
+_CERTIFY: Choices = (
+    ("cp-sat", "the best plan, by a second solver"),
+    ("cp-sat-all", "every plan, by a second solver"),
+    ("none", "by the search alone"),
+)
+_PRIORITIES: Choices = tuple(
+    (str(number), f"{number}{' first' if number == 0 else ' last' if number == MAX_PRIORITY else ''}")
+    for number in range(MAX_PRIORITY + 1)
+)
+
+MODEL = Field(
+    name="model",
+    at=("model", "name"),
+    label="Model",
+    suggestions="models",
+    required=True,
+    default="llama-3.1-70b",
+    hint="a name of the catalog, or of your own",
+)
+CONFIG = Field(
+    name="config",
+    at=("model",),
+    label="config.json of a model on Hugging Face",
+    kind="json",
+    hint="Drop the file, or paste it. It takes the place of the name above.",
+)
+CLUSTER = Field(
+    name="cluster",
+    at=("cluster", "name"),
+    label="Cluster",
+    suggestions="clusters",
+    required=True,
+    default="dgx-h100",
+    hint="the kind of node",
+)
+NODES = Field(name="num_nodes", at=("cluster", "num_nodes"), label="Nodes", kind="number", default="16")
+BATCH = Field(
+    name="batch",
+    at=("workload", "global_batch_size"),
+    label="Batch",
+    kind="numbers",
+    default="512",
+    hint="sequences per step; several with commas",
+    required=True,
+)
+SEQUENCE = Field(
+    name="seq_length",
+    at=("workload", "seq_length"),
+    label="Sequence length",
+    kind="number",
+    default="8192",
+    hint="tokens",
+    required=True,
+)
+PRECISION = Field(
+    name="precision",
+    at=("workload", "precision"),
+    label="Precision",
+    kind="choice",
+    default="bf16",
+    choices=_words("precision"),
+)
+OPTIMIZER = Field(
+    name="optimizer",
+    at=("workload", "optimizer"),
+    label="Optimizer",
+    kind="choice",
+    default="adamw",
+    choices=_words("optimizer"),
+)
+LAUNCHER = Field(
+    name="launcher",
+    at=("launcher",),
+    label="Launcher",
+    kind="choice",
+    default="megatron-lm",
+    choices=_LAUNCHERS,
+    hint="whose rules and launch files",
+)
+
+
+def _pin(name: str, short: str, label: str) -> Field:
+    """A variable with one value only."""
+    return Field(
+        name=f"pin-{short}", at=("search", "pin", name), label=label, kind="number", placeholder="any"
+    )
+
+
+PINS = (
+    _pin("tensor_parallel_size", "tp", "Tensor parallel"),
+    _pin("pipeline_parallel_size", "pp", "Pipeline parallel"),
+    _pin("virtual_pipeline_size", "vpp", "Chunks per stage"),
+    _pin("context_parallel_size", "cp", "Context parallel"),
+    _pin("expert_parallel_size", "ep", "Expert parallel"),
+    _pin("data_parallel_size", "dp", "Data parallel"),
+    _pin("zero_stage", "zero", "ZeRO stage"),
+    _pin("micro_batch_size", "mbs", "Micro-batch"),
+    Field(
+        name="pin-recompute",
+        at=("search", "pin", "recompute_granularity"),
+        label="Recompute",
+        kind="choice",
+        choices=_open(RECOMPUTE),
+    ),
+    Field(
+        name="pin-schedule",
+        at=("search", "pin", "pipeline_schedule"),
+        label="Schedule",
+        kind="choice",
+        choices=_open(SCHEDULES),
+    ),
+)
+LIMITS = (
+    Field(
+        name="objective",
+        at=("search", "objective"),
+        label="Look for",
+        kind="choice",
+        default="step_time",
+        choices=_OBJECTIVES,
+    ),
+    Field(
+        name="top_k",
+        at=("search", "top_k"),
+        label="Plans",
+        kind="number",
+        default="10",
+        hint="how many are ranked",
+    ),
+    Field(
+        name="time_limit_s",
+        at=("search", "time_limit_s"),
+        label="Time limit",
+        kind="number",
+        default="30",
+        hint="seconds of search",
+    ),
+    Field(
+        name="certify",
+        at=("search", "certify"),
+        label="Prove",
+        kind="choice",
+        default="cp-sat",
+        choices=_CERTIFY,
+    ),
+    Field(
+        name="risk",
+        at=("search", "max_out_of_memory_probability"),
+        label="Accepted risk",
+        kind="number",
+        default="0.01",
+        hint="chance to run out of memory, 0 to 1",
+    ),
+    Field(
+        name="gpus",
+        at=("search", "gpus"),
+        label="GPUs",
+        kind="choice",
+        default="all",
+        choices=(("all", "all of them"), ("fewest", "as few as can do it")),
+    ),
+    Field(
+        name="allow",
+        at=("search", "allow"),
+        label="Also try",
+        kind="checks",
+        choices=tuple((word, word) for word in ALLOWED),
+    ),
+    Field(
+        name="constraints",
+        at=("search", "constraints"),
+        label="Constraints",
+        kind="lines",
+        hint="one on each line",
+        placeholder="zero_stage == 3 => pipeline_parallel_size == 1",
+    ),
+    Field(
+        name="pareto",
+        at=("search", "pareto"),
+        label="Time against memory too",
+        kind="check",
+        hint="the whole trade-off between step time and peak memory",
+    ),
+)
+RUN = (
+    Field(
+        name="profile",
+        at=("profile",),
+        label="Profile",
+        suggestions="profiles",
+        hint="id of a calibration or a measured profile",
+    ),
+    Field(
+        name="priority",
+        at=("priority",),
+        label="Priority",
+        kind="choice",
+        default=str(DEFAULT_PRIORITY),
+        choices=_PRIORITIES,
+        hint="among your own jobs",
+    ),
+    Field(
+        name="deadline_s",
+        at=("deadline_s",),
+        label="Start within",
+        kind="number",
+        hint="seconds; else it expires",
+    ),
+)
+FIRST = (MODEL, CLUSTER, NODES, BATCH, SEQUENCE, PRECISION, OPTIMIZER, LAUNCHER)
+FRESH = Field(
+    name="fresh", at=("fresh",), label="Search again", kind="check", hint="even if the answer is known"
+)
+QUESTION = (*FIRST, CONFIG, *PINS, *LIMITS, *RUN)
+
+# A launch file says most of it itself.
+LAUNCH_FILE = Field(
+    name="launch_text",
+    at=("launch_file", "text"),
+    label="Launch file",
+    kind="long",
+    required=True,
+    hint="A script, a JSON, YAML or TOML file: drop it, or paste it.",
+)
+_READERS: Choices = (("", "found out"), *((name, name) for name in reader_names()))
+OWN_FILE = (
+    LAUNCH_FILE,
+    Field(name="launch_name", at=("launch_file", "name"), label="Its name", default="train.sh"),
+    Field(
+        name="launch_launcher",
+        at=("launch_file", "launcher"),
+        label="Written for",
+        kind="choice",
+        choices=_READERS,
+    ),
+)
+OWN_CLUSTER = (
+    CLUSTER,
+    Field(
+        name="num_nodes",
+        at=("cluster", "num_nodes"),
+        label="Nodes",
+        kind="number",
+        hint="if the file does not say",
+    ),
+)
+OWN_REST = tuple(
+    Field(
+        name=one.name,
+        at=one.at,
+        label=one.label,
+        kind=one.kind,
+        suggestions=one.suggestions,
+        choices=(("", "as in the file"), *one.choices) if one.choices else (),
+    )
+    for one in (MODEL, BATCH, SEQUENCE, PRECISION, OPTIMIZER)
+)
+OWN = (*OWN_FILE, *OWN_CLUSTER, *OWN_REST)

@@ -1,0 +1,64 @@
+"""Pages from templates: the report's, and those of this room; and the headers that every page has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader
+
+from service.access import Caller
+from service.api.deps import service_of
+from service.keys import SCOPES
+from service.report.page import HTML, environment
+from service.web.assets import SCRIPTS, STYLES, address_of
+
+TEMPLATES = Path(__file__).parent / "templates"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # no-referrer would take the Origin from the pages' own forms
+    "Cache-Control": "no-store",  # what a tenant sees is nobody's who uses the browser next
+}
+
+
+def page(request: Request, template: str, *, status: int = 200, **context: object) -> HTMLResponse:
+    """One page; ``context`` is the template's own."""
+    body = templates().get_template(template).render({**_frame(request), **context})
+    return HTMLResponse(body, status_code=status, headers=HEADERS)
+
+
+@cache
+def templates() -> Environment:
+    """The report's environment, with the templates of the pages before its own."""
+    made = environment().overlay(loader=FileSystemLoader([TEMPLATES, HTML]))
+    made.filters["moment"] = _moment
+    return made
+
+
+def _frame(request: Request) -> Mapping[str, object]:
+    """What the frame of every page shows: who is signed in, and where one is."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    reach = -1 if caller is None else SCOPES.index(caller.scope)
+    return {
+        "caller": caller,
+        "may_submit": reach >= SCOPES.index("submit"),
+        "may_administer": reach >= SCOPES.index("admin"),
+        "has_keys": service_of(request).access.has_keys,
+        "here": request.url.path,
+        "styles": [address_of(name) for name in STYLES],
+        "scripts": [address_of(name) for name in SCRIPTS],
+    }
+
+
+def _moment(time_s: float | None) -> str:
+    """Seconds since 1970 as a moment in UTC, for a ``time`` element."""
+    return "" if time_s is None else datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,91 @@
+"""Jobs: the list, one job while it is searched and once it is answered, and cancelling it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service.api.deps import READS, JobsDep, PageToken, TenantDep
+from service.api.schemas import State
+from service.db.records import JobRecord
+from service.engine.states import TERMINAL_STATES
+from service.jobs import Jobs
+from service.web import views
+from service.web.callers import SUBMITS
+from service.web.rendering import page
+from service.web.routes.searches import seen_at
+
+LISTED = 25  # jobs, and plans, of one page
+router = APIRouter(prefix="/jobs")
+
+
+@router.get("", dependencies=[READS])
+def list_jobs(
+    request: Request,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    page_token: PageToken = None,
+    state: Annotated[State | None, Query()] = None,
+) -> Response:
+    """Jobs, newest first."""
+    found = jobs.page(tenant, page_size=LISTED, page_token=page_token, state=state)
+    rows = views.job_rows(jobs, tenant, found.items)
+    return page(
+        request,
+        "jobs.html",
+        rows=rows,
+        state=state,
+        states=views.STATE_WORDS,
+        next_page_token=found.next_page_token,
+        is_first=page_token is None,
+        is_open=any(row.is_open for row in rows),
+    )
+
+
+@router.get("/{job_id}", dependencies=[READS])
+def show_job(
+    request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep, page_token: PageToken = None
+) -> Response:
+    """One job: how its search goes, or what came of it."""
+    job = jobs.read(tenant, job_id)
+    if job.answer is not None:
+        return _answered(request, jobs, tenant, job.id, page_token)
+    title, question = views.named(job)
+    return page(
+        request,
+        "job.html",
+        job=job,
+        title=title,
+        question=question,
+        words=views.STATE_WORDS[job.state],
+        is_open=job.state not in TERMINAL_STATES,
+        children=_children(jobs, tenant, job),
+    )
+
+
+@router.post("/{job_id}/cancel", dependencies=[SUBMITS])
+def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
+    """Cancel a job; one that has ended stays as it is."""
+    return seen_at(request, f"/jobs/{jobs.cancel(tenant, job_id).id}")
+
+
+def _answered(request: Request, jobs: Jobs, tenant: str, job_id: str, page_token: str | None) -> Response:
+    """One page of the answer."""
+    job, plans = jobs.plans(tenant, job_id, page_size=LISTED, page_token=page_token)
+    return page(
+        request,
+        "answer.html",
+        job=job,
+        words=views.STATE_WORDS[job.state],
+        document=views.answer_page(job, plans.items, plans.next_page_token),
+        children=_children(jobs, tenant, job),
+    )
+
+
+def _children(jobs: Jobs, tenant: str, job: JobRecord) -> list[views.ChildRow]:
+    """The points of a sweep."""
+    if job.num_children is None:
+        return []
+    found = jobs.children(tenant, job.id, page_size=job.num_children, page_token=None)
+    return views.child_rows(found.items)

@@ -1,0 +1,115 @@
+"""One plan in full, two side by side, and the launch files of a plan for any launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from profiles.errors import FieldError, RefusedExportError
+from service.answers import answer_from_json
+from service.api.deps import READS, JobsDep, ServiceDep, TenantDep
+from service.api.routes.reports import profile_for
+from service.errors import NotFoundError
+from service.jobs import Jobs
+from service.launchers.base import ExportBundle
+from service.launchers.registry import export, launcher_names
+from service.report.figures import configuration_words
+from service.report.sides import comparison_of
+from service.reporting import Asked, only, report_of
+from service.web.rendering import HEADERS, page
+from service.web.views import problem_of
+from solver.plan import plan_from_json
+from solver.problem import Problem
+
+router = APIRouter()
+Id = Annotated[str, Query(max_length=64)]
+Launcher = Annotated[str | None, Query(max_length=64)]
+
+
+@router.get("/plans/{plan_id}", dependencies=[READS])
+def show_plan(
+    request: Request, plan_id: str, service: ServiceDep, jobs: JobsDep, tenant: TenantDep
+) -> Response:
+    """One plan in full."""
+    job, body = jobs.plan(tenant, plan_id)
+    problem = problem_of(job)
+    whole = answer_from_json({**(job.answer or {}), "plans": [body]})
+    answer = only(whole, whole.plans[0])
+    document = report_of(answer, problem, profile_for(service, problem)[0], Asked(what_if="none"))
+    best = jobs.plans(tenant, job.id, page_size=1, page_token=None)[1].items
+    return page(
+        request, "plan.html", job=job, document=document, plan=document.plans[0], best_id=best[0]["plan_id"]
+    )
+
+
+@router.get("/compare", dependencies=[READS])
+def compare(request: Request, jobs: JobsDep, tenant: TenantDep, first: Id, second: Id) -> Response:
+    """Two plans side by side, of one job or of two."""
+    job, one = jobs.plan(tenant, first)
+    _, other = jobs.plan(tenant, second)
+    answer = answer_from_json({**(job.answer or {}), "plans": [one, other]})
+    comparison = comparison_of(replace(answer, baseline=None), first)
+    return page(request, "compare.html", job=job, comparison=comparison, first=first, second=second)
+
+
+@router.get("/plans/{plan_id}/export", dependencies=[READS])
+def show_files(
+    request: Request, plan_id: str, jobs: JobsDep, tenant: TenantDep, launcher: Launcher = None
+) -> Response:
+    """The launch files of a plan; why there are none, where the launcher cannot express it."""
+    job, body = jobs.plan(tenant, plan_id)
+    plan, problem = plan_from_json(body), problem_of(job)
+    chosen = launcher or _usual(problem)
+    bundle, refused = _bundle(body, problem, chosen)
+    return page(
+        request,
+        "export.html",
+        job=job,
+        plan_id=plan_id,
+        rank=plan.rank,
+        words=configuration_words(plan.config),
+        launcher=chosen,
+        launchers=launcher_names(),
+        bundle=bundle,
+        refused=refused,
+    )
+
+
+@router.get("/plans/{plan_id}/files/{launcher}/{name:path}", dependencies=[READS])
+def download(plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: TenantDep) -> Response:
+    """One launch file, to be saved."""
+    text = _files(jobs, tenant, plan_id, launcher).get(name)
+    if text is None:
+        raise NotFoundError("there is no such file")
+    saved = "".join(char for char in name.rpartition("/")[2] if char.isalnum() or char in "._-")
+    headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{saved}"'}
+    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str) -> dict[str, str]:
+    """The launch files by name.
+
+    Raises:
+        NotFoundError: there is no such plan.
+        RefusedExportError: the launcher cannot express it.
+    """
+    job, body = jobs.plan(tenant, plan_id)
+    return export(plan_from_json(body), problem_of(job), launcher).files
+
+
+def _usual(problem: Problem) -> str:
+    """The problem's own launcher, or the first that has files."""
+    return problem.launcher if problem.launcher in launcher_names() else launcher_names()[0]
+
+
+def _bundle(
+    body: Mapping[str, Any], problem: Problem, launcher: str
+) -> tuple[ExportBundle | None, tuple[FieldError, ...]]:
+    """The files, or why there are none."""
+    try:
+        return export(plan_from_json(body), problem, launcher), ()
+    except RefusedExportError as fault:
+        return None, fault.errors

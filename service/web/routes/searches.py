@@ -1,0 +1,171 @@
+"""The first page: a question, and the job that it becomes; or a launch file, priced and improved."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from profiles.errors import InvalidProblemError
+from service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep, origin_of
+from service.api.routes.jobs import submission_of
+from service.api.routes.predictions import create_prediction, own_of_body
+from service.db.records import JobRecord
+from service.report.charts.bars import memory_bars, waterfall_bars
+from service.report.figures import configuration_words, gib, percent, seconds
+from service.request import problem_to_mapping
+from service.web import questions
+from service.web.callers import SUBMITS, FormDep
+from service.web.choices import suggestions_of
+from service.web.fields import Form, Values, faulty, request_of
+from service.web.rendering import page
+from service.web.views import job_rows
+
+RECENT = 5
+router = APIRouter()
+
+
+@router.get("/", dependencies=[READS])
+def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: TenantDep) -> Response:
+    """The form, and the newest jobs."""
+    recent = job_rows(jobs, tenant, jobs.page(tenant, page_size=RECENT, page_token=None).items)
+    return _question_page(request, service, tenant, Form(), recent=recent)
+
+
+@router.post("/jobs", dependencies=[SUBMITS])
+def submit(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
+    """Submit what was typed; what is wrong with it comes back beside its fields."""
+    try:
+        body = request_of(questions.QUESTION, values)
+        job = _submitted(request, service, tenant, body, values)
+    except InvalidProblemError as fault:
+        form = faulty(questions.QUESTION, values, fault)
+        return _question_page(request, service, tenant, form, status=422)
+    return seen_at(request, f"/jobs/{job.id}")
+
+
+@router.get("/own", dependencies=[READS])
+def own_page(request: Request, service: ServiceDep, tenant: TenantDep) -> Response:
+    """The form for a launch file."""
+    return _own_page(request, service, tenant, Form())
+
+
+@router.post("/own", dependencies=[SUBMITS])
+def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
+    """Price a launch file at once, or search for something better than it."""
+    try:
+        body = _own_body(values)
+        if "search" in values:
+            job = _submitted(request, service, tenant, _beside(service, tenant, body), values)
+            return seen_at(request, f"/jobs/{job.id}")
+        priced = create_prediction(body, tenant, service)
+    except InvalidProblemError as fault:
+        return _own_page(request, service, tenant, faulty(questions.OWN, values, _moved(fault)), status=422)
+    seen = priced.prediction
+    facts = (
+        ("Step", seconds(seen.step_time_s)),
+        ("Tokens/s/GPU", f"{seen.tokens_per_s_per_gpu:.0f}"),
+        ("MFU", percent(seen.mfu)),
+        ("Peak memory", f"{gib(seen.peak_memory_bytes)} of {gib(seen.memory_limit_bytes)} GiB"),
+        ("Launcher", priced.launcher or "–"),
+    )
+    shown = {
+        "words": configuration_words(priced.config),
+        "facts": facts,
+        "priced": priced,
+        "memory": memory_bars(seen, None),
+        "waterfall": waterfall_bars(priced.why.waterfall_s, seen.step_time_s),
+    }
+    return _own_page(request, service, tenant, Form(values=values), priced=shown)
+
+
+def seen_at(request: Request, path: str) -> Response:
+    """Send the browser on, whether a form or the toolkit has asked."""
+    if "hx-request" in request.headers:
+        return Response(status_code=204, headers={"HX-Redirect": path})
+    return RedirectResponse(path, status_code=303)
+
+
+def _submitted(
+    request: Request, service: Service, tenant: str, body: Mapping[str, object], values: Values
+) -> JobRecord:
+    """The job of a body; a form that is sent twice is one job."""
+    once = (values.get("once") or [""])[-1]
+    submission = submission_of(
+        service,
+        tenant,
+        body,
+        fresh="fresh" in values,
+        idempotency_key=f"page-{once[:64]}" if once.isalnum() else None,
+        origin=origin_of(request),
+    )
+    return service.jobs.submit(tenant, submission)
+
+
+def _own_body(values: Values) -> dict[str, object]:
+    """The body of a prediction."""
+    whole = request_of(questions.OWN, values)
+    launch_file = whole.pop("launch_file", {})
+    return {"problem": whole, "launch_file": launch_file}
+
+
+def _beside(service: Service, tenant: str, body: Mapping[str, object]) -> dict[str, object]:
+    """The question that a launch file answers, with its own configuration to be ranked beside the plans."""
+    own = own_of_body(service, tenant, body)
+    options = replace(own.problem.options, baseline=own.configuration)
+    return dict(json.loads(json.dumps(problem_to_mapping(replace(own.problem, options=options)))))
+
+
+def _moved(fault: InvalidProblemError) -> InvalidProblemError:
+    """Faults of a prediction's problem, as its form has them."""
+    return InvalidProblemError(
+        replace(one, pointer=one.pointer.removeprefix("/problem")) for one in fault.errors
+    )
+
+
+def _question_page(
+    request: Request,
+    service: Service,
+    tenant: str,
+    form: Form,
+    *,
+    status: int = 200,
+    recent: Sequence[object] = (),
+) -> Response:
+    """The page of the form."""
+    return page(
+        request,
+        "question.html",
+        status=status,
+        form=form,
+        q=questions,
+        once=secrets.token_hex(16),
+        recent=recent,
+        **suggestions_of(service, tenant),
+    )
+
+
+def _own_page(
+    request: Request,
+    service: Service,
+    tenant: str,
+    form: Form,
+    *,
+    status: int = 200,
+    priced: Mapping[str, object] | None = None,
+) -> Response:
+    """The page of a launch file."""
+    return page(
+        request,
+        "own.html",
+        status=status,
+        form=form,
+        q=questions,
+        once=secrets.token_hex(16),
+        priced=priced,
+        **suggestions_of(service, tenant),
+    )

@@ -1,0 +1,212 @@
+"""What questions may name: models and clusters with their versions, and profiles; look, keep, delete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from profiles.errors import InvalidProblemError
+from service.api.deps import (
+    MAX_PAGE_SIZE,
+    READS,
+    CallerDep,
+    PageToken,
+    ProfilesDep,
+    Service,
+    ServiceDep,
+    TenantDep,
+)
+from service.api.routes.catalogs import definition_of, page_of
+from service.api.schemas import DefinitionView
+from service.db.definition_records import Kind
+from service.web.callers import ADMINISTERS, SUBMITS, FormDep
+from service.web.choices import suggestions_of
+from service.web.fields import Field, Form, Values, faulty, request_of
+from service.web.rendering import page
+from service.web.routes.searches import seen_at
+
+router = APIRouter()
+LISTED = 50
+_NAME = Field(
+    name="name", at=("path", "name"), label="Name", required=True, hint="a to z, 0 to 9 and . _ -"
+)
+_DOCUMENT = {
+    "model": "a Hugging Face config.json, or a shape in the API's own names",
+    "cluster": "node groups, as in the API's cluster: {\"groups\": [{\"gpu\": …, \"num_nodes\": …}]}",
+    "profile": "what meshwright calibrate, profile or import wrote",
+}  # fmt: skip
+
+
+def _fields(kind: str) -> tuple[Field, ...]:
+    """The form that keeps one."""
+    document = Field(
+        name="document",
+        at=("document",),
+        label="Document",
+        kind="json",
+        required=True,
+        hint=_DOCUMENT[kind],
+    )
+    return (document,) if kind == "profile" else (_NAME, document)
+
+
+def _add_pages(kind: Kind) -> None:
+    """The pages of models, or of clusters."""
+
+    def list_them(request: Request, service: ServiceDep, tenant: TenantDep) -> Response:
+        return _list(request, service, tenant, kind, Form())
+
+    def keep(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
+        try:
+            name, document = _given(kind, values)
+            service.definitions.put(tenant, kind, name, document)
+        except InvalidProblemError as fault:
+            form = faulty(_fields(kind), values, _inside(fault))
+            return _list(request, service, tenant, kind, form, status=422)
+        return seen_at(request, f"/{kind}s/{name}")
+
+    def show(
+        request: Request,
+        name: str,
+        service: ServiceDep,
+        tenant: TenantDep,
+        version: Annotated[int | None, Query(ge=1, le=10**9)] = None,
+    ) -> Response:
+        found = definition_of(service, tenant, kind, name, version)
+        newest = found if version is None else definition_of(service, tenant, kind, name, None)
+        return page(
+            request,
+            "definition.html",
+            kind=kind,
+            found=found,
+            newest=newest.version,
+            document=_text(found.document),
+            facts=_facts(found),
+        )
+
+    def delete(request: Request, name: str, service: ServiceDep, caller: CallerDep) -> Response:
+        actor = caller.key_id or "local user"
+        service.definitions.delete(caller.tenant, kind, name, actor=actor)
+        return seen_at(request, f"/{kind}s")
+
+    router.get(f"/{kind}s", dependencies=[READS])(list_them)
+    router.post(f"/{kind}s", dependencies=[SUBMITS])(keep)
+    router.get(f"/{kind}s/{{name}}", dependencies=[READS])(show)
+    router.post(f"/{kind}s/{{name}}/delete", dependencies=[ADMINISTERS])(delete)
+
+
+_add_pages("model")
+_add_pages("cluster")
+
+
+@router.get("/profiles", dependencies=[READS])
+def list_profiles(
+    request: Request, stored: ProfilesDep, tenant: TenantDep, page_token: PageToken = None
+) -> Response:
+    """Profiles, newest first."""
+    return _profiles(request, stored, tenant, Form(), page_token=page_token)
+
+
+@router.post("/profiles", dependencies=[SUBMITS])
+def keep_profile(request: Request, values: FormDep, stored: ProfilesDep, tenant: TenantDep) -> Response:
+    """Keep a profile."""
+    fields = _fields("profile")
+    try:
+        record = stored.add(tenant, _document(fields, values))
+    except InvalidProblemError as fault:
+        return _profiles(request, stored, tenant, faulty(fields, values, _inside(fault)), status=422)
+    return seen_at(request, f"/profiles/{record.id}")
+
+
+@router.get("/profiles/{profile_id}", dependencies=[READS])
+def show_profile(request: Request, profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> Response:
+    """One profile."""
+    record, document = stored.read(tenant, profile_id)
+    return page(request, "profile.html", record=record, document=_text(document))
+
+
+@router.post("/profiles/{profile_id}/delete", dependencies=[ADMINISTERS])
+def delete_profile(request: Request, profile_id: str, stored: ProfilesDep, caller: CallerDep) -> Response:
+    """Delete a profile."""
+    stored.delete(caller.tenant, profile_id, actor=caller.key_id or "local user")
+    return seen_at(request, "/profiles")
+
+
+def _profiles(
+    request: Request,
+    stored: ProfilesDep,
+    tenant: str,
+    form: Form,
+    *,
+    status: int = 200,
+    page_token: str | None = None,
+) -> Response:
+    found = stored.page(tenant, page_size=LISTED, page_token=page_token)
+    return page(
+        request,
+        "profiles.html",
+        status=status,
+        form=form,
+        fields=_fields("profile"),
+        records=found.items,
+        next_page_token=found.next_page_token,
+    )
+
+
+def _list(
+    request: Request, service: Service, tenant: str, kind: Kind, form: Form, *, status: int = 200
+) -> Response:
+    items = page_of(service, tenant, kind, MAX_PAGE_SIZE, None).items
+    words = dict(suggestions_of(service, tenant)[f"{kind}s"])
+    rows = [
+        {"name": one["name"], "version": one.get("version"), "words": words.get(one["name"], "")}
+        for one in items
+    ]
+    return page(
+        request, "definitions.html", status=status, kind=kind, rows=rows, form=form, fields=_fields(kind)
+    )
+
+
+def _given(kind: Kind, values: Values) -> tuple[str, Mapping[str, object]]:
+    """Name and document.
+
+    Raises:
+        InvalidProblemError: one of them is missing, or the document is no JSON.
+    """
+    document = _document(_fields(kind), values)
+    name = "".join(values.get("name", [])).strip()
+    return name, document
+
+
+def _document(fields: Sequence[Field], values: Values) -> Mapping[str, object]:
+    document = request_of(fields, values).get("document")
+    if not isinstance(document, dict):
+        raise InvalidProblemError.of("/document", "is required")
+    return document
+
+
+def _inside(fault: InvalidProblemError) -> InvalidProblemError:
+    """Faults of a document, as faults of its field; the place stands in the words."""
+    return InvalidProblemError(
+        one
+        if one.pointer.startswith(("/document", "/path"))
+        else replace(one, pointer="/document", message=f"{one.field}: {one.message}")
+        for one in fault.errors
+    )
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def _facts(found: DefinitionView) -> list[tuple[str, str]]:
+    """The plain figures of a document."""
+    return [
+        (name.replace("_", " "), str(value))
+        for name, value in found.document.items()
+        if isinstance(value, int | float | str) and name != "name"
+    ]

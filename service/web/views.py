@@ -1,0 +1,162 @@
+"""Jobs and their answers as pages show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from profiles.errors import InvalidProblemError
+from service.answers import answer_from_json
+from service.db.records import Heading, JobRecord, JobSummary
+from service.engine.states import TERMINAL_STATES
+from service.jobs import Jobs
+from service.report.charts.scatter import Scatter, pareto_scatter
+from service.report.figures import seconds
+from service.report.sides import Comparison, comparison_of
+from service.report.standings import Standings, standings_of
+from service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
+from service.request import parse_problem
+from solver.plan import Answer
+from solver.problem import Problem
+
+STATE_WORDS = {
+    "queued": "waiting",
+    "running": "searching",
+    "succeeded": "done",
+    "infeasible": "nothing fits",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """One line of a list of jobs."""
+
+    id: str
+    state: str
+    words: str  # its state
+    title: str
+    created_at_s: float
+    took: str
+    best: str
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRow:
+    """One point of a sweep."""
+
+    id: str
+    words: str  # its state
+    state: str
+    values: str
+    best: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPage:
+    """One page of an answer."""
+
+    title: str
+    question: tuple[Fact, ...]
+    verdict: Verdict | None  # only of the page that begins with the first plan
+    standings: Standings | None
+    comparison: Comparison | None
+    pareto: Scatter | None
+    warnings: tuple[str, ...]
+    chosen: str
+    ranks: tuple[int, int] | None  # first and last of this page
+    next_page_token: str | None
+
+
+def problem_of(job: JobRecord) -> Problem:
+    """The question of a job; of a sweep, that of its first point."""
+    return parse_problem({name: part for name, part in job.request.items() if name != "sweep"})
+
+
+def job_rows(jobs: Jobs, tenant: str, found: Sequence[JobSummary]) -> list[JobRow]:
+    """Lines of a list."""
+    headings = jobs.headings(tenant, [job.id for job in found])
+    return [_row(job, headings.get(job.id)) for job in found]
+
+
+def _row(job: JobSummary, heading: Heading | None) -> JobRow:
+    progress = job.progress or {}
+    step_s = progress.get("incumbent_step_time_s")
+    took_s = None
+    if job.started_at_s is not None and job.finished_at_s is not None:
+        took_s = job.finished_at_s - job.started_at_s
+    about = f"{heading.model} on {heading.num_nodes} × {heading.cluster}" if heading else job.id[:8]
+    return JobRow(
+        id=job.id,
+        state=job.state,
+        words=STATE_WORDS[job.state],
+        title=about if job.num_children is None else f"{about}, a sweep of {job.num_children}",
+        created_at_s=job.created_at_s,
+        took="" if took_s is None else seconds(took_s),
+        best="" if step_s is None else seconds(step_s),
+        is_open=job.state not in TERMINAL_STATES,
+    )
+
+
+def child_rows(children: Iterable[JobSummary]) -> list[ChildRow]:
+    """Points of a sweep, in order."""
+    return [
+        ChildRow(
+            id=child.id,
+            words=STATE_WORDS[child.state],
+            state=child.state,
+            values=", ".join(
+                f"{name} {value}" for name, value in (child.point or {}).get("values", {}).items()
+            ),
+            best=_row(child, None).best,
+        )
+        for child in children
+    ]
+
+
+def answer_page(
+    job: JobRecord, plans: Sequence[Mapping[str, Any]], next_page_token: str | None
+) -> AnswerPage:
+    """One page of the answer of a job that has one."""
+    problem = problem_of(job)
+    answer = answer_from_json({**(job.answer or {}), "plans": list(plans)})
+    is_first = not answer.plans or answer.plans[0].rank == 1
+    return AnswerPage(
+        title=title_of(problem),
+        question=question_of(problem),
+        verdict=verdict_of(answer, problem) if is_first else None,
+        standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
+        comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,
+        pareto=pareto_scatter(answer, answer.plans[0].plan_id) if _has_front(answer, is_first) else None,
+        warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
+        chosen=answer.plans[0].plan_id if is_first and answer.plans else "",
+        ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,
+        next_page_token=next_page_token,
+    )
+
+
+def _has_front(answer: Answer, is_first: bool) -> bool:
+    """Whether there is something to draw."""
+    return is_first and bool(answer.plans) and (len(answer.plans) > 1 or answer.pareto is not None)
+
+
+def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings | None:
+    """The table, every rank leading to its plan."""
+    if not answer.plans:
+        return None
+    found = standings_of(answer, problem, {plan.plan_id for plan in answer.plans})
+    # Only beside all plans can the client's own configuration be said to stand behind them.
+    return found if is_whole else replace(found, baseline="")
+
+
+def named(job: JobRecord) -> tuple[str, tuple[Fact, ...]]:
+    """Title and question of a job; of one that an older version wrote, its id."""
+    try:
+        problem = problem_of(job)
+    except InvalidProblemError:
+        return job.id, ()
+    return title_of(problem), question_of(problem)
