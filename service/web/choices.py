@@ -12,7 +12,7 @@ from service.api.deps import MAX_PAGE_SIZE, Service
 from service.db.definition_records import Kind
 
 Names = list[tuple[str, str]]  # name, and what to know of it
-BILLION = 1e9
+BILLION, HUNDRED = 1e9, 100
 
 
 def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
@@ -28,13 +28,19 @@ def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
 def words_of_model(model: ModelSpec) -> str:
     """``70.6 B parameters``, of experts how many are used."""
     total, used = model.num_parameters(), model.num_active_parameters()
-    size = f"{total / BILLION:.3g} B parameters"
-    return size if used == total else f"{size}, {used / BILLION:.3g} B active"
+    size = f"{_billions(total)} parameters"
+    return size if used == total else f"{size}, {_billions(used)} active"
 
 
 def words_of_cluster(cluster: ClusterSpec) -> str:
     """``8 H100 SXM 80 GB per node``, each group."""
     return ", ".join(f"{group.gpus_per_node} {group.gpu.display_name} per node" for group in cluster.groups)
+
+
+def _billions(number: int) -> str:
+    """Three digits, or as many as there are before the point."""
+    value = number / BILLION
+    return f"{value:.0f} B" if value >= HUNDRED else f"{value:.3g} B"
 
 
 def _own(service: Service, tenant: str, kind: Kind) -> Names:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader
 from service.access import Caller
 from service.api.deps import service_of
 from service.keys import SCOPES
+from service.report.glossary import sentence_case
 from service.report.page import HTML, environment
 from service.web.assets import SCRIPTS, STYLES, address_of
 
@@ -41,6 +42,7 @@ def templates() -> Environment:
     """The report's environment, with the templates of the pages before its own."""
     made = environment().overlay(loader=FileSystemLoader([TEMPLATES, HTML]))
     made.filters["moment"] = _moment
+    made.filters["sentence_case"] = sentence_case
     return made
 
 

@@ -173,13 +173,13 @@
         if (place && text !== undefined) place.textContent = text;
       };
       put("state", leaving ? "cancelling" : WORDS[state] ?? state);
-      if (state === "queued") put("stage", "Waiting for a worker");
+      put("stage", state === "queued" ? "Waiting for a worker" : "Searching");
       if (!progress) return;
       put("stage", `${progress.stage.charAt(0).toUpperCase()}${progress.stage.slice(1).replaceAll("_", " ")}`);
       put("incumbent", seconds(progress.incumbent_step_time_s));
       put("bound", seconds(progress.bound_step_time_s));
       put("gap", progress.gap === undefined ? "–" : `${(progress.gap * 100).toFixed(1)} %`);
-      put("explored", progress.total ? `${progress.explored.toLocaleString()} of ${progress.total.toLocaleString()}` : progress.explored.toLocaleString());
+      if (progress.total) put("explored", `${Math.floor((100 * progress.explored) / progress.total)} % of ${progress.total.toLocaleString()}`);
       put("elapsed", `${progress.elapsed_s.toFixed(1)} s`);
     }
   }

@@ -1,0 +1,183 @@
+"""Signing in, and what a browser may do: the key stays on the server's side."""
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from service.api.deps import SESSION_COOKIE
+from service.db.database import Database
+from service.db.session_records import insert_session
+from service.db.tables import sessions
+from service.keys import Keys, hash_of
+from tests.access_cases import revoked_token, token_of
+from tests.answered_jobs import add_answered_job
+from tests.job_records import add_tiny_job
+from tests.reports import small_answer
+from tests.unit.service.web.test_questions import TYPED
+
+
+def signed_in(browser: TestClient, token: str, back: str = "/jobs") -> str:
+    """The cookie that the server sets."""
+    answer = browser.post("/sign-in", data={"key": token, "next": back})
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"] == back
+    return str(answer.headers["set-cookie"])
+
+
+def test_without_keys_there_is_nothing_to_sign_in_to(browser: TestClient) -> None:
+    assert browser.get("/").status_code == 200
+    answer = browser.get("/sign-in?next=/jobs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
+
+
+def test_with_keys_every_page_asks_who_is_there(browser: TestClient, database: Database) -> None:
+    token_of(database, "ours")
+    pages = (
+        "/ /own /jobs /jobs/none /plans/none /plans/x/export /compare?first=a&second=b /models /models/x"
+    )
+    for address in (*pages.split(), "/clusters", "/profiles", "/keys"):
+        answer = browser.get(address)
+        assert answer.status_code == 303, address
+        assert answer.headers["location"].startswith("/sign-in?next=/")
+    assert browser.get("/sign-in").status_code == 200
+
+
+def test_the_session_is_out_of_reach_of_scripts_and_is_not_the_key(
+    browser: TestClient, database: Database
+) -> None:
+    token = token_of(database, "ours")
+    cookie = signed_in(browser, token)
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    session = browser.cookies[SESSION_COOKIE]
+    assert token not in cookie
+    assert token.split("_")[2] not in browser.get("/keys").text
+    with database.read() as connection:
+        assert connection.execute(select(sessions.c.token_sha256)).scalars().all() == [hash_of(session)]
+
+
+def test_over_https_the_cookie_is_sent_over_nothing_else(browser: TestClient, database: Database) -> None:
+    token = token_of(database, "ours")
+    secure = {"origin": "https://localhost"}
+    answer = browser.post("https://localhost/sign-in", data={"key": token}, headers=secure)
+    assert "Secure" in answer.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("key", ["", "mw_000000000000_nothing", "ms_" + "a" * 43, "x" * 5000])
+def test_what_is_no_key_does_not_sign_in(browser: TestClient, database: Database, key: str) -> None:
+    token_of(database, "ours")
+    answer = browser.post("/sign-in", data={"key": key})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+    assert "not usable" in answer.text
+
+
+def test_a_session_does_not_sign_in_to_another_one(browser: TestClient, database: Database) -> None:
+    signed_in(browser, token_of(database, "ours"))
+    session = browser.cookies[SESSION_COOKIE]
+    assert browser.post("/sign-in", data={"key": session}).status_code == 401
+
+
+def test_a_revoked_key_does_not_sign_in_and_ends_its_sessions(
+    browser: TestClient, database: Database
+) -> None:
+    assert browser.post("/sign-in", data={"key": revoked_token(database, "ours")}).status_code == 401
+    token = token_of(database, "ours")
+    signed_in(browser, token)
+    Keys(database, actor="test").revoke(token.split("_")[1])
+    browser.app.state.service.access.forget()  # type: ignore[attr-defined]
+    assert browser.get("/jobs").status_code == 303
+
+
+def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
+    browser: TestClient, database: Database
+) -> None:
+    signed_in(browser, token_of(database, "ours"))
+    session = browser.cookies[SESSION_COOKIE]
+    assert browser.get("/jobs").status_code == 200
+    assert browser.post("/sign-out").headers["location"] == "/sign-in"
+    assert SESSION_COOKIE not in browser.cookies
+    stolen = {"cookie": f"{SESSION_COOKIE}={session}"}
+    assert browser.get("/jobs", headers=stolen).status_code == 303
+
+
+def test_a_session_ends_by_itself_and_is_forgotten_at_the_next_sign_in(
+    browser: TestClient, database: Database
+) -> None:
+    token = token_of(database, "ours")
+    old = "ms_" + "b" * 43
+    with database.write() as connection:
+        insert_session(connection, hash_of(old), key_id=token.split("_")[1], life_s=-1.0)
+    assert browser.get("/jobs", headers={"cookie": f"{SESSION_COOKIE}={old}"}).status_code == 303
+    signed_in(browser, token)
+    with database.read() as connection:
+        assert hash_of(old) not in connection.execute(select(sessions.c.token_sha256)).scalars().all()
+
+
+def test_a_session_reads_the_api_and_never_writes_to_it(browser: TestClient, database: Database) -> None:
+    signed_in(browser, token_of(database, "ours"))
+    assert browser.get("/v1/jobs").status_code == 200
+    assert browser.post("/v1/jobs", json={}).status_code == 401
+    assert browser.delete("/v1/keys/000000000000").status_code == 401
+
+
+def test_after_signing_in_one_stays_on_this_server(browser: TestClient, database: Database) -> None:
+    token = token_of(database, "ours")
+    for elsewhere in (
+        "//elsewhere.example",
+        "https://elsewhere.example",
+        "/\\elsewhere.example",
+        "jobs",
+        "/a b",
+    ):
+        answer = browser.post("/sign-in", data={"key": token, "next": elsewhere})
+        assert answer.headers["location"] == "/", elsewhere
+
+
+def test_signing_in_from_another_site_is_refused(browser: TestClient, database: Database) -> None:
+    token = token_of(database, "ours")
+    foreign = {"origin": "http://elsewhere.example"}
+    assert browser.post("/sign-in", data={"key": token}, headers=foreign).status_code == 403
+    signed_in(browser, token)
+    assert browser.post("/sign-out", headers=foreign).status_code == 403
+
+
+def test_what_a_key_may_not_do_its_session_may_not_either(browser: TestClient, database: Database) -> None:
+    signed_in(browser, token_of(database, "ours", "read"))
+    assert browser.post("/jobs", data=TYPED).status_code == 403
+    assert browser.get("/keys").status_code == 403
+    first = browser.get("/").text
+    assert "/keys" not in first
+    assert "needs one that may submit" in first
+
+
+def test_another_tenants_records_are_not_there(browser: TestClient, database: Database) -> None:
+    add_answered_job(database, "theirs", *small_answer(), tenant="theirs")
+    add_tiny_job(database, "waiting", tenant="theirs")
+    plan_id = small_answer()[1].plans[0].plan_id
+    signed_in(browser, token_of(database, "ours"))
+    for address in ("/jobs/theirs", "/jobs/waiting", f"/plans/{plan_id}", f"/plans/{plan_id}/export",
+                    f"/compare?first={plan_id}&second={plan_id}"):  # fmt: skip
+        assert browser.get(address).status_code == 404, address
+    assert browser.post("/jobs/waiting/cancel").status_code == 404
+    assert "/jobs/theirs" not in browser.get("/jobs").text
+
+
+def test_a_new_keys_secret_is_shown_once(browser: TestClient, database: Database) -> None:
+    signed_in(browser, token_of(database, "ours"))
+    made = browser.post("/keys", data={"title": "for the cluster", "scope": "read", "days": "30"})
+    assert made.status_code == 200
+    secret = made.text.split("<code>mw_")[1].split("</code>")[0]
+    assert len(secret) == 12 + 1 + 43
+    listed = browser.get("/keys").text
+    assert secret not in listed
+    assert "for the cluster" in listed
+    key_id = secret.split("_")[0]
+    assert browser.post(f"/keys/{key_id}/revoke").status_code == 303
+    assert "revoked" in browser.get("/keys").text
+
+
+def test_a_key_with_a_fault_is_not_made(browser: TestClient, database: Database) -> None:
+    signed_in(browser, token_of(database, "ours"))
+    answer = browser.post("/keys", data={"title": "", "scope": "read", "days": "-1"})
+    assert answer.status_code == 422
+    assert 'id="fault-days"' in answer.text

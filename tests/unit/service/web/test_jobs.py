@@ -1,0 +1,133 @@
+"""Jobs, answers and plans as pages."""
+
+import dataclasses
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.answers import answer_from_json
+from service.db.database import Database
+from service.engine.job_engine import JobEngine
+from service.jobs import Jobs
+from tests.answered_jobs import add_answered_job
+from tests.job_records import add_tiny_job, claimed
+from tests.reports import Page, small_answer
+
+
+@pytest.fixture
+def answered(database: Database) -> str:
+    """A job with a real answer of three plans."""
+    return add_answered_job(database, "answered", *small_answer())
+
+
+def plan_ids(browser: TestClient, job_id: str) -> list[str]:
+    return [plan["plan_id"] for plan in browser.get(f"/v1/jobs/{job_id}/plans").json()["plans"]]
+
+
+def test_a_waiting_job_can_be_followed_and_cancelled(browser: TestClient, database: Database) -> None:
+    add_tiny_job(database)
+    page = browser.get("/jobs/job")
+    assert 'data-follow="job"' in page.text
+    answer = browser.post("/jobs/job/cancel")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/job")
+    after = browser.get("/jobs/job")
+    assert "data-follow" not in after.text
+    assert "cancelled" in Page(after.text).text
+
+
+def test_an_answer_has_its_verdict_table_and_links(browser: TestClient, answered: str) -> None:
+    page = Page(browser.get(f"/jobs/{answered}").text)
+    links = {link["href"] for link in page.all("a")}
+    first, second, third = plan_ids(browser, answered)
+    assert {f"/plans/{one}" for one in (first, second, third)} <= links
+    assert {f"/v1/jobs/{answered}/report", f"/plans/{first}/export"} <= links
+    assert "a step takes" in page.text
+    assert "How the search went" in page.text
+
+
+def test_long_answers_are_paged(browser: TestClient, database: Database) -> None:
+    problem, answer = small_answer()
+    ranks = range(1, 61)
+    many = tuple(dataclasses.replace(answer.plans[0], plan_id=f"plan{rank}", rank=rank) for rank in ranks)
+    add_answered_job(database, "many", problem, dataclasses.replace(answer, plans=many))
+    seen, address = [], "/jobs/many"
+    while address:
+        text = browser.get(address).text
+        seen += re.findall(r'aria-label="Plan (\d+) in full"', text)
+        found = re.search(r'href="(/jobs/many\?page_token=[^"]+)" rel="next"', text)
+        address = found.group(1) if found else ""
+    assert seen == [str(rank) for rank in ranks]
+
+
+def test_a_plan_is_shown_in_full_and_its_pictures_are_there(browser: TestClient, answered: str) -> None:
+    _, second, _ = plan_ids(browser, answered)
+    page = Page(browser.get(f"/plans/{second}").text)
+    assert "Plan 2" in page.text
+    for part in ("Memory of each stage", "Where a step’s time goes", "The pipeline, to scale"):
+        assert part in page.text
+    assert f"/compare?first={plan_ids(browser, answered)[0]}&second={second}" in {
+        link["href"] for link in page.all("a")
+    }
+
+
+def test_two_plans_stand_side_by_side(browser: TestClient, answered: str) -> None:
+    first, _, third = plan_ids(browser, answered)
+    page = Page(browser.get(f"/compare?first={first}&second={third}").text)
+    assert "step time" in page.text
+    assert "difference" in page.text
+    assert browser.get(f"/compare?first={first}&second=none").status_code == 404
+
+
+def test_launch_files_are_shown_and_saved_for_any_launcher(browser: TestClient, answered: str) -> None:
+    (first, *_) = plan_ids(browser, answered)
+    page = browser.get(f"/plans/{first}/export")
+    name = re.findall(r"/files/megatron-lm/([^\"]+)\"", page.text)[0]
+    saved = browser.get(f"/plans/{first}/files/megatron-lm/{name}")
+    assert saved.headers["content-disposition"] == f'attachment; filename="{name}"'
+    bundle = browser.get(f"/v1/plans/{first}/export?launcher=megatron-lm").json()
+    assert saved.text == bundle["files"][name]
+    assert browser.get(f"/plans/{first}/files/megatron-lm/none.sh").status_code == 404
+    assert "torchtitan" in Page(browser.get(f"/plans/{first}/export?launcher=torchtitan").text).text
+
+
+def test_the_list_is_filtered_by_state(browser: TestClient, database: Database, jobs: Jobs) -> None:
+    add_tiny_job(database, "one")
+    add_tiny_job(database, "two")
+    jobs.cancel("default", "two")
+
+    def listed(address: str) -> list[str]:
+        return re.findall(r'href="/jobs/(\w+)">', browser.get(address).text)
+
+    assert sorted(listed("/jobs")) == ["one", "two"]
+    assert listed("/jobs?state=cancelled") == ["two"]
+    assert listed("/jobs?state=running") == []
+    found = browser.get("/v1/jobs?state=queued").json()["jobs"]
+    assert [job["id"] for job in found] == ["one"]
+    assert browser.get("/jobs?state=nonsense").status_code == 422
+    assert "opt-350m on 1 × dgx-h100" in browser.get("/jobs").text
+
+
+def test_a_wrong_id_is_a_page_for_people_and_a_problem_for_programs(browser: TestClient) -> None:
+    for address in ("/jobs/none", "/plans/none", "/plans/none/export", "/models/none", "/nowhere"):
+        answer = browser.get(address)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "Nothing here" in answer.text
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        plain = browser.get(address, headers={"accept": "application/json"})
+        assert plain.headers["content-type"] == "application/problem+json"
+    assert browser.get("/v1/jobs/none").headers["content-type"] == "application/problem+json"
+    assert browser.get("/v1").headers["content-type"] == "application/problem+json"
+
+
+def test_a_failed_job_says_why(browser: TestClient, database: Database, engine: JobEngine) -> None:
+    add_tiny_job(database)
+    engine.fail(claimed(engine), code="internal_error", detail="it broke in a known way")
+    assert "it broke in a known way" in browser.get("/jobs/job").text
+
+
+def test_answers_read_back_are_what_pages_show(browser: TestClient, answered: str) -> None:
+    body = browser.get(f"/v1/jobs/{answered}/plans").json()
+    answer = answer_from_json(body)
+    assert f"{answer.plans[0].prediction.tokens_per_s_per_gpu:.0f}" in browser.get(f"/jobs/{answered}").text
