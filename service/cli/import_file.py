@@ -35,14 +35,7 @@ def import_file(
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf: a cluster file, for
     --cluster. Sailor, Metis, Galvatron, SimuMax: a measured profile, for --profile. Hugging Face
     config.json: a model file, for --model. Training logs: a row of runs, for calibrate.
-
-    \b
-    Examples:
-      meshwright import topo.txt --gpu h100 --num-nodes 16 --out cluster.yaml
-      meshwright import all_reduce.log --into cluster.yaml
-      meshwright import profile.json --model opt-30b --gpu a100 --seq-length 2048 --out layers.json
-      meshwright import train.log --model llama-3.1-8b --gpu h100 --into runs.csv
-    """  # noqa: D301 - the escape is meant: it keeps the lines of the examples
+    """
     from service.cli.importing import ImportRequest, run_import  # noqa: PLC0415 - loaded when needed
 
     request = ImportRequest(

@@ -29,14 +29,15 @@ from service.cli import (
     shapes,
     validate,
 )
+from service.cli.examples import with_examples
 from service.cli.exits import report as report_fault
 from service.cli.exits import report_usage
+from service.cli.screen import spell_plainly
 
 app = typer.Typer(
     name="meshwright",
     help="Which parallel configuration should this training run use, and how sure are we?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -84,12 +85,14 @@ app.command("demo")(demo.demo)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.add_typer(database.app, name="db")
+with_examples(app)
 
 
 def main() -> None:
     """The console script; errors the user can mend become one line and exit code 2."""
+    spell_plainly()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="meshwright", standalone_mode=False))
     except InternalError:
         raise  # a bug: the traceback is wanted, the exit code is 1
     except PlannerError as fault:

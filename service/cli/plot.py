@@ -25,10 +25,7 @@ def plot(
     ] = "svg",
     out: Annotated[Path | None, typer.Option(help="File to write; default: FIGURE.FORMAT here.")] = None,
 ) -> None:
-    """Draw one figure of an answer: Pareto plot, memory, waterfall, timeline or roofline.
-
-    Examples: meshwright plot pareto 992b; meshwright plot timeline 992b --format perfetto --out step.json
-    """
+    """Draw one figure of an answer: Pareto plot, memory, waterfall, timeline or roofline."""
     from service.cli import plotting  # noqa: PLC0415 - the solver is loaded when it is needed
     from service.cli.reporting import Wanted  # noqa: PLC0415 - the same
 

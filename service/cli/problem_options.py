@@ -16,6 +16,7 @@ import typer
 
 from profiles.errors import InvalidProblemError
 from profiles.optimizers import OPTIMIZERS
+from service.cli import completing
 from service.cli.assignments import (
     bounds_of,
     counts_of,
@@ -39,12 +40,23 @@ _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
 def read_request(  # noqa: PLR0913 - the signature is the list of options
     problem: Annotated[Path | None, typer.Argument(help="Problem file (JSON or YAML).")] = None,
     *,
-    model: Annotated[str | None, typer.Option(help="Catalog name, or a Hugging Face config.json.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Catalog name, or a cluster file.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Catalog name, or a Hugging Face config.json.", autocompletion=completing.model_names
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Catalog name, or a cluster file.", autocompletion=completing.cluster_names),
+    ] = None,
     num_nodes: Annotated[
         str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Nodes; several: the search chooses.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU type, instead of --cluster.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="GPU type, instead of --cluster.", autocompletion=completing.gpu_names),
+    ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
     global_batch_size: Annotated[
         str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Sequences per optimizer step.")
@@ -53,7 +65,10 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
-    launcher: Annotated[str | None, typer.Option(help="megatron-lm, torchtitan, …, any or none.")] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(help="megatron-lm, torchtitan, …, any or none.", autocompletion=completing.launchers),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,

@@ -29,10 +29,7 @@ def report(
         Path | None, typer.Option(help="Write the step's timeline for Perfetto here instead.")
     ] = None,
 ) -> None:
-    """Write an answer as one HTML file to read, print or mail.
-
-    Examples: meshwright report 992b --open; meshwright report --from run/answer.json --out run/report.html
-    """
+    """Write an answer as one HTML file to read, print or mail."""
     from service.cli import reporting  # noqa: PLC0415 - the solver is loaded when it is needed
 
     if (plan_or_job is None) == (source is None):

@@ -19,6 +19,7 @@ SHORT_NAMES = {
     "zero_stage": "zero",
     "micro_batch_size": "mbs",
 }
+_USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # what pp and vpp say already
 _SMALL_RISK = 0.001
 _TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
 
@@ -90,13 +91,37 @@ def configuration_words(configuration: Configuration) -> str:
         for name, short in SHORT_NAMES.items()
         if name in always or sizes[short] != off.get(short, 1)
     ]
-    if configuration.context_parallel_mode != "ring":
-        words.append("cp by all-to-all")
-    if configuration.rank_order != Configuration().rank_order:
-        words.append(f"ranks {configuration.rank_order}")
+    words += inner_words(configuration)
     if configuration.recompute_granularity != "none":
         words.append(f"{recompute(configuration)} recompute")
     return " · ".join(words)
+
+
+def inner_words(configuration: Configuration) -> list[str]:
+    """What few plans choose, for those that do: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
+    split = configuration.context_parallel_size
+    experts, shards = configuration.expert_tensor_parallel_size, configuration.zero_shard_size
+    hybrid = configuration.zero_stage > 0 and shards < split * configuration.data_parallel_size
+    order = _order_words(configuration)
+    said = {
+        configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
+        "cp by all-to-all": configuration.context_parallel_mode != "ring" and split > 1,
+        f"etp {experts}": experts > 1,
+        f"shards of {shards}": hybrid,
+        order: bool(order),
+        f"{configuration.offload} in host memory": configuration.offload != "none",
+    }
+    return [words for words, applies in said.items() if applies]
+
+
+def _order_words(configuration: Configuration) -> str:
+    """``pp before dp``: the axes that are numbered otherwise than by default; empty where none is."""
+    usual, own = Configuration().rank_order.split("-"), configuration.rank_order.split("-")
+    while own and usual[0] == own[0]:
+        usual, own = usual[1:], own[1:]
+    while own and usual[-1] == own[-1]:
+        usual, own = usual[:-1], own[:-1]
+    return " before ".join(own)
 
 
 def split(stage_layers: Sequence[int]) -> str:

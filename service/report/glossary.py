@@ -7,13 +7,11 @@ COLUMNS = {
     "GPUs": "Accelerators that the plan uses",
     "batch": "Sequences of one optimizer step",
     "with": "Precision or optimizer where it differs from what was asked",
-    "shards": "Ranks that share one set of shards (smaller than all replicas: hybrid sharding)",
     "tp": "Tensor parallel size: GPUs that split every layer's matrices",
     "pp": "Pipeline parallel size: stages that hold consecutive layers",
     "vpp": "Virtual pipeline size: chunks of layers that each stage holds; more chunks, smaller bubble",
     "cp": "Context parallel size: GPUs that split every sequence",
     "ep": "Expert parallel size: GPUs that share out the experts",
-    "etp": "Expert tensor parallel size: GPUs that split every expert",
     "dp": "Data parallel size: replicas that train on different sequences",
     "zero": "ZeRO stage: what replicas shard; 1 optimizer states, 2 gradients too, 3 weights too",
     "mbs": "Micro-batch size: sequences that pass the pipeline together",
@@ -24,8 +22,8 @@ COLUMNS = {
     "peak memory (stage)": "Most memory that a GPU needs, of what it has, and the stage that needs it",
     "OOM risk": "Chance that a run of this plan runs out of memory",
     "launchers": "Training frameworks that can run the plan",
-    "offload": "What is moved to host memory",
-    "cp by": "How the parts of a sequence meet: a ring, or an all-to-all",
+    "also": "Rarer choices: another schedule, cp by all-to-all instead of a ring, etp (GPUs that split "
+    "every expert), shards shared by fewer ranks than all replicas, another order of ranks, offload",
 }
 TIME_TERMS = {
     "ideal": "the model's FLOPs at the GPU's peak: nothing can be faster",

@@ -13,7 +13,6 @@ from rich.text import Text
 from service.report import figures
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Plan
-from solver.rank_orders import RANK_ORDERS
 
 GUTTER = 1  # blanks before every column
 _MFU = "MFU*"
@@ -60,23 +59,6 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
             any(plan.workload for plan in plans),
             Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"),
         ),
-        (any(_hybrid(plan) for plan in plans), Column(title="shards", cell=_size("zero_shard_size"))),
-        (
-            any(plan.config.expert_tensor_parallel_size > 1 for plan in plans),
-            Column(title="etp", cell=_size("expert_tensor_parallel_size")),
-        ),
-        (
-            any(plan.config.context_parallel_mode != "ring" for plan in plans),
-            Column(title="cp by", cell=_mode, left=True),
-        ),
-        (
-            any(plan.config.rank_order != RANK_ORDERS[0] for plan in plans),
-            Column(title="ranks", cell=_size("rank_order"), left=True),
-        ),
-        (
-            any(plan.config.offload != "none" for plan in plans),
-            Column(title="offload", cell=_size("offload"), left=True),
-        ),
         (
             any(plan.launchers for plan in plans),
             Column(title="launchers", cell=lambda plan: ", ".join(plan.launchers), left=True),
@@ -104,20 +86,14 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),
         Column(title="OOM risk", cell=_risk, leaves=1),
+        *([Column(title="also", cell=_also, left=True)] if any(map(_also, plans)) else []),
         Column(title="", cell=lambda plan: "← best" if plan.rank == 1 else "", left=True, leaves=4),
     ]
 
 
-def _hybrid(plan: Plan) -> bool:
-    """Whether shard sets are smaller than the data-parallel group."""
-    config = plan.config
-    whole = config.data_parallel_size * config.context_parallel_size
-    return config.zero_stage > 0 and config.zero_shard_size < whole
-
-
-def _mode(plan: Plan) -> str:
-    """How sequences are split, where they are."""
-    return plan.config.context_parallel_mode if plan.config.context_parallel_size > 1 else "–"
+def _also(plan: Plan) -> str:
+    """What few plans choose, where this one does."""
+    return " · ".join(figures.inner_words(plan.config))
 
 
 def _risk(plan: Plan) -> str:

@@ -17,6 +17,7 @@ from service.report import figures
 from service.report.beyond import beyond_lines
 from service.report.ranking import ranking
 from service.report.reasons import reason_lines, remedy_line
+from service.report.tradeoff import tradeoff_lines
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
 from solver.problem import Problem
@@ -36,7 +37,7 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
     parts: list[RenderableType] = [header(problem, width), *_search_lines(answer, problem, width)]
     if answer.plans:
         best = answer.plans[0]
-        parts += [Text(), _table(answer.plans, problem, width)]
+        parts += [Text(), _table(answer.plans, problem, width), *tradeoff_lines(answer.plans, width)]
         parts += [Text(), *_causes(best.config, best.prediction, width, whose=" (best)")]
         parts += reason_lines(best, width)
         parts += beyond_lines(answer, width)

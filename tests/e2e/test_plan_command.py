@@ -72,7 +72,7 @@ def test_a_plan_can_be_saved_and_exported_by_its_printed_id(home: dict[str, str]
     assert f"meshwright export {plan_id[:4]}" in run.stdout
     again = meshwright("export", plan_id[:8], "--save-dir", str(exported), env=home)
     assert again.returncode == 0, again.stderr
-    launch_files = {path.name for path in saved.iterdir()} - {"answer.json", "problem.json"}
+    launch_files = {path.name for path in saved.iterdir()} - {"answer.json", "problem.json", "report.html"}
     assert launch_files
     assert launch_files == {path.name for path in exported.iterdir()} - {"answer.json"}
     assert all((saved / name).read_text() == (exported / name).read_text() for name in launch_files)

@@ -1,0 +1,98 @@
+"""Examples under the ``--help`` of every command: one table, shown there and in the documentation."""
+
+from __future__ import annotations
+
+import typer
+
+_ASKED = "--model llama-3.1-8b --cluster dgx-h100 --num-nodes 4 --global-batch-size 256 --seq-length 8192"
+EXAMPLES = {
+    "plan": (
+        f"meshwright plan {_ASKED}",
+        "meshwright plan problem.yaml --pin tp=8 --top-k 5 --save-dir run/",
+        f"meshwright plan {_ASKED} --sweep num_nodes=2,4,8 --csv",
+    ),
+    "predict": (
+        f"meshwright predict {_ASKED} --set tp=2 --set pp=2 --set mbs=1",
+        "meshwright predict --from-args train.sh --cluster dgx-h100 --num-nodes 4",
+    ),
+    "explain": (
+        f"meshwright explain {_ASKED} --set tp=8 --set pp=4 --set mbs=1",
+        "meshwright explain --from-args train.sh --cluster dgx-h100 --num-nodes 4 --var TP=8",
+    ),
+    "compare": ("meshwright compare 992b 41c0", "meshwright compare 1 3 --from run/answer.json"),
+    "shapes": (f"meshwright shapes {_ASKED} --tolerance 0.01",),
+    "export": (
+        "meshwright export 992b --save-dir run/",
+        "meshwright export --from answer.json --rank 2 --save-dir run/",
+    ),
+    "report": (
+        "meshwright report 992b --open",
+        "meshwright report --from run/answer.json --out run/report.html",
+    ),
+    "plot": (
+        "meshwright plot pareto 992b",
+        "meshwright plot timeline 992b --format perfetto --out step.json",
+    ),
+    "calibrate": (
+        "meshwright calibrate runs.csv --out mine.json",
+        "meshwright calibrate runs.csv --measure-next 3",
+    ),
+    "validate": (
+        "meshwright validate runs.csv",
+        "meshwright validate runs.csv --calibrate 8 --per-run predictions.csv",
+    ),
+    "profile": (
+        "meshwright profile --model llama-3.1-8b --seq-length 8192 --out layers.json --tp 1,2,4",
+        "torchrun --nproc-per-node=8 -m service.cli.main profile --model X --seq-length 8192 --out x.json",
+    ),
+    "import": (
+        "meshwright import topo.txt --gpu h100 --num-nodes 16 --out cluster.yaml",
+        "meshwright import all_reduce.log --into cluster.yaml",
+        "meshwright import profile.json --model opt-30b --gpu a100 --seq-length 2048 --out layers.json",
+        "meshwright import train.log --model llama-3.1-8b --gpu h100 --into runs.csv",
+    ),
+    "models": ("meshwright models", "meshwright models --json"),
+    "clusters": ("meshwright clusters", "meshwright clusters --json"),
+    "gpus": ("meshwright gpus", "meshwright gpus --json"),
+    "serve": (
+        "meshwright serve",
+        "meshwright serve --port 9000 --workers 4 --database-url sqlite:////var/lib/meshwright/jobs.db",
+    ),
+    "worker": ("meshwright worker --database-url postgresql://meshwright@db/meshwright --celery",),
+    "demo": ("meshwright demo", "meshwright demo problem.json --out out"),
+    "jobs": ("meshwright jobs list", "meshwright jobs submit problem.json --wait"),
+    "jobs submit": (
+        "meshwright jobs submit problem.json --wait",
+        f"meshwright jobs submit {_ASKED} --priority 0 --url http://planner:8420",
+    ),
+    "jobs list": ("meshwright jobs list --limit 5",),
+    "jobs show": ("meshwright jobs show JOB_ID",),
+    "jobs wait": ("meshwright jobs wait JOB_ID --json",),
+    "jobs cancel": ("meshwright jobs cancel JOB_ID",),
+    "keys": ("meshwright keys create --tenant vision --scope submit", "meshwright keys list"),
+    "keys create": ("meshwright keys create --tenant vision --scope submit --expires-in-days 90",),
+    "keys list": ("meshwright keys list --tenant vision",),
+    "keys revoke": ("meshwright keys revoke KEY_ID",),
+    "db": ("meshwright db check", "meshwright db backup jobs-copy.db"),
+    "db upgrade": ("meshwright db upgrade --database-url postgresql://meshwright@db/meshwright",),
+    "db check": ("meshwright db check",),
+    "db backup": ("meshwright db backup jobs-copy.db",),
+    "db restore": ("meshwright db restore jobs-copy.db",),
+}
+
+
+def with_examples(app: typer.Typer, prefix: str = "") -> None:
+    """Put its examples under the help of every command of ``app``, and of its groups."""
+    for command in app.registered_commands:
+        name = command.name or getattr(command.callback, "__name__", "")
+        command.epilog = _epilog(f"{prefix}{name}")
+    for group in app.registered_groups:
+        group.epilog = _epilog(f"{prefix}{group.name}")
+        if group.typer_instance is not None:
+            with_examples(group.typer_instance, f"{prefix}{group.name} ")
+
+
+def _epilog(path: str) -> str | None:
+    """The examples of a command, one a line; the escape keeps the lines apart."""
+    lines = EXAMPLES.get(path)
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)]) if lines else None

@@ -1,0 +1,106 @@
+"""Step time against peak memory, drawn with characters: where each plan of a ranking stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from service.report import figures
+from solver.plan import Plan
+
+WIDE = 100  # columns; a narrower terminal has no plot
+_COLUMNS, _ROWS = 64, 7  # of the field
+_LEAST = 3  # fewer plans are read from the table
+_NAMED = 5  # plans of the front that the caption names
+_LABEL = 12  # columns left of the axis
+_FRONT_STYLE = "bold green"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A plan's rank in the field; ``row`` counts from the top."""
+
+    text: str
+    row: int
+    column: int
+    is_efficient: bool
+
+
+def tradeoff_lines(plans: Sequence[Plan], width: int) -> list[Text]:
+    """The plot under a ranking; nothing where it has no room, or would show a line."""
+    times, peaks = _extent([_step_s(plan) for plan in plans]), _extent([_peak(plan) for plan in plans])
+    if width < WIDE or len(plans) < _LEAST or times[0] == times[1] or peaks[0] == peaks[1]:
+        return []
+    marks = _placed(plans, times, peaks)
+    caption = f"  step time and peak memory of each plan; nothing here beats {_front(plans)} in both"
+    lines = [Text(), Text(caption, style="dim")]
+    lines += [_row(row, marks, peaks) for row in range(_ROWS)]
+    left, right = figures.seconds(times[0]), figures.seconds(times[1])
+    lines.append(Text(f"{'':>{_LABEL}} └{'─' * _COLUMNS}"))
+    lines.append(Text(f"{'':>{_LABEL}}  {left}{right:>{_COLUMNS - len(left)}}"))
+    return lines
+
+
+def is_efficient(plan: Plan, plans: Sequence[Plan]) -> bool:
+    """Whether no other plan is as fast with less memory, or faster with as little."""
+    own = (_step_s(plan), _peak(plan))
+    others = [(_step_s(other), _peak(other)) for other in plans]
+    return not any(o[0] <= own[0] and o[1] <= own[1] and o != own for o in others)
+
+
+def _front(plans: Sequence[Plan]) -> str:
+    """``#1, #3 and 4 more``: the plans that no other beats."""
+    ranks = [f"#{plan.rank}" for plan in plans if is_efficient(plan, plans)]
+    named, others = ranks[:_NAMED], len(ranks) - _NAMED
+    return ", ".join(named) + (f" and {others} more" if others > 0 else "")
+
+
+def _step_s(plan: Plan) -> float:
+    """Seconds of a step."""
+    return plan.prediction.step_time_s
+
+
+def _peak(plan: Plan) -> float:
+    """Bytes of the heaviest stage."""
+    return float(plan.prediction.peak_memory_bytes)
+
+
+def _extent(values: Sequence[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    return min(values), max(values)
+
+
+def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[float, float]) -> list[Mark]:
+    """A mark for each plan, better ranks first; one that finds its place taken stands beside it."""
+    taken: set[tuple[int, int]] = set()
+    marks = []
+    for plan in plans:
+        row = round((peaks[1] - _peak(plan)) / (peaks[1] - peaks[0]) * (_ROWS - 1))
+        text = str(plan.rank)
+        room = _COLUMNS - len(text)
+        column = round((_step_s(plan) - times[0]) / (times[1] - times[0]) * room)
+        places = [*range(column, room + 1), *range(column - 1, -1, -1)]
+        column = next((one for one in places if _is_free(taken, row, one, text)), -1)
+        if column >= 0:
+            taken |= {(row, column + offset) for offset in range(len(text))}
+            efficient = is_efficient(plan, plans)
+            marks.append(Mark(text=text, row=row, column=column, is_efficient=efficient))
+    return marks
+
+
+def _is_free(taken: set[tuple[int, int]], row: int, column: int, text: str) -> bool:
+    """Whether the mark fits here, with a blank around it."""
+    return not any((row, column + offset) in taken for offset in range(-1, len(text) + 1))
+
+
+def _row(row: int, marks: Sequence[Mark], peaks: tuple[float, float]) -> Text:
+    """One line of the field; the first and the last say how much memory they are."""
+    edge = {0: peaks[1], _ROWS - 1: peaks[0]}.get(row)
+    label = "" if edge is None else f"{figures.gib(edge)} GiB"
+    line = Text(f"{label:>{_LABEL}} │")
+    for mark in sorted((mark for mark in marks if mark.row == row), key=lambda mark: mark.column):
+        line.append(" " * (_LABEL + 2 + mark.column - len(line)))
+        line.append(mark.text, style=_FRONT_STYLE if mark.is_efficient else "")
+    return line
