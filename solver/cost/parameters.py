@@ -25,10 +25,15 @@ class Weights:
 
 
 def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
-    """One layer: matrices are split over tp, experts over ep and their own tp; norms are whole."""
+    """One layer: matrices are split over tp, experts over ep and their own tp; norms are whole.
+
+    So are biases of what is summed over tp ranks: of the attention's and the dense MLP's output
+    (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized").
+    """
     model, moe = ctx.model, ctx.model.moe
-    whole = float(model.norm_parameters())
-    split = float(model.attention_parameters() + model.bias_parameters(kind))
+    summed = (2.0 if kind == "dense" else 1.0) * model.hidden_size if model.linear_bias else 0.0
+    whole = model.norm_parameters() + summed
+    split = model.attention_parameters() + model.bias_parameters(kind) - summed
     routed = np.zeros_like(ctx.t)
     if kind == "moe" and moe is not None:
         whole += model.router_parameters()
@@ -72,7 +77,8 @@ def head_weights(ctx: Context) -> Weights:
     if not model.num_mtp_layers:
         return own
     layer = layer_weights(ctx, "moe" if model.moe else "dense")
-    project = 2.0 * model.hidden_size**2 / ctx.t
+    # both inputs and the output have a norm (Megatron-Core 0.19, MultiTokenPredictionLayerSubmodules)
+    project = 2.0 * model.hidden_size**2 / ctx.t + 3.0 * model.norm_parameters() / 2
     depth = float(model.num_mtp_layers)
     return own + Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
 

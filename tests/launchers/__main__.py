@@ -1,7 +1,8 @@
 """Exported plans before the launchers' own parsers: ``make test-launchers``.
 
 Hundreds of random plans of the search's own space must pass and mean what was planned; every mutant must be
-refused by our rules, and by the parser where it notices such. The last line counts them.
+refused by our rules, and by the parser where it notices such. Where a launcher can build a rank without a
+GPU, every rank's layers and weights are those that we priced. The last line counts plans and mutants.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from service.launchers.registry import export, launcher_names
 from service.launchers.target import Target
 from solver.launcher_own import problem_faults
 from tests.launcher_plans import problem_of, random_targets
+from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.environments import ENVIRONMENTS, TORCH_ENVIRONMENT, Environment, ready, versions
 from tests.launchers.mutants import MUTANTS, Mutant
 
@@ -137,6 +139,21 @@ def try_mutants(name: str, environment: Environment, judge: str, count: Count) -
             count.faults.append(f"{name}: {mutant.name}: expected noticed={mutant.noticed}, was {word}")
 
 
+def try_dry_runs(name: str, environment: Environment, count: Count) -> None:
+    """Every rank that the launcher builds holds the layers and weights that we priced."""
+    judge, plans_of = DRY_RUNS[name]
+    runs = plans_of()
+    targets = [run.target for run in runs]
+    files = [export(one.plan, one.problem, EXPORTER.get(name, name)).files for one in targets]
+    cases = [
+        {**case_of(run.target, text), "ranks": run.ranks()} for run, text in zip(runs, files, strict=True)
+    ]
+    for run, verdict in zip(runs, verdicts(environment, judge, cases), strict=True):
+        wrong = [verdict["refusal"]] if verdict["refusal"] else unlike(run, verdict["seen"])
+        count.faults += [f"{name}: dry run of {run.name}: {text}" for text in wrong]
+    print(f"{name}: dry runs: {len(runs)} plans, {sum(len(run.ranks()) for run in runs)} ranks")
+
+
 def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
     """What our exporter would write if it had no rules."""
     found = mutant.target
@@ -183,6 +200,8 @@ def main() -> int:
         judge = EXPORTER.get(name, name).replace("-", "_")
         try_plans(name, environment, judge, list(plans(EXPORTER.get(name, name), options.plans)), count)
         try_mutants(name, environment, judge, count)
+        if name in DRY_RUNS:
+            try_dry_runs(name, environment, count)
     for fault in count.faults:
         print(f"fault: {fault[:600]}")
     print(count.line())

@@ -36,8 +36,8 @@ from megatron.training.argument_utils import core_transformer_config_from_args  
 from megatron.training.arguments import parse_args, validate_args  # noqa: E402
 
 
-def judge(case: Case) -> Seen:
-    """What Megatron-LM makes of the arguments file."""
+def configured(case: Case) -> tuple[typing.Any, typing.Any]:
+    """The arguments as Megatron-LM validated them, and the transformer's configuration."""
     text = case["files"]["megatron_args.sh"]
     body = text.partition("MEGATRON_ARGS=(\n")[2].rpartition("\n)")[0]
     words = shlex.split(body, comments=True)
@@ -47,7 +47,12 @@ def judge(case: Case) -> Seen:
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     os.environ.update(case["environment"])
     args = validate_args(parse_args())
-    config = core_transformer_config_from_args(args)
+    return args, core_transformer_config_from_args(args)
+
+
+def judge(case: Case) -> Seen:
+    """What Megatron-LM makes of the arguments file."""
+    args, config = configured(case)
     calculator.unset_num_microbatches_calculator()
     calculator.init_num_microbatches_calculator(
         0, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size

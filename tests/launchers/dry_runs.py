@@ -1,0 +1,107 @@
+"""Plans that launchers build rank by rank without a GPU: layers and weights must be those we priced.
+
+Every pipeline rank is built, and the last rank of all. Sizes are chosen to divide: where a vocabulary does
+not, both sides pad it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from profiles.model import MoeSpec
+from service.launchers.target import Target
+from solver.plan import Configuration
+from tests.launcher_cases import CASES, GPT3_175B, MIXTRAL, target
+from tests.launcher_plans import CASES as OTHER_CASES
+from tests.launchers.mutants import CHUNKS, LLAMA, SHARDED, STAGES, TENSOR
+from tests.rank_weights import rank_layers, rank_weights
+
+TIED = replace(
+    GPT3_175B, name="small-tied", num_layers=30, hidden_size=1024, ffn_hidden_size=4096,
+    num_attention_heads=16, num_kv_heads=16, head_dim=64, vocab_size=50257,
+)  # fmt: skip
+SHARED = replace(
+    MIXTRAL, name="small-experts", num_layers=14, num_kv_heads=4, tied_embeddings=True,
+    moe=MoeSpec(num_experts=16, top_k=4, ffn_hidden_size=1408, num_shared_experts=2,
+                shared_ffn_hidden_size=2816, num_dense_layers=2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """One plan, and how many ranks share a stage's weights beyond what the model splits."""
+
+    name: str
+    target: Target
+    shards: int = 1
+
+    def ranks(self) -> list[int]:
+        """A rank of every pipeline stage, and the last of all."""
+        config = self.target.config
+        step = config.num_gpus // config.pipeline_parallel_size
+        if config.rank_order == "tp-cp-pp-dp":
+            step = config.tensor_parallel_size * config.context_parallel_size
+        return [*(stage * step for stage in range(config.pipeline_parallel_size)), config.num_gpus - 1]
+
+
+def megatron_lm() -> list[DryRun]:
+    """Uneven, interleaved, tied, padded, with experts, their own tensor ranks, and without stages."""
+    uneven = replace(STAGES, tensor_parallel_size=4, sequence_parallel=True, stage_layers=(7, 8, 8, 7))
+    three = replace(CHUNKS, virtual_pipeline_size=3, pipeline_parallel_size=2,
+                    stage_layers=(4, 5, 5, 5, 6, 5), tensor_parallel_size=2)  # fmt: skip
+    experts = replace(STAGES, pipeline_parallel_size=2, tensor_parallel_size=4, sequence_parallel=True,
+                      expert_parallel_size=4, expert_tensor_parallel_size=2,
+                      stage_layers=(8, 6))  # fmt: skip
+    wide = replace(TENSOR, tensor_parallel_size=8)
+    found = {
+        **CASES,
+        "tied and uneven": target(TIED, uneven, seq_length=2048),
+        "tied and interleaved": target(TIED, three, seq_length=2048),
+        "tied on one stage": target(TIED, replace(TENSOR, stage_layers=(30,)), seq_length=2048),
+        "experts with tensor ranks": target(SHARED, experts, seq_length=4096),
+        "fewer key heads than tensor ranks": target(replace(LLAMA, num_kv_heads=4), wide, seq_length=4096),
+    }
+    return [DryRun(name, one) for name, one in found.items()]
+
+
+def torchtitan() -> list[DryRun]:
+    """Tensor ranks and stages, chunks uneven; every ZeRO stage, replicas beside shards."""
+    return [
+        DryRun("stages", _titan(STAGES, zero_stage=3, zero_shard_size=8, stage_layers=(7, 8, 9, 8)),
+               shards=8),
+        DryRun("tensor ranks", _titan(TENSOR, zero_stage=2, zero_shard_size=8), shards=8),
+        DryRun("replicas of shards", _titan(SHARDED, zero_shard_size=4), shards=4),
+        DryRun(
+            "chunks, tensor ranks and shards",
+            _titan(CHUNKS, tensor_parallel_size=2, sequence_parallel=True, zero_stage=3, zero_shard_size=4,
+                   stage_layers=(3, 4, 4, 4, 5, 4, 4, 4)),
+            shards=4,
+        ),
+        DryRun("both ends on one rank", _titan(CHUNKS, zero_stage=2, zero_shard_size=8,
+                                                pipeline_schedule="zb_v"), shards=8),
+        DryRun("rings", OTHER_CASES["torchtitan"]["llama-3.1-70b-stages"], shards=4),
+    ]  # fmt: skip
+
+
+def _titan(config: Configuration, **changes: object) -> Target:
+    changed = replace(config, **changes)  # type: ignore[arg-type]
+    found = target(LLAMA, changed, seq_length=4096)
+    return replace(found, problem=replace(found.problem, launcher="torchtitan"))
+
+
+def unlike(run: DryRun, seen: Mapping[str, list[dict[str, object]]]) -> Iterator[str]:
+    """Ranks whose layers or weights are not those we priced."""
+    layers, weights = rank_layers(run.target), rank_weights(run.target)
+    for rank, found in zip(run.ranks(), seen["ranks"], strict=True):
+        stage = int(str(found["stage"]))
+        if found["layers"] != layers[stage]:
+            yield f"rank {rank}: layers {found['layers']} instead of {layers[stage]}"
+        if found["weights"] != weights[stage] / run.shards:
+            yield f"rank {rank}: {found['weights']} weights instead of {weights[stage] / run.shards}"
+
+
+DRY_RUNS: Mapping[str, tuple[str, Callable[[], list[DryRun]]]] = {
+    "megatron-lm": ("megatron_lm_ranks", megatron_lm),
+    "torchtitan-0.3": ("torchtitan_ranks", torchtitan),
+}

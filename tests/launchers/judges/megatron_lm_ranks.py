@@ -1,0 +1,92 @@
+"""Megatron-LM 0.19 builds every rank of a plan on the meta device, under torch's fake process group.
+
+What ``pretrain_gpt.py`` builds, by Megatron-LM's own builder, from the exported arguments; instead of
+Transformer Engine's layers, which need a GPU, its own local ones of the same shapes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from megatron_lm import configured  # first: it makes the rest importable
+from protocol import Case, Seen, serve
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+torch.cuda.current_device = lambda: "meta"  # where weights are put
+torch.cuda.Stream = lambda *_args, **_options: None
+torch.Tensor.cuda = lambda self, *_args, **_options: self
+
+from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.training.argument_utils import gpt_config_from_args  # noqa: E402
+from megatron.training.models.gpt import GPTModelBuilder  # noqa: E402
+
+_attention = DotProductAttention.__init__
+
+
+def attention_of_any_width(self: Any, *args: Any, **options: Any) -> None:
+    """The local attention, which has no weights, told nothing of latent attention's widths."""
+    _attention(self, *args, **{k: v for k, v in options.items() if k not in ("k_channels", "v_channels")})
+
+
+DotProductAttention.__init__ = attention_of_any_width
+
+LOCAL = {  # kernels that need a GPU, or that local layers do not have; no weight depends on them
+    "transformer_impl": "local", "apply_rope_fusion": False, "persist_layer_norm": False,
+    "bias_activation_fusion": False, "bias_dropout_fusion": False, "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False, "moe_grouped_gemm": False, "tp_comm_overlap": False,
+    "perform_initialization": False, "sequence_parallel": False,
+}  # fmt: skip
+
+
+def judge(case: Case) -> Seen:
+    """Layers of every chunk and weights of every rank that is asked for."""
+    args, config = configured(case)
+    for name, value in LOCAL.items():
+        setattr(args, name, value)
+        setattr(config, name, value)
+    return {"ranks": [built(args, config, rank) for rank in case["ranks"]]}
+
+
+def built(args: Any, config: Any, rank: int) -> Seen:
+    """One rank: its chunks, each on the meta device."""
+    os.environ["RANK"] = str(rank)
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=args.world_size
+    )  # nothing is sent
+    try:
+        parallel_state.initialize_model_parallel(
+            args.tensor_model_parallel_size, args.pipeline_model_parallel_size,
+            args.virtual_pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+            order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+            create_gloo_process_groups=False,
+        )  # fmt: skip
+        tensor_parallel.random.initialize_rng_tracker()
+        builder = GPTModelBuilder(gpt_config_from_args(args, config))
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        parts = args.virtual_pipeline_model_parallel_size
+        with torch.device("meta"):
+            chunks = [
+                builder.build_model(groups, vp_stage=part) for part in (range(parts) if parts else [None])
+            ]
+        return {
+            "stage": parallel_state.get_pipeline_model_parallel_rank(),
+            "layers": [len(chunk.decoder.layers) for chunk in chunks],
+            "weights": sum(weight.numel() for chunk in chunks for weight in chunk.parameters()),
+        }
+    finally:
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    serve(judge)

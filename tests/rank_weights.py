@@ -1,0 +1,49 @@
+"""What the memory model says each pipeline rank holds: its chunks, and its weights before any sharding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from profiles.profile import default_profile
+from service.launchers.target import Target
+from solver.columns import Columns, FloatArray
+from solver.cost.assemble import chunks_of
+from solver.cost.context import Context, context_of
+from solver.cost.parameters import part_weights
+from solver.cost.prices import LayerLayout
+
+
+def context_for(target: Target) -> Context:
+    """What the formulas read, for one plan."""
+    problem = target.problem
+    profile = default_profile(problem.cluster, problem.launcher)
+    return context_of(problem, Columns.of([target.config]), profile)
+
+
+def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
+    """The rank of every chunk, and the weights that each rank of its stage holds of it."""
+    layout = LayerLayout.of(target.model)
+    ctx = context_for(target)
+    chunks = chunks_of(ctx.columns, layout, np.array([target.config.stage_layers]))
+    parts = part_weights(ctx, layout.kinds)
+    each = np.array([part.dense[0] + part.routed[0] for part in parts])
+    return chunks.rank[0].tolist(), chunks.parts[0] @ each
+
+
+def rank_layers(target: Target) -> list[list[int]]:
+    """Layers of every chunk of every pipeline rank."""
+    ranks, _ = chunk_weights(target)
+    layers = target.config.stage_layers
+    return [
+        [layers[chunk] for chunk, rank in enumerate(ranks) if rank == mine]
+        for mine in range(target.config.pipeline_parallel_size)
+    ]
+
+
+def rank_weights(target: Target) -> list[int]:
+    """Weights of every pipeline rank."""
+    ranks, weights = chunk_weights(target)
+    return [
+        round(sum(weights[chunk] for chunk, rank in enumerate(ranks) if rank == mine))
+        for mine in range(target.config.pipeline_parallel_size)
+    ]
