@@ -32,6 +32,22 @@ test-torch: ## what needs torch: meshwright profile, measured on this machine's 
 	@PYTHONWARNINGS=ignore .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'torch==2.13.0' --editable '.[dev]'
 	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/torch
 
+BROWSER := .venv-browser/.installed
+CHROMIUM ?= /usr/bin/chromium
+
+test-browser: $(BROWSER) ## the live page and the report in the system's Chromium (makes .venv-browser; CHROMIUM=path)
+	@CHROMIUM=$(CHROMIUM) MESHWRIGHT_TEST_BROWSER=1 .venv-browser/bin/python -m pytest tests/browser
+
+screenshots: $(BROWSER) ## pictures of the live page into docs/images, its weight and its speed into docs/live-page.md
+	@CHROMIUM=$(CHROMIUM) .venv-browser/bin/python -m tests.browser
+
+$(BROWSER): pyproject.toml constraints.txt
+	@test -x $(CHROMIUM) || { echo "error: no Chromium at $(CHROMIUM): apt-get install chromium, or set CHROMIUM=path"; exit 2; }
+	@test -x .venv-browser/bin/python || $(PYTHON) -m venv .venv-browser
+	@PYTHONWARNINGS=ignore .venv-browser/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    'playwright==1.65.2' 'axe-playwright-python==0.1.8' --editable '.[dev]'
+	@touch $(BROWSER)
+
 test-launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed")
 	@$(BIN)/python -m tests.launchers $(ARGS)
 
@@ -112,4 +128,4 @@ collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
 	    --out profiles/catalog/collectives/network.json
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-torch .venv-peers .venv-fuzz .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info client/build client/*.egg-info
+	rm -rf $(VENV) .venv-browser .venv-torch .venv-peers .venv-fuzz .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info client/build client/*.egg-info

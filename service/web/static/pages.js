@@ -138,7 +138,7 @@
         if (!this.panel) return source.close();
         this.failures += 1;
         say(AWAY);
-        if (source.readyState === EventSource.CLOSED || this.failures >= 3) { source.close(); this.poll(); }
+        if (source.readyState === EventSource.CLOSED || this.failures >= 2) { source.close(); this.poll(); }
       });
     }
     back() {
@@ -156,7 +156,7 @@
         this.failures += 1;
         say(AWAY);
       }
-      window.setTimeout(() => this.poll(), Math.min(1000 * 2 ** this.failures, 15000));
+      window.setTimeout(() => this.poll(), Math.min(1000 * 2 ** this.failures, 4000));
     }
     // True: the job has ended.
     news(job, source) {

@@ -1,0 +1,101 @@
+"""Whatever is shown can be read: ten thousand plans, a phone, a screen reader, a file without a network."""
+
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from service.db.database import Database
+from tests.answered_jobs import add_answered_job
+from tests.browser.chromium import a_page, grave_findings, overflow
+from tests.browser.questions import ten_thousand_plans
+from tests.reports import small_answer
+from tests.servers import RunningServer
+
+
+@pytest.fixture(scope="module")
+def shown(database: Database, server: RunningServer) -> dict[str, str]:
+    """An address of every page."""
+    add_answered_job(database, "small", *small_answer())
+    (first, other, _) = small_answer()[1].plans
+    paths = {
+        "first": "/",
+        "own": "/own",
+        "jobs": "/jobs",
+        "answer": "/jobs/small",
+        "plan": f"/plans/{first.plan_id}",
+        "compare": f"/compare?first={first.plan_id}&second={other.plan_id}",
+        "export": f"/plans/{first.plan_id}/export",
+        "models": "/models",
+        "model": "/models/llama-3.1-70b",
+        "clusters": "/clusters",
+        "profiles": "/profiles",
+        "keys": "/keys",
+        "failure": "/jobs/none",
+    }
+    return {name: f"{server.url}{path}" for name, path in paths.items()}
+
+
+def test_ten_thousand_plans_come_a_page_at_a_time(
+    page: Page, server: RunningServer, database: Database
+) -> None:
+    add_answered_job(database, "many", *ten_thousand_plans())
+    began = time.monotonic()
+    page.goto(f"{server.url}/jobs/many")
+    rows = page.locator("table.ranking tbody tr")
+    expect(rows).to_have_count(25)
+    assert time.monotonic() - began < 5.0
+    assert len(page.content()) < 400_000  # characters: no page grows with the answer
+    page.get_by_role("link", name="The next plans").click()
+    expect(page.get_by_text("Plans 26 to 50")).to_be_visible()
+    expect(rows).to_have_count(25)
+    page.get_by_role("link", name="Plan 30 in full").click()
+    expect(page.get_by_role("heading", name="Plan 30", exact=True)).to_be_visible()
+
+
+def test_every_page_fits_a_phone(phone: Page, shown: dict[str, str]) -> None:
+    wide = {}
+    for name, address in shown.items():
+        phone.goto(address)
+        wide[name] = overflow(phone)
+    assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_has_no_serious_finding(chrome: Browser, shown: dict[str, str], *, dark: bool) -> None:
+    with a_page(chrome, dark=dark) as page:
+        found = {}
+        for name, address in shown.items():
+            page.goto(address)
+            found[name] = grave_findings(page)
+        page.goto(shown["first"])
+        page.get_by_label("Batch", exact=True).fill("many")
+        for part in page.locator("details.part summary").all():
+            part.click()
+        page.get_by_role("button", name="Search", exact=True).click()
+        expect(page.locator("#fault-batch")).to_be_visible()
+        found["faults"] = grave_findings(page)
+        assert {name: what for name, what in found.items() if what} == {}
+
+
+def test_the_report_opens_from_disk_without_a_network(
+    chrome: Browser, shown: dict[str, str], tmp_path: Path
+) -> None:
+    with a_page(chrome) as page:
+        page.goto(shown["answer"])
+        address = page.get_by_role("link", name="Report to keep or mail").get_attribute("href")
+        saved = page.request.get(shown["first"].rstrip("/") + str(address))
+        (tmp_path / "report.html").write_bytes(saved.body())
+    with a_page(chrome, offline=True) as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((tmp_path / "report.html").as_uri())
+        expect(page.get_by_role("heading", name="Ranking")).to_be_visible()
+        page.get_by_role("button", name="MFU").click()
+        expect(page.locator("th[aria-sort]")).to_have_count(1)
+        page.locator("#compare").get_by_label("Second").select_option(index=2)
+        expect(page.locator("[data-name=second]")).to_contain_text("#3")
+        assert asked == [page.url]
+        assert grave_findings(page) == []
+        assert overflow(page) <= 0
