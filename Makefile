@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch test-launchers clean chaos chaos-short bench-service mutants reliability client
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch test-launchers clean chaos chaos-short bench-service bench-scaling mutants reliability reliability-faults client
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -95,13 +95,19 @@ chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases (
 bench-service: $(STAMP) ## requests and claims a second, job starts, memory, on both databases; writes docs/reliability.md
 	@$(BIN)/python -m benchmarks.service_speed --write
 
+bench-scaling: $(STAMP) ## jobs a minute by 1 and 2 workers, and what 64 ask of PostgreSQL; writes docs/scaling.md
+	@$(BIN)/python -m benchmarks.scaling --write
+
 mutants: $(STAMP) ## faults in fence, lease and compare-and-set: each must turn the suite red
 	@$(BIN)/python -m tests.mutants
 
 reliability: $(STAMP) ## the long forms: 125 000 steps of the state machine, mutants, chaos; writes docs/reliability.md
 	@MESHWRIGHT_TEST_LONG=1 $(BIN)/python -m pytest --timeout=3600 tests/unit/service/test_engine_machine.py
 	@$(MAKE) mutants chaos
-	@$(BIN)/python -m tests.reliability --chaos out/chaos.json
+	@$(BIN)/python -m tests.reliability --measure --chaos out/chaos.json
+
+reliability-faults: $(STAMP) ## run the tests of F1 to F24 and write what they measured into docs/reliability.md
+	@$(BIN)/python -m tests.reliability --measure
 
 chaos-short: $(STAMP) ## the same within a minute
 	@$(BIN)/python -m tests.chaos --short

@@ -1,14 +1,19 @@
-"""``python -m tests.reliability [--chaos FIGURES.json]``: writes the tables of docs/reliability.md.
+"""``python -m tests.reliability [--measure] [--chaos FIGURES.json]``: the tables of docs/reliability.md.
 
 Every fault has its promise and the tests that break it for real; ``tests/architecture`` checks that each
-of those tests is there.
+of those tests is there. ``--measure`` runs them, and shows what they measured.
 """
 
 import argparse
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.figures import FILE_VARIABLE, read_figures
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reliability.md"
@@ -184,13 +189,34 @@ FAULTS = (
 )
 
 
-def faults_table() -> str:
-    """Every fault, its promise and its tests."""
-    lines = ["| | fault | promise | tests |", "|---|---|---|---|"]
+def faults_table(figures: dict[int, str]) -> str:
+    """Every fault, its promise, its tests, and what they measured (SQLite / PostgreSQL where on both)."""
+    lines = ["| | fault | promise | tests | measured |", "|---|---|---|---|---|"]
     for number, fault in enumerate(FAULTS, start=1):
         tests = "<br>".join("`make chaos`" if test == "chaos" else f"`{test}`" for test in fault.tests)
-        lines.append(f"| F{number} | {fault.happens} | {fault.promise} | {tests} |")
+        figure = figures.get(number, "")
+        lines.append(f"| F{number} | {fault.happens} | {fault.promise} | {tests} | {figure} |")
     return "\n".join(lines)
+
+
+def figures_in(text: str) -> dict[int, str]:
+    """The figures that the document shows."""
+    rows = re.findall(r"^\| F(\d+) \|.*\| ([^|]*) \|$", text, flags=re.MULTILINE)
+    return {int(number): figure for number, figure in rows}
+
+
+def measure(file: Path) -> dict[int, str]:
+    """Run the tests of all faults; what they measured.
+
+    Raises:
+        CalledProcessError: one of them failed.
+    """
+    file.parent.mkdir(exist_ok=True)
+    file.unlink(missing_ok=True)
+    tests = [f"tests/{test}" for fault in FAULTS for test in fault.tests if test != "chaos"]
+    command = [sys.executable, "-m", "pytest", *tests]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, FILE_VARIABLE: str(file)})
+    return read_figures(file)
 
 
 def chaos_table(figures: dict[str, dict[str, float]]) -> str:
@@ -213,8 +239,11 @@ def main() -> None:
     """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chaos", type=Path, help="figures that make chaos wrote")
+    parser.add_argument("--measure", action="store_true", help="run the tests of the faults first")
     asked = parser.parse_args()
-    text = written(DOCUMENT.read_text(encoding="utf-8"), "faults", faults_table())
+    text = DOCUMENT.read_text(encoding="utf-8")
+    figures = measure(ROOT / "out" / "faults.jsonl") if asked.measure else figures_in(text)
+    text = written(text, "faults", faults_table(figures))
     if asked.chaos:
         text = written(text, "chaos", chaos_table(json.loads(asked.chaos.read_text())))
     DOCUMENT.write_text(text, encoding="utf-8")

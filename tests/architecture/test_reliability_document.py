@@ -1,6 +1,10 @@
 """Every fault that the service promises something about has tests, and the document names them."""
 
-from tests.reliability import DOCUMENT, FAULTS, ROOT, faults_table
+import json
+from pathlib import Path
+
+from tests.figures import read_figures
+from tests.reliability import DOCUMENT, FAULTS, ROOT, faults_table, figures_in
 
 
 def test_every_test_that_the_table_names_is_there() -> None:
@@ -11,5 +15,18 @@ def test_every_test_that_the_table_names_is_there() -> None:
             assert test == "chaos" or f"def {name}(" in (ROOT / "tests" / file).read_text(), test
 
 
-def test_the_document_shows_the_table_as_it_is() -> None:
-    assert faults_table() in DOCUMENT.read_text(encoding="utf-8")
+def test_the_document_shows_the_table_as_it_is_with_a_figure_for_every_fault() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    figures = figures_in(text)
+    assert faults_table(figures) in text
+    assert [number for number in range(1, 25) if not figures[number].strip()] == []
+
+
+def test_the_worst_of_what_was_measured_is_shown_for_each_database(tmp_path: Path) -> None:
+    lines = [
+        {"fault": 9, "what": "slowest", "value": value, "unit": "s", "on": on}
+        for value, on in [(0.4, "postgresql"), (0.3, "sqlite"), (0.5, "sqlite")]
+    ]
+    file = tmp_path / "figures.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_figures(file) == {9: "slowest: 0.50 / 0.40 s"}

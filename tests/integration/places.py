@@ -7,6 +7,7 @@ from sqlalchemy import select
 from service.db.database import Database
 from service.db.tables import jobs, plans
 from service.engine.states import TERMINAL_STATES
+from tests.figures import measured
 from tests.job_records import job_in
 from tests.servers import Settings, until
 
@@ -17,6 +18,10 @@ LEASE_S, SWEEP_S = 2.0, 0.5
 class Place:
     database: Database
     settings: Settings
+
+    def measured(self, fault: int, what: str, value: float, unit: str = "") -> None:
+        """Note a figure of this database."""
+        measured(fault, what, value, unit, on=self.database.dialect)
 
     def await_state(self, *states: str, job_id: str = "job", within_s: float = 45.0) -> None:
         until(lambda: job_in(self.database, job_id).state in states, within_s=within_s)

@@ -14,6 +14,7 @@ from service.db.database import Database
 from service.db.tables import jobs
 from service.engine.job_engine import JobEngine
 from service.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
+from tests.figures import measured
 from tests.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
 
 PROBLEM: dict[str, Any] = {
@@ -76,6 +77,7 @@ def test_f02_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     finally:
         redis.start()
     assert took_s < 1.0
+    measured(2, "POST took", took_s * 1e3, "ms")
 
 
 def test_f03_what_a_restarted_redis_lost_is_published_again(
@@ -84,8 +86,12 @@ def test_f03_what_a_restarted_redis_lost_is_published_again(
     job = server.post_job(PROBLEM, **FRESH)
     redis.stop()
     redis.start()  # it keeps nothing
+    restarted_at = time.monotonic()
     with working({**settings, "slow_poll_s": "60"}, "--celery"):
         assert server.finished_job(job["id"])["state"] == "succeeded"
+    measured(
+        3, "done after Redis came back, a worker's start included", time.monotonic() - restarted_at, "s"
+    )
 
 
 def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
@@ -101,6 +107,7 @@ def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
         done = server.finished_job(job["id"])
         last = server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])  # after all those hints
     assert (done["state"], done["attempts"]) == ("succeeded", 1)
+    measured(4, "attempts after six deliveries", done["attempts"])
     assert server.job(job["id"])["finished_at"] == done["finished_at"]
     assert last["state"] == "succeeded"
 
@@ -112,7 +119,9 @@ def test_f04_a_second_delivery_that_finds_nothing_to_do_takes_less_than_50_ms(po
     started = time.monotonic()
     for _ in range(10):
         assert engine.claim_one("again") is None
-    assert (time.monotonic() - started) / 10 < 0.05
+    took_s = (time.monotonic() - started) / 10
+    assert took_s < 0.05
+    measured(4, "a delivery that finds nothing", took_s * 1e3, "ms")
 
 
 def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
@@ -124,7 +133,9 @@ def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
     killed_at = time.monotonic()
     with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it
         until(lambda: server.job(job["id"])["state"] != "queued", within_s=30.0)
-        assert time.monotonic() - killed_at < 10.0
+        took_s = time.monotonic() - killed_at
+        assert took_s < 10.0
+        measured(1, "started after, a worker's start included", took_s, "s")
         assert server.finished_job(job["id"])["state"] == "succeeded"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.figures import measured
 from tests.servers import SERVE, RunningServer, Settings, environment, serving, until
 
 PROBLEM: dict[str, Any] = {
@@ -107,6 +108,7 @@ def test_a_killed_worker_is_replaced_and_its_job_done(server: RunningServer) -> 
 def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path: Path) -> None:
     settings = {**settings_in(tmp_path), "workers": "0"}
     with serving(settings) as owner:
+        started_at = time.monotonic()
         second = subprocess.run(
             [sys.executable, "-c", SERVE],
             env=environment({"port": "0", **settings}),
@@ -116,6 +118,7 @@ def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path
         )
         assert second.returncode != 0
         assert f"already served by process {owner.process.pid}" in second.stderr
+        measured(21, "refused after, its start included", time.monotonic() - started_at, "s")
 
 
 def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs(tmp_path: Path) -> None:

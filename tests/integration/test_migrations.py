@@ -11,6 +11,7 @@ from service.db.tables import metadata
 from service.engine.job_engine import JobEngine
 from service.jobs import Jobs
 from service.queue import PollingQueue
+from tests.figures import measured
 from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, num_plans
 from tests.sweep_jobs import a_sweep, children_in
 
@@ -39,6 +40,7 @@ def test_records_survive_a_downgrade_and_an_upgrade(database: Database) -> None:
     assert num_plans(database) == 2
     migrations.upgrade(database)
     assert job_in(database) == before
+    measured(20, "records changed by there and back", 0, on=database.dialect)
     with database.read() as connection:
         (event,) = events_after(connection, TENANT, "job", after=0, limit=10)
     assert event.state == "succeeded"  # the log of an older schema's job begins where it stands

@@ -13,6 +13,7 @@ from sqlalchemy import delete, select, text
 from service.db.database import Database
 from service.db.tables import jobs
 from service.engine.job_engine import JobEngine
+from tests.figures import measured
 from tests.integration.places import LEASE_S, SWEEP_S, Place
 from tests.job_records import TENANT, add_tiny_job, job_in
 from tests.servers import Settings, until, working
@@ -56,7 +57,9 @@ def test_f05_worker_sigkill_mid_solve_is_taken_over_within_lease_and_sweep(place
             killed_at = time.monotonic()
             place.await_state("queued", "succeeded")
             until(lambda: job_in(place.database).attempts == 2)
-            assert time.monotonic() - killed_at < LEASE_S + SWEEP_S + POLL_S + SLACK_S
+            took_s = time.monotonic() - killed_at
+            assert took_s < LEASE_S + SWEEP_S + POLL_S + SLACK_S
+            place.measured(5, f"claimed again, lease {LEASE_S:g} s", took_s, "s")
             assert place.await_end() == "succeeded"
     add_tiny_job(place.database, "undisturbed")
     with working(place.settings):
@@ -75,6 +78,7 @@ def test_f06_worker_frozen_past_its_lease_writes_nothing_when_it_wakes_up(place:
         frozen.send_signal(signal.SIGCONT)
         time.sleep(1.0)  # time enough to write, were it allowed to
         assert (job_in(place.database), done.attempts) == (done, 2)
+    place.measured(6, "stale writes that changed anything", 0)
 
 
 def test_f07_poison_job_fails_after_three_attempts_and_others_are_unaffected(place: Place) -> None:
@@ -94,6 +98,7 @@ def test_f07_poison_job_fails_after_three_attempts_and_others_are_unaffected(pla
     assert (poison.state, poison.attempts) == ("failed", 3)
     assert poison.problem is not None
     assert poison.problem["code"] == "poison"
+    place.measured(7, "attempts of the poison job", poison.attempts)
     with working(place.settings):  # its turn may not have come before the poison was out of the way
         assert place.await_end() == "succeeded"
 
@@ -114,7 +119,9 @@ def test_f08_search_over_its_time_limit_ends_within_a_second_with_plans_and_boun
         assert place.await_end() == "succeeded"
     job = job_in(place.database)
     assert (job.answer or {})["bound_step_time_s"] > 0
-    assert (job.finished_at_s or 0.0) - (job.claimed_at_s or 0.0) < 1.0 + 1.0
+    took_s = (job.finished_at_s or 0.0) - (job.claimed_at_s or 0.0)
+    assert took_s < 1.0 + 1.0
+    place.measured(8, "stored after the limit", took_s - 1.0, "s")
     assert len(place.plans()) == 1
 
 
@@ -131,6 +138,7 @@ def test_f09_cancel_of_a_running_job_takes_less_than_a_second_and_frees_the_work
             took_s.append(time.monotonic() - asked_at)
             assert len(place.plans(job_id)) == 1  # what it had found
     assert max(took_s) < 1.0
+    place.measured(9, "slowest of 5 cancels", max(took_s), "s")
 
 
 def test_f10_sigterm_gives_the_job_back_uncounted_with_what_was_found(place: Place) -> None:
@@ -140,7 +148,9 @@ def test_f10_sigterm_gives_the_job_back_uncounted_with_what_was_found(place: Pla
         told_at = time.monotonic()
         leaving.terminate()
         assert leaving.wait(10) == 0
-        assert time.monotonic() - told_at < 4.0  # the 2 s in which a search has to stop, and 2 s
+        took_s = time.monotonic() - told_at
+        assert took_s < 4.0  # the 2 s in which a search has to stop, and 2 s
+    place.measured(10, "left after", took_s, "s")
     job = job_in(place.database)
     assert (job.state, job.attempts) == ("queued", 0)
     with place.database.read() as connection:
@@ -164,7 +174,9 @@ def test_f13_worker_whose_heartbeats_do_not_get_through_for_a_lease_stops_itself
             connection.execute(text("UPDATE jobs SET worker = worker"))
             began = time.monotonic()
             until(stopped.exists, within_s=LEASE_S + SLACK_S + 1.0)
-            assert time.monotonic() - began > LEASE_S / 2
+            took_s = time.monotonic() - began
+            assert took_s > LEASE_S / 2
+            place.measured(13, f"stopped after, lease {LEASE_S:g} s", took_s, "s")
         worker.kill()
     job = job_in(place.database)
     assert job.state in {"running", "queued"}  # nobody ended it; the next worker will
@@ -185,6 +197,7 @@ def test_f14_worker_whose_clock_is_an_hour_off_works_like_any_other(postgres: Da
     assert job.finished_at_s is not None
     assert job.attempts == 1
     assert 0 <= job.finished_at_s - job.created_at_s < 20.0
+    measured(14, "attempts", job.attempts)
 
 
 def test_f19_a_flood_of_one_tenant_delays_anothers_job_by_one_search_at_most(place: Place) -> None:
@@ -198,7 +211,9 @@ def test_f19_a_flood_of_one_tenant_delays_anothers_job_by_one_search_at_most(pla
         rows = connection.execute(select(jobs.c.id, jobs.c.created_at_s, jobs.c.claimed_at_s)).all()
     quiet = next(row for row in rows if row.id == "quiet")
     claims = [row.claimed_at_s for row in rows if row.claimed_at_s is not None]
-    assert sum(quiet.created_at_s < claimed_at_s < quiet.claimed_at_s for claimed_at_s in claims) <= 1
+    before = sum(quiet.created_at_s < claimed_at_s < quiet.claimed_at_s for claimed_at_s in claims)
+    assert before <= 1
+    place.measured(19, "searches of the flood before the other job", before)
 
 
 def state_of(database: Database, job_id: str) -> str | None:

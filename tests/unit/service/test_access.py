@@ -25,6 +25,7 @@ from tests.access_cases import (
     with_ids,
 )
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next
+from tests.figures import measured
 from tests.measured_profiles import measured_profile, measurement
 
 GUARDED = [(method, path) for method, path, _ in operations() if path not in OPEN]
@@ -54,6 +55,7 @@ def test_every_address_demands_a_usable_key(
         assert (answer.status_code, answer.headers["content-type"]) == (401, PROBLEM_TYPE)
         assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert called(client, method, with_ids(path, {}), right).status_code not in {401, 403}
+    measured(18, "addresses, each refused to six wrong keys", len(GUARDED))
 
 
 @pytest.mark.parametrize(("method", "path"), [case for case in GUARDED if lesser(SCOPE[case])])
@@ -96,6 +98,7 @@ def test_a_foreign_record_is_not_there(
     here = with_ids(path, ids)
     answer = called(client, method, here, token_of(database, "ours"))
     assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM_TYPE), here
+    measured(18, "of foreign records, each a 404", len(OWNED))
 
 
 def test_a_tenant_lists_its_own_records_only(

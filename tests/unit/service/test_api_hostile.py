@@ -11,6 +11,7 @@ from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.pages import encode_token
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
+from tests.figures import measured
 
 
 def with_seq_length(text: str) -> bytes:
@@ -44,6 +45,7 @@ def test_hostile_json_is_a_422_problem(client: TestClient, name: str, path: str)
     assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
     assert len(answer.content) < 4096  # nothing is echoed at length
     assert client.get("/v1/jobs").json()["jobs"] == []
+    measured(17, "bodies, each refused at two addresses", len(HOSTILE))
 
 
 NAMES = {f"tensor_parallel_{number}": 1 for number in range(2000)}

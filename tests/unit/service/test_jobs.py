@@ -14,6 +14,7 @@ from service.intake import Submission
 from service.jobs import Jobs
 from service.versions import cache_key_of, versions_of
 from tests.builders import a_problem
+from tests.figures import measured
 from tests.job_records import SUCCESS, TENANT, RememberingQueue, claimed
 
 PROBLEM = a_problem()
@@ -65,6 +66,7 @@ def test_fifty_clients_with_one_key_make_one_job(jobs: Jobs) -> None:
     for thread in threads:
         thread.join()
     assert (len(ids), len(set(ids))) == (50, 1)
+    measured(16, "jobs made", len(set(ids)))
 
 
 def test_a_known_answer_is_given_again_unless_a_fresh_one_is_asked_for(
