@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from sqlalchemy import delete, func, select, text
@@ -39,7 +40,7 @@ CLIENTS = (1, 8, 64)  # threads that ask the database at once
 SECONDS = 4.0  # of each kind of question
 WORKER_START_S = 5.0
 LOOKS_PER_S = 4.0  # of a busy worker: workers.heartbeat.LOOK_S
-PROGRESS = {"stage": "solving", "explored": 1, "total": 9, "elapsed_s": 1.0}
+PROGRESS = {"stage": "solving", "total": 9_999_999, "elapsed_s": 1.0}
 SEARCH_S = (0.2, 1.0, 10.0, 30.0)  # searches for which the limit is reckoned
 MANY = 64  # workers that docs/scaling.md reasons about
 
@@ -63,7 +64,7 @@ class Place:
             return float(connection.execute(text(statement)).scalar_one())
 
     def emptied(self) -> None:
-        """No job, and planner statistics of what is there now."""
+        """No job, and no leader whose lease is still to run out."""
         with self.database.write() as connection:
             connection.execute(delete(jobs))
             connection.execute(delete(leaders))
@@ -155,9 +156,9 @@ def claiming(engine: JobEngine, number: int) -> Callable[[], object]:
 
 
 def beating(engine: JobEngine, number: int) -> Callable[[], object]:
-    """Heartbeats that write progress, each client's on a job of its own."""
-    claim = _claimed(engine, number)
-    return lambda: engine.heartbeat(claim, PROGRESS)
+    """Heartbeats with news, so that each adds an event; each client's on a job of its own."""
+    claim, explored = _claimed(engine, number), count()
+    return lambda: engine.heartbeat(claim, {**PROGRESS, "explored": next(explored)})
 
 
 def looking(engine: JobEngine, number: int) -> Callable[[], object]:
@@ -208,7 +209,8 @@ def workers_table(one: Figures, two: Figures) -> str:
 def database_table(found: dict[str, Figures]) -> str:
     """What the database does."""
     heads = [f"{clients} client{'s' if clients > 1 else ''}" for clients in CLIENTS]
-    lines = [f"| a second, {QUEUED:,} queued | ".replace(",", " ", 1) + " | ".join(heads) + " |"]
+    queued = f"{QUEUED:,}".replace(",", " ")
+    lines = [f"| a second, {queued} queued | " + " | ".join(heads) + " |"]
     lines += ["|---" * (len(CLIENTS) + 1) + "|"]
     names = {"claims": "jobs claimed and ended", "heartbeats": "heartbeats with progress", "looks": "looks"}
     for name, title in names.items():
