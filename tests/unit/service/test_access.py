@@ -98,7 +98,7 @@ def test_a_foreign_record_is_not_there(
     here = with_ids(path, ids)
     answer = called(client, method, here, token_of(database, "ours"))
     assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM_TYPE), here
-    measured(18, "of foreign records, each a 404", len(OWNED))
+    measured(18, "addresses of foreign records, each a 404", len(OWNED))
 
 
 def test_a_tenant_lists_its_own_records_only(
