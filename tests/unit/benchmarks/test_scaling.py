@@ -1,6 +1,6 @@
 """The tables of docs/scaling.md from figures that are easy to reckon with."""
 
-from benchmarks.scaling import CLIENTS, DOCUMENT, SEARCH_S, limits_table, workers_table
+from benchmarks.scaling import CLIENTS, limits_table, workers_table
 
 
 def test_the_second_workers_share_is_the_ratio_of_the_rates() -> None:
@@ -18,10 +18,3 @@ def test_workers_fill_the_database_when_their_claims_and_heartbeats_add_up_to_on
     assert "| 1 s | 64 % | 100 |" in limits_table(found)
     # of 10 s: 0.1 / 200 + 4 / 800 = 0.0055: 64 workers 35 %, 182 workers all of it
     assert "| 10 s | 35 % | 182 |" in limits_table(found)
-
-
-def test_the_document_holds_every_table() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert "| jobs a minute |" in text
-    assert "| heartbeats with progress |" in text
-    assert all(f"| {search_s:g} s | " in text for search_s in SEARCH_S)
