@@ -14,28 +14,31 @@ passes one at a time in a fixed order, and
     + sum_{u<s} B_u. For v = 1: sum T + (m-1) T_s - (w_s - 1) F_s with w_s = min(m, p - s).
 (C) as (A) without the way back: end_s >= sum_{u<s} F_u + m t_s.
 (D) as (B) without the way back: end_s >= (B) - sum_{u<s} B_u.
+(H) where v = 1 and a rank runs passes in turn (1F1B) with w_s = min(m, p - s) < m: from its first backward
+    pass to its last forward pass it runs m - w_s of each, and that micro-batch still goes all the way
+    down and back: end_0 >= sum T + (m - w_s) T_s + sum_{u>s} T_u, end_s >= that - sum_{u<s} B_u.
 (B') where all forward passes come first (gpipe, looped_bfs): rank s has run all of its own before the last
     micro-batch passes the chunks behind it forward, and works backward after they come back:
     end_0 >= sum_{u<s} T_u + m t_s + sum_{c > (v-1) p + s} T_c. For v = 1: sum T + (m-1) T_s.
 
-The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A) and (B) bound it with tail_0, (C) and
-(D) with tail_s; one split is also bounded with the tail of every rank on the way back (``split_s``).
-Schedules that split the backward pass have (E) to (G) instead (``split_backward``).
+The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A), (B) and (H) bound it with tail_0, (C), (D)
+and (H) without the way back with tail_s; one split is also bounded with the tail of every rank on the way
+back (``split_s``). Schedules that split the backward pass have (E) to (G) instead (``split_backward``).
 
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
   whole layers   some rank holds at least ceil(L / p) of them (``whole_layers_s``)
   reach          whole layers on every rank, under its memory (``reach.can_beat``): for layers of one
-                 kind without interleaving the least (A)-(D) over all splits that fit, without the tails of
-                 ranks between the first and the last of a way back
-  split          (A)-(D) of one split (``split_s``); at most its simulation.
+                 kind without interleaving the least (A)-(D), (H) over all splits that fit, without the
+                 tails of ranks between the first and the last of a way back
+  split          (A)-(D), (H) of one split (``split_s``); at most its simulation.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from solver.columns import FloatArray, IntArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import Stages
 from solver.cost.schedule import in_flight, runs_all_forward_first
 from solver.search.rows import Rows
@@ -123,13 +126,41 @@ def _return_s(rows: Rows, rank_time_s: FloatArray, tail_s: FloatArray) -> FloatA
     return np.where((rows.v == 1) & ~rows.splits_backward, bound, -np.inf)
 
 
+def in_turn(rows: Rows) -> BoolArray:
+    """Rows with one chunk a rank that run forward and backward passes in turn, so that (H) holds, (n,)."""
+    together = rows.splits_backward | runs_all_forward_first(rows.columns)
+    return np.asarray((rows.v == 1) & ~together)
+
+
+def _steady_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
+    """(H) of all ranks together, m > p: end_0 >= 2 sum T + (m - p - 1) x, one chunk a rank, shape (n,).
+
+    x is the mean of the ranks' times: were all (H) within Z = 2 sum T + (m - p - 1) x', then by induction
+    sum_{u<s} T_u <= s x', since (m - p + s - 1) T_s <= Z - 2 sum T + sum_{u<s} T_u, so that x <= x'. For
+    layers of one kind x is also ``rank_time_s``, that of the first rank with ceil(L / p) of them: those
+    before it hold fewer. It may have the embedding before it. Under (B') all of this holds a fortiori.
+    """
+    spare = rows.m - rows.p - 1.0
+    longest = rows.total_s / rows.p
+    if rows.is_uniform:
+        longest = np.maximum(longest, rank_time_s - _early_s(rows) / np.maximum(spare, 1.0))
+    bound = 2.0 * rows.total_s + spare * longest + least_tail_s(rows)
+    return np.where((spare >= 0.0) & (rows.v == 1) & ~rows.splits_backward, bound, -np.inf)
+
+
+def _early_s(rows: Rows) -> FloatArray:
+    """What the embedding takes beyond a layer, shape (n,)."""
+    return np.asarray(np.maximum(rows.embedding_s - rows.layer_s[:, 0], 0.0))
+
+
 def fractional_s(rows: Rows) -> FloatArray:
     """First tier: layers are divisible and memory is free, shape (n,)."""
     average = rows.total_s / rows.p
     kappa, _ = _kappa(rows)
     worth = _tail_rate(rows) * np.maximum(rows.p - 1, 1) <= kappa
     tail = np.where(worth & (rows.v == 1), _tail_at_s(rows, average), least_tail_s(rows))
-    ways = (_chain_s(rows), _return_s(rows, average, tail), _average_s(rows))
+    steady = _steady_s(rows, np.zeros(len(rows)))
+    ways = (_chain_s(rows), _return_s(rows, average, tail), _average_s(rows), steady)
     return _step_s(rows, np.maximum.reduce(ways))
 
 
@@ -141,14 +172,15 @@ def whole_layers_s(rows: Rows) -> FloatArray:
     own_tail = most * rows.prices.tail_s[:, :-2].min(axis=1) + rows.prices.rank_tail_s
     own_tail = np.where(rows.splits_backward, own_tail, np.maximum(tail, own_tail))
     busy = rows.m * rank_time + own_tail
-    return np.maximum(fractional_s(rows), _step_s(rows, np.maximum(busy, _return_s(rows, rank_time, tail))))
+    ways = (busy, _return_s(rows, rank_time, tail), _steady_s(rows, rank_time))
+    return np.maximum(fractional_s(rows), _step_s(rows, np.maximum.reduce(ways)))
 
 
 def least_of_kind_s(rows: Rows) -> FloatArray:
     """Bound before all tiers, for all rows of a kind (``kinds``) from its quickest representative, (n,).
 
     Every term grows with the number of chunks and with what is recomputed: the mean of (A) or of (C), (A)
-    for divisible layers, the busiest rank's own work, and (B) for that rank; tails count at their least.
+    for divisible layers, the busiest rank's own work, (B) for that rank, and (H); tails are the least.
     """
     most = -(-rows.layout.num_layers // rows.p)
     rank_time = most * rows.layer_s.min(axis=1) + rows.v * rows.chunk_s
@@ -156,7 +188,8 @@ def least_of_kind_s(rows: Rows) -> FloatArray:
     chain = rows.total_s / (1.0 - (1.0 - 1.0 / rows.m) ** rows.p) + tail
     chain = np.where((rows.v == 1) & ~rows.splits_backward, chain, -np.inf)
     busy = rows.m * rank_time + np.where(rows.splits_backward, rows.prices.rank_tail_s, tail)
-    ways = (chain, busy, _average_s(rows), _return_s(rows, rank_time, tail))
+    steady = _steady_s(rows, rank_time)
+    ways = (chain, busy, _average_s(rows), _return_s(rows, rank_time, tail), steady)
     return _step_s(rows, np.maximum.reduce(ways))
 
 
@@ -194,8 +227,20 @@ def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
     return work.reshape(len(rows), num_ranks).astype(np.float64)
 
 
+def _steady_end_s(rows: Rows, stages: Stages, rank: IntArray) -> FloatArray:
+    """(H) without the way back of every rank of one split for each row, (n, R); -inf where not theirs."""
+    m, num_ranks = rows.m[:, None], rank.shape[1]
+    passed = np.cumsum(stages.rank_time_s, axis=1)
+    backward = stages.chunk_backward_s[:, :num_ranks]
+    way_back = np.cumsum(backward, axis=1) - backward
+    early = np.minimum(m, rows.p[:, None] - rank)
+    turns = (m - early) * stages.rank_time_s
+    end = 2.0 * passed[:, -1:] - passed + turns - way_back
+    return np.where(in_turn(rows)[:, None] & (early < m), end, -np.inf)
+
+
 def split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Last tier: (A)-(D), or (E)-(G), over the ranks of one split for each row, shape (n,).
+    """Last tier: (A)-(D) and (H), or (E)-(G), over the ranks of one split for each row, shape (n,).
 
     The last micro-batch passes ranks s-1 … u backward before rank u ends, so the way back counts up to
     whichever rank u <= s has the longest sum of what is left of it and its own tail.
@@ -210,7 +255,7 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     late = passed[:, -1:] + behind + _own_work_s(rows, stages)
     all_first = chain + passed[:, -1:] - _prefix(passed, last + 1) + behind
     late = np.where(runs_all_forward_first(rows.columns)[:, None], all_first, late)
-    end = np.maximum(chain, late)
+    end = np.maximum(np.maximum(chain, late), _steady_end_s(rows, stages, rank))
     step = end + way_back + np.maximum.accumulate(stages.rank_tail_s - way_back, axis=1)
     if rows.splits_backward.any():
         apart = least_end_s(rows, stages) + stages.rank_tail_s

@@ -1,6 +1,6 @@
 """Which rows with layers of several kinds could step faster than a given time.
 
-One chunk a rank: ranks are filled one after the other with as many layers as (A), (B) (``bounds``) and
+One chunk a rank: ranks are filled one after the other with as many layers as (A), (B), (H) (``bounds``) and
 their memory allow, as in ``reach``; a layer before a rank never makes room behind it smaller by more
 than itself, whatever its kind. What partial recomputation spares is taken at its best case. Several
 chunks a rank: ``by_kind`` asks whether the ranks have room for the layers of each kind, in any order.
@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import in_flight
-from solver.search.bounds import SAFETY, end_tail_s, least_tail_s, split_s, whole_layers_s
+from solver.search.bounds import SAFETY, end_tail_s, in_turn, least_tail_s, split_s, whole_layers_s
 from solver.search.by_kind import can_be_busy, can_beat_interleaved
 from solver.search.caps import groups_of_shape, room_bytes
 from solver.search.rows import Rows
@@ -122,6 +122,7 @@ class _Filling:
             early = np.minimum(rows.m, self.p - rank) - 1.0
             slope = (rows.m - 1.0)[:, None] * time - early[:, None] * forward
             end = np.minimum(end, _furthest(slope, used, back))
+            end = np.minimum(end, self._steady_end(rank, time, used, limit))
             end = np.minimum(end, rows.layout.num_layers - (self.p - 1 - rank) * rows.smallest_chunk)
             end = np.minimum(end, high) if rank == 0 else end
             alive &= end - used >= (
@@ -129,6 +130,17 @@ class _Filling:
             )
             used = np.maximum(end, used)
         return alive & (used >= rows.layout.num_layers)
+
+    def _steady_end(self, rank: int, time: FloatArray, used: IntArray, limit: FloatArray) -> IntArray:
+        """Where (H) ends a rank: (m - w_s - 1) T_s <= Z - tail_0 - 2 sum T + sum_{u<s} T_u."""
+        rows = self.rows
+        turns = rows.m - np.minimum(rows.m, self.p - rank) - 1.0
+        before = _at(time, used) + rows.embedding_s + rank * rows.chunk_s if rank else 0.0
+        own = rows.chunk_s + (rank == 0) * rows.embedding_s + (rank == self.p - 1) * rows.head_s
+        room = limit - 2.0 * rows.total_s + before - turns * own
+        theirs = in_turn(rows) & (turns >= 0.0)
+        end = _furthest(np.maximum(turns, 0.0)[:, None] * time, used, room)
+        return np.where(theirs, end, rows.layout.num_layers)
 
     def _room_s(self, rank: int, passed: FloatArray, limit: FloatArray) -> tuple[FloatArray, FloatArray]:
         """What (A) leaves for the layers' time, and (B) for (m - 1) time - (w - 1) forward."""

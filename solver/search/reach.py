@@ -1,9 +1,9 @@
-"""Which rows could step faster than a given time: whole layers, memory, and the bounds (A) to (D).
+"""Which rows could step faster than a given time: whole layers, memory, and the bounds (A)-(D) and (H).
 
 For layers of one kind. Given a time Z, ranks are filled one after the other with as many layers as the
 bounds of ``bounds`` and their memory allow. What the bounds leave a rank depends on the layers before it
 and on its own alone, and one layer more before it takes at most one layer from it: (A) and (C) grow by at
-most one layer's time, which costs the rank at most 1 / m of a layer, and (D) shrinks. So more layers
+most one layer's time, which costs the rank at most 1 / m of a layer, and (D) and (H) shrink. So more layers
 before a rank never leave fewer for it and those before it together, and the fill reaches layer L
 exactly if some split keeps every bound below Z. Rank 0's tail depends on its layers, so every number of
 them is tried side by side.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.search.bounds import SAFETY, end_tail_s, whole_layers_s
+from solver.search.bounds import SAFETY, end_tail_s, in_turn, whole_layers_s
 from solver.search.caps import Caps, layer_caps
 from solver.search.early import Early
 from solver.search.mixed import can_beat_mixed
@@ -105,7 +105,7 @@ def _back_s(rows: Rows) -> FloatArray:
 
 
 def _return_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
-    """Layers that (B) and (D) let a rank hold behind ``used`` layers, (n, L)."""
+    """Layers that (B), (D) and (H) let a rank hold behind ``used`` layers, (n, L)."""
     rows, prices, m = fill.rows, fill.rows.prices, column(fill.rows.m)
     forward, each, tail = column(prices.forward_s[:, 0]), column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
     early = Early.of(rows, rank)
@@ -115,7 +115,30 @@ def _return_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> 
         way_back = way_back + column(rows.embedding_s - prices.forward_s[:, -2] + rank * _back_s(rows))
     slope = m * each - forward * early.slope - np.where(column(rows.v) == 1.0, each - forward, 0.0)
     back = _share(fill.limit_s - fill.tail_s - end - way_back, slope)
-    return np.minimum(back, _share(fill.limit_s - own.tail_s - end, slope + column(tail)))
+    late = np.minimum(back, _share(fill.limit_s - own.tail_s - end, slope + column(tail)))
+    return np.minimum(late, _steady_layers(fill, rank, used, own, way_back))
+
+
+def _steady_layers(
+    fill: _Fill, rank: int, used: FloatArray, own: RankCosts, way_back: FloatArray
+) -> FloatArray:
+    """Layers that (H) lets a rank hold behind ``used`` layers, (n, L); no limit where it is not theirs.
+
+    2 sum T + (m - w_s - 1) T_s - sum_{u<s} T_u is within the time left, with the way back and without it:
+    more layers before the rank leave it more room.
+    """
+    rows, each = fill.rows, column(fill.rows.layer_s[:, 0])
+    turns = rows.m - np.minimum(rows.m, rows.p - rank) - 1.0
+    theirs = column(in_turn(rows) & (turns >= 0.0) & (rows.p > rank)) > 0.0
+    if not theirs.any():
+        return np.full_like(used, np.inf)
+    before = used * each + (column(rows.embedding_s + rank * rows.chunk_s) if rank else 0.0)
+    slope = np.maximum(column(turns), 0.0)
+    end = 2.0 * column(rows.total_s) - before + slope * own.time_s
+    home = _share(fill.limit_s - fill.tail_s - end, slope * each)
+    away = fill.limit_s - own.tail_s - end + way_back
+    away = _share(away, slope * each + column(rows.prices.tail_s[:, 0]))
+    return np.where(theirs, np.minimum(home, away), np.inf)
 
 
 def _share(room_s: FloatArray, each_s: FloatArray) -> FloatArray:

@@ -1,0 +1,58 @@
+"""Where every rank works as long as the others the bounds leave nothing open."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solver.columns import BoolArray, FloatArray
+from solver.search.bounds import fractional_s, least_of_kind_s, split_s, whole_layers_s
+from solver.search.mixed import can_beat_mixed
+from solver.search.reach import can_beat
+from solver.search.rows import Rows
+from tests.strategies import Shape, columns_of, layout_of, prices_of
+
+FORWARD_S, BACKWARD_S = 1e-3, 2e-3
+
+
+def alike(layers: int, *, num_microbatches: int, schedule: str = "1f1b") -> Rows:
+    """Layers of 1 + 2 ms on four ranks, and nothing else: no embedding, head, transfer or tail."""
+    shapes = [Shape(pp=4, vpp=1, num_microbatches=num_microbatches, recompute=0, recompute_layers=0,
+                    schedule=schedule)]  # fmt: skip
+    prices = prices_of(shapes, 1, np.random.default_rng(1))
+    nothing, layer = np.zeros_like(prices.forward_s), np.array([1.0, 0.0, 0.0])
+    prices = replace(
+        prices,
+        forward_s=nothing + FORWARD_S * layer,
+        backward_s=nothing + BACKWARD_S * layer,
+        tail_s=nothing,
+        straggler=np.ones(1),
+        **dict.fromkeys(("transfer_s", "rank_tail_s", "fixed_s"), np.zeros(1)),
+    )
+    layout = layout_of([False] * layers)
+    return Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_equal_stages_are_bounded_by_what_they_take(schedule: str) -> None:
+    # two layers a rank, 6 ms; 12 micro-batches and 3 stages to fill: 15 * 6 ms = 90 ms
+    rows = alike(8, num_microbatches=12, schedule=schedule)
+    bounds = [bound(rows)[0] for bound in (least_of_kind_s, fractional_s, whole_layers_s)]
+    assert bounds == [pytest.approx(0.090)] * 3
+    assert split_s(rows, rows.stages([(2, 2, 2, 2)]))[0] == pytest.approx(0.090)
+
+
+def test_a_layer_that_does_not_divide_costs_all_micro_batches() -> None:
+    # 9 layers: a rank holds three, 9 ms. 2 sum T + (m - p - 1) * 9 ms = 2 * 27 + 7 * 9 = 117 ms;
+    # divisible layers: 27 ms * 15 / 4 = 101.25 ms
+    rows = alike(9, num_microbatches=12)
+    assert fractional_s(rows)[0] == pytest.approx(0.10125)
+    assert whole_layers_s(rows)[0] == pytest.approx(0.117)
+
+
+@pytest.mark.parametrize("way", [can_beat, can_beat_mixed])
+def test_no_split_beats_equal_stages(way: Callable[[Rows, FloatArray], BoolArray]) -> None:
+    rows = alike(8, num_microbatches=12)
+    assert way(rows, np.array([0.090 * 1.0001]))[0]
+    assert not way(rows, np.array([0.090 * 0.9999]))[0]
