@@ -28,7 +28,9 @@ def alike(layers: int, *, num_microbatches: int, schedule: str = "1f1b") -> Rows
         backward_s=nothing + BACKWARD_S * layer,
         tail_s=nothing,
         straggler=np.ones(1),
-        **dict.fromkeys(("transfer_s", "rank_tail_s", "fixed_s"), np.zeros(1)),
+        transfer_s=np.zeros(1),
+        rank_tail_s=np.zeros(1),
+        fixed_s=np.zeros(1),
     )
     layout = layout_of([False] * layers)
     return Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)

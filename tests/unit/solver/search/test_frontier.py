@@ -31,8 +31,10 @@ def two_ways_to_run_one_layout(budget_bytes: float) -> Rows:
         optimizer_bytes=nothing,
         activation_bytes=nothing + np.array([1.0 * GB, 2.0 * GB, 0.0, 0.0]),
         checkpoint_bytes=nothing + np.array([1.0 * GB, 0.0, 0.0, 0.0]),
-        **dict.fromkeys(("head_workspace_bytes", "replay_workspace_bytes"), np.zeros(2)),
-        **dict.fromkeys(("buffer_bytes", "context_bytes"), np.zeros(2)),
+        head_workspace_bytes=np.zeros(2),
+        replay_workspace_bytes=np.zeros(2),
+        buffer_bytes=np.zeros(2),
+        context_bytes=np.zeros(2),
         reserve=np.ones(2),
     )
     return Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=budget_bytes)
