@@ -45,15 +45,20 @@ def minimal_masks(masks: IntArray) -> list[int]:
 
 
 def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) -> list[int]:
-    """Smallest masks that share a bit with every one of ``sets``, up to ``largest`` bits."""
-    union = [bit for bit in range(64) if any(mask >> bit & 1 for mask in sets)]
+    """Smallest masks that share a bit with every one of ``sets``.
+
+    Sets of one bit leave no choice; of others up to ``largest`` bits are taken.
+    """
+    forced = sum({mask for mask in sets if mask.bit_count() == 1})
+    others = [mask for mask in sets if not mask & forced]
+    union = [bit for bit in range(64) if any(mask >> bit & 1 for mask in others)]
     found: list[int] = []
-    for size in range(1, largest + 1):
+    for size in range(largest + 1):
         for bits in combinations(union, size):
             mask = sum(1 << bit for bit in bits)
-            if all(mask & other for other in sets) and not any(mask & old == old for old in found):
+            if all(mask & other for other in others) and not any(mask & old == old for old in found):
                 found.append(mask)
-    return found
+    return [forced | mask for mask in found if forced | mask]
 
 
 def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Infeasibility:

@@ -11,15 +11,16 @@ Variables and their candidates; what the request pins or bounds is always one, s
   zero_stage               those of the launcher
   recompute                none, selective, full in every layer, full in the first k of each chunk
   pipeline_schedule        those of the launcher that run so many chunks, the plain one first
-What few requests turn is added by ``widening``. Derived: num_microbatches. Recomputing
-k layers of every chunk is left out where an even split has only k: there it is the row that recomputes
-every layer.
+Other slices of the sequence and larger micro-batches are candidates where nothing else is legal, and
+where nothing else fits (``wide``). What few requests turn is added by ``widening``. Derived:
+num_microbatches. Recomputing k layers of every chunk is left out where an even split has only k: there it
+is the row that recomputes every layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +39,7 @@ MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little 
 MAX_MICRO_BATCH_SIZE = 32
 _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
+_MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
 _NEARLY = 0.9  # of the largest of them
 
 
@@ -79,21 +81,23 @@ def _powers_of_two(limit: int) -> list[int]:
     return [1 << bit for bit in range(max(1, limit).bit_length())]
 
 
-def _inner_axes(problem: Problem) -> tuple[list[int], list[int]]:
+def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     """Candidates of tensor_parallel_size and context_parallel_size."""
     island = common_island(problem)
     heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
+    if wide:
+        slices = _divisors(problem.workload.seq_length)
     return (
         with_request(problem, "tensor_parallel_size", heads),
         with_request(problem, "context_parallel_size", slices),
     )
 
 
-def _meshes(problem: Problem, num_gpus: int) -> IntArray:
+def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
     """(tp, cp, pp, dp, ep) rows whose product is the number of GPUs."""
     model = problem.model
-    tensor, context = _inner_axes(problem)
+    tensor, context = _inner_axes(problem, wide=wide)
     experts = _divisors(model.moe.num_experts) if model.moe else [1]
     experts = with_request(problem, "expert_parallel_size", experts)
     rows = [
@@ -109,28 +113,28 @@ def _meshes(problem: Problem, num_gpus: int) -> IntArray:
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def _steps(problem: Problem, pp: int) -> IntArray:
+def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
     """(micro_batch_size, zero_stage) rows."""
     able = launcher_capabilities(problem.launcher)
     batch = problem.workload.global_batch_size
-    whole = [size for size in _divisors(batch) if size <= MAX_MICRO_BATCH_SIZE]
+    whole = [size for size in _divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
     sizes = with_request(problem, "micro_batch_size", whole)
     allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
     stages = with_request(problem, "zero_stage", allowed)
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
 
 
-def _blocks(problem: Problem, num_gpus: int) -> Iterator[tuple[Columns, IntArray]]:
+def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[Columns, IntArray]]:
     """The two factors of a cross product for each pipeline size: rows with one chunk, and chunkings."""
-    meshes = _meshes(problem, num_gpus)
+    meshes = _meshes(problem, num_gpus, wide=wide)
     batch = problem.workload.global_batch_size
     for pp in np.unique(meshes[:, 2]).tolist():
-        mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp)
+        mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp, wide=wide)
         i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
         outer = np.concatenate([mesh[i], step[j]], axis=1)
         smallest = step[:, 0].min()
         outer = outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)]
-        yield widened(problem, _one_chunk(problem, outer)), chunkings_of(problem, pp)
+        yield widened(problem, _one_chunk(problem, outer), wide=wide), chunkings_of(problem, pp)
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
@@ -160,7 +164,7 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """All rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
     batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
-    blocks = (block for one in batches for block in _blocks(one, num_gpus))
+    blocks = (block for one in batches for block in _blocks(one, num_gpus, wide=asked.wide))
     if asked.legal_only:
         rows, refuted = legal_rows(rules, blocks, asked.tick)
         masks = np.zeros(len(rows), dtype=np.int64)
@@ -173,7 +177,7 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
 def _fewer_gpus(problem: Problem) -> list[int]:
     """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
-    tensor, context = _inner_axes(problem)
+    tensor, context = _inner_axes(problem, wide=False)
     data = np.array(_divisors(problem.workload.global_batch_size))
     counts = np.multiply.outer(
         np.multiply.outer(tensor, context), np.arange(1, problem.model.num_layers + 1)
@@ -191,6 +195,7 @@ class _Asked:
     stopped: Callable[[], bool] = lambda: False
     legal_only: bool = False
     tick: Callable[[], object] = lambda: None
+    wide: bool = False
 
 
 def enumerate_space(
@@ -199,22 +204,26 @@ def enumerate_space(
     *,
     legal_only: bool = False,
     tick: Callable[[], object] = lambda: None,
+    wide: bool = False,
 ) -> Space:
     """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
     ``stopped`` is asked between two numbers of GPUs; what was found until then is returned. ``legal_only``
-    counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile.
+    counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile. ``wide`` adds
+    candidates that are otherwise added where no row is legal without them.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
     """
     rules, counts = rules_of(problem), gpu_counts(problem)
-    asked = _Asked(stopped, legal_only, tick)
-    if len(counts) > 1:
-        return _of_counts(problem, counts, rules, asked)
-    whole = _enumerate(problem, counts[0], rules, asked)
-    if whole.legal.any() or problem.options.num_nodes:
+    asked = _Asked(stopped, legal_only, tick, wide)
+    whole = _of_counts(problem, counts, rules, asked)
+    if not (whole.legal.any() or wide):
+        wider = _of_counts(problem, counts, rules, replace(asked, legal_only=True, wide=True))
+        if wider.legal.any():
+            return wider if legal_only else _of_counts(problem, counts, rules, replace(asked, wide=True))
+    if whole.legal.any() or len(counts) > 1 or problem.options.num_nodes:
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
@@ -227,6 +236,12 @@ def enumerate_space(
     return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
 
 
+def refuted_space(problem: Problem) -> Space:
+    """The rows that say why nothing fits: of all candidates, unless those are too many to write down."""
+    space = enumerate_space(problem)
+    return space if space.size > _MOST_REFUTED else enumerate_space(problem, wide=True)
+
+
 def with_whole(problem: Problem, space: Space) -> Space:
     """The space with the rows of the whole cluster, where the search went on with fewer GPUs.
 
@@ -235,12 +250,14 @@ def with_whole(problem: Problem, space: Space) -> Space:
     counts = gpu_counts(problem)
     if len(counts) > 1 or space.num_gpus == counts[0]:
         return space
-    return _joined([_enumerate(problem, counts[0], space.rules, _Asked()), space], *space.warnings)
+    return _joined([_enumerate(problem, counts[0], space.rules, _Asked(wide=True)), space], *space.warnings)
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """The spaces of all GPU counts that the request leaves open."""
     found = [_enumerate(problem, counts[0], rules, asked)]
+    if len(counts) == 1:
+        return found[0]
     found += [_enumerate(problem, count, rules, asked) for count in counts[1:] if not asked.stopped()]
     return _joined(found)
 

@@ -6,14 +6,16 @@
   context_parallel_mode         ring, and all_to_all where the heads divide
   rank_order                    the launcher's own, and others where some collective crosses other links
   offload                       none, and what the request allows and the launcher has
-What the request pins or bounds is always a candidate. Rows that were there come first, so that ties go to
-the plain ones.
+What the request pins or bounds is always a candidate; where nothing else is legal or fits, so is every size
+of shard sets and of the tensor parallelism of experts that divides (``wide``). Rows that were there come
+first, so that ties go to the plain ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -29,12 +31,12 @@ Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and t
 _MOST_NAMED = 64  # values of a bound that become candidates
 
 
-def widened(problem: Problem, columns: Columns) -> Columns:
+def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Columns:
     """The rows of ``columns``, then those that differ from them in one or several of these variables."""
     able = launcher_capabilities(problem.launcher)
     for variants in (
-        _expert_tensor,
-        _shard_sizes,
+        partial(_expert_tensor, wide=wide),
+        partial(_shard_sizes, wide=wide),
         _sequence_parallel,
         _context_modes,
         _offload,
@@ -74,18 +76,25 @@ def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Varia
     return name, np.full(len(columns), value, dtype=np.int64), rows
 
 
-def _expert_tensor(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+def _expert_tensor(
+    problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
     """Experts split as everything else, and as the request says."""
-    name = "expert_tensor_parallel_size"
+    name, tp = "expert_tensor_parallel_size", columns.tensor_parallel_size
     every = np.ones(len(columns), dtype=np.bool_)
     if problem.model.moe is not None and able.expert_tensor_parallel:
-        yield name, columns.tensor_parallel_size, every
+        yield name, tp, every
+        others = range(2, int(tp.max(initial=1))) if wide else ()
+        for value in set(others).difference(named_values(problem, name)):
+            yield _constant(columns, name, value, (tp % value == 0) & (tp != value))
     if problem.model.moe is not None:
         for value in named_values(problem, name):
-            yield _constant(columns, name, value, columns.tensor_parallel_size != value)
+            yield _constant(columns, name, value, tp != value)
 
 
-def _shard_sizes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+def _shard_sizes(
+    problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
     """Shard sets inside an island, and as the request says."""
     name, ranks = "zero_shard_size", columns.data_parallel_size * columns.context_parallel_size
     sharded = columns.zero_stage > 0
@@ -93,8 +102,12 @@ def _shard_sizes(problem: Problem, able: Capabilities, columns: Columns) -> Iter
     inside = np.maximum(island // columns.tensor_parallel_size, 1)
     inside = np.where(able.hybrid_sharding & (inside < ranks), inside, ranks)
     yield name, inside, sharded & (inside > 1)
-    for value in named_values(problem, name):
+    named = named_values(problem, name)
+    for value in named:
         yield _constant(columns, name, value, sharded & (ranks >= value) & (inside != value))
+    others = np.setdiff1d(np.unique(ranks), [1, *named]) if wide and able.hybrid_sharding else ()
+    for value in others:  # numbers of ranks divide one another
+        yield _constant(columns, name, int(value), sharded & (ranks % value == 0) & (inside != value))
 
 
 def _sequence_parallel(problem: Problem, _: Capabilities, columns: Columns) -> Iterator[Variant]:

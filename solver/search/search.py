@@ -55,16 +55,17 @@ from solver.search.bounds import objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.certify import Judge
 from solver.search.closing import least_step_bound_s
-from solver.search.fitting import lightest
+from solver.search.fitting import any_fits, lightest, lightest_of
 from solver.search.frontier import Frontier, Solved
 from solver.search.known import rows_of
 from solver.search.opening import Opening, first_plan
 from solver.search.priced import CHUNK, priced_rows, priced_space
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
-from solver.space import Space, enumerate_space
+from solver.space import Space, enumerate_space, refuted_space
 
 _RIVALS = 64  # rows held against the least closed form between two looks at the clock
+_LEAST_S = 0.01  # a search is given this much
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
@@ -75,10 +76,12 @@ def search(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
+    wide: bool = False,
 ) -> Answer:
     """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
+    ``wide``: among all candidates of ``enumerate_space``; asked for where nothing fits without them.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
     valid bound, or ``unknown`` without a plan.
@@ -94,7 +97,7 @@ def search(
         return search_placed(problem, profile, watch)
     with Judge(options) as judge:
         tick = partial(watch.report, "enumerating")
-        space = enumerate_space(problem, lambda: _looks(watch), legal_only=True, tick=tick)
+        space = enumerate_space(problem, lambda: _looks(watch), legal_only=True, tick=tick, wide=wide)
         watch.report("enumerating", total=space.size, now=True)
         opening = first_plan(problem, profile, space, watch.tick)
         frontier = _frontier(problem, profile, space, opening, watch)
@@ -106,8 +109,12 @@ def search(
         certificate = judge.certify(frontier, proof.survivors, watch)
     plans = plans_of(problem, profile, frontier, certificate)
     answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
+    if answer.status == "infeasible" and not wide and _fits_among_all(problem, profile, watch):
+        left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))
+        again = replace(problem, options=left)
+        return search(again, profile, on_progress=on_progress, should_stop=should_stop, wide=True)
     if answer.status == "infeasible":
-        whole = enumerate_space(problem)
+        whole = refuted_space(problem)
         legal = whole.columns.take(whole.legal)
         light = priced_rows(problem, profile, legal.take(lightest(legal)))
         answer = replace(answer, infeasible=explain(problem, profile, whole, light))
@@ -115,6 +122,12 @@ def search(
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def _fits_among_all(problem: Problem, profile: Profile, watch: Watch) -> bool:
+    """Whether some row among all candidates has a split that fits, proved by the split."""
+    rows = enumerate_space(problem, lambda: _looks(watch), legal_only=True, wide=True).rows
+    return any_fits(priced_rows(problem, profile, rows.take(lightest_of(rows))))
 
 
 def places_stages(problem: Problem, profile: Profile) -> bool:

@@ -16,7 +16,7 @@ from solver.options import SearchOptions
 from solver.plan import Shortfall
 from solver.problem import Problem
 from solver.request_rules import request_rules
-from solver.space import Space, enumerate_space, with_whole
+from solver.space import Space, refuted_space, with_whole
 
 LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
@@ -46,7 +46,7 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
             options = replace(problem.options, max_out_of_memory_probability=accepted)
             words = f"an out-of-memory risk of {accepted * 100:.1f} %"
             yield Change(words=words, problem=replace(problem, options=options), profile=profile)
-    space = with_whole(problem, enumerate_space(problem))
+    space = with_whole(problem, refuted_space(problem))
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in correction_masks(problem, profile, space):
         if mask and mask & ~request == 0:

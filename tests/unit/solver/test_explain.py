@@ -104,3 +104,9 @@ def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
     assert found.conflicts == (("pin tensor_parallel_size = 16",),)
     assert "divides an island" in found.reasons[0]
     assert found.nearest is None
+
+
+def test_limits_that_each_alone_stand_in_the_way_are_one_conflict_however_many_they_are() -> None:
+    # 1, 2, 4, 8 and 16 leave no choice; of 32 and 64 one is enough
+    assert minimal_hitting_sets([1, 2, 4, 8, 16, 96]) == [31 + 32, 31 + 64]
+    assert minimal_hitting_sets([]) == []

@@ -137,3 +137,25 @@ def test_micro_batches_are_the_divisors_of_the_batch_and_what_bounds_name() -> N
     sizes = set(space.columns.micro_batch_size.tolist())
     assert {1, 2, 3, 4, 5, 6, 8, 12, 24} == sizes
     assert set(space.columns.take(space.legal).micro_batch_size.tolist()) == {6}
+
+
+def test_other_slices_and_micro_batches_are_candidates_where_nothing_else_is_legal() -> None:
+    # 8192 tokens in slices of at least 2048 are 1, 2 or 4 of them; micro-batches end at 32
+    cluster = a_cluster(num_nodes=1)
+    both = "context_parallel_size == 8 and micro_batch_size == 64"
+    for text in ("context_parallel_size == 8", "micro_batch_size == 64", both):
+        space = enumerate_space(a_problem(cluster=cluster, constraints=(text,)))
+        assert space.legal.any()
+        assert enumerate_space(
+            a_problem(cluster=cluster, constraints=(text,)), legal_only=True
+        ).size == len(space.columns)
+    plain = legal_columns(enumerate_space(a_problem(cluster=cluster)))
+    assert set(plain.context_parallel_size.tolist()) == {1, 2, 4}
+    assert plain.micro_batch_size.max() == 32
+
+
+def test_the_widest_space_repeats_no_row() -> None:
+    columns = enumerate_space(a_problem(model=a_moe_model(), batch=64), wide=True, legal_only=True).columns
+    rows = np.stack([getattr(columns, f.name) for f in fields(columns)], axis=1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    assert {2, 4} < set(columns.expert_tensor_parallel_size.tolist())

@@ -8,6 +8,7 @@ import pytest
 
 from profiles.cluster import ClusterSpec
 from profiles.profile import default_profile
+from profiles.units import GIB
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import Progress
@@ -15,7 +16,7 @@ from solver.search.frontier import Frontier
 from solver.search.priced import priced_rows
 from solver.search.search import search
 from solver.space import enumerate_space
-from tests.builders import a_cluster, a_model, a_moe_model, a_problem
+from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 
 
 def small_problem(**options: object) -> Problem:
@@ -230,3 +231,18 @@ def test_many_wanted_plans_leave_time_to_predict_and_check_them() -> None:
     assert answer.status == "feasible"
     assert len(answer.plans) > 10
     assert answer.elapsed_s < 2.0 + 1.0  # the promise: what was found, a second past the limit at most
+
+
+def test_a_slice_of_a_few_tokens_that_alone_fits_is_found() -> None:
+    # 2.7 billion parameters with ZeRO 3 on 8 GPUs of 13 GiB: 2048 tokens a GPU are too many, 1024 are not
+    model = a_model(num_layers=32, hidden_size=2560, ffn_hidden_size=10240, num_attention_heads=20,
+                    num_kv_heads=20, vocab_size=50257)  # fmt: skip
+    pin = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    cluster = a_cluster(num_nodes=1, gpu=a_gpu(memory_bytes=13 * GIB))
+    problem = a_problem(model=model, cluster=cluster, batch=8, pin=pin)
+    problem = replace(problem, workload=replace(problem.workload, seq_length=2048))
+    answer = answer_to(problem)
+    assert answer.status == "optimal"
+    assert answer.plans[0].config.context_parallel_size > 1
+    short = {**pin, "context_parallel_size": 1}
+    assert answer_to(replace(problem, options=replace(problem.options, pin=short))).status == "infeasible"
