@@ -19,9 +19,11 @@ shorter (``dominates``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,10 +96,13 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
     nothing = np.full((1, chunks), row.smallest_chunk[0], dtype=np.int64)
     left, steps = _Partial(nothing, np.zeros(1, dtype=np.int64)), np.zeros(1)
     for rank in _far_apart(int(row.p[0])):
-        ways = patterns(row, rank, range(int(most[rank]) - spare, int(most[rank]) + 1))
+        counts = range(int(most[rank]) - spare, int(most[rank]) + 1)
+        if number_of_patterns(row, rank, counts) > _MOST_PATTERNS:
+            return min(float(steps.min()), target_s)
+        ways = patterns(row, rank, counts)
         branches = _branched(row, left, rank, _Partial(ways, most[rank] - ways.sum(axis=1)), spare)
         cost = len(branches.lacking) * 2 * chunks * int(row.m[0])
-        if len(ways) > _MOST_PATTERNS or cost > effort.passes:
+        if cost > effort.passes:
             return min(float(steps.min()), target_s)
         effort.passes -= cost
         steps = _steps_s(row, branches.sizes, effort.tick)
@@ -135,20 +140,39 @@ def patterns(row: Rows, rank: int, counts: range) -> IntArray:
     Chunks differ by at most one layer; the model's first chunk, on the first rank, and its last one, on the
     last, may hold fewer.
     """
+    found = []
+    for way in _ways(row, rank, counts):
+        for larger in combinations(range(way.alike), way.more):
+            inner = [way.each + (at in larger) for at in range(way.alike)]
+            own = inner if way.end is None else [way.end, *inner] if rank == 0 else [*inner, way.end]
+            found.append(own)
+    return np.array(found, dtype=np.int64).reshape(-1, int(row.v[0]))
+
+
+def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
+    """How many ``patterns`` there are."""
+    return sum(comb(way.alike, way.more) for way in _ways(row, rank, counts))
+
+
+class _Way(NamedTuple):
+    """Patterns of a rank that are alike: ``more`` of ``alike`` chunks hold a layer beyond ``each``."""
+
+    each: int
+    alike: int
+    more: int
+    end: int | None  # layers of the model's first or last chunk
+
+
+def _ways(row: Rows, rank: int, counts: range) -> Iterator[_Way]:
+    """All patterns of a rank, those that are alike together."""
     v, least = int(row.v[0]), int(row.smallest_chunk[0])
     loose = v > 1 and rank in (0, int(row.p[0]) - 1)
     alike = v - int(loose)
-    most = counts[-1] // max(alike, 1) + 1
-    found = []
-    for each in range(least, most + 1):
-        for more in product((0, 1), repeat=alike):
-            inner = tuple(each + one for one in more)
-            ends = range(least, max(inner) + (max(inner) == each) + 1) if loose else (None,)
-            for end in ends:
-                own = inner if end is None else ((end, *inner) if rank == 0 else (*inner, end))
-                if sum(own) in counts:
-                    found.append(own)
-    return np.array(list(dict.fromkeys(found)), dtype=np.int64).reshape(-1, v)
+    for each in range(least, counts[-1] // max(alike, 1) + 1):
+        for more in range(alike):
+            for end in range(least, each + 2) if loose else (None,):
+                if each * alike + more + (end or 0) in counts:
+                    yield _Way(each, alike, more, end)
 
 
 def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int) -> _Partial:
