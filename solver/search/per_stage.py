@@ -9,13 +9,18 @@ without (``stages.best_boundaries``).
 Bounds take such a row as one that recomputes nothing and weighs what it weighs when everything is
 recomputed: no split is faster or lighter. ``can_be_busy`` adds what memory asks for: n layers on rank s
 need at least ``(n a - room) / d`` recomputed ones, a the bytes of a layer, d what recomputing one spares.
+With layers of several kinds ``Replays`` says how long the fewest layers that fit replay, for a stage that
+begins where the fill of ``mixed`` is. One layer less in front frees at least what recomputing it spared, so
+that the others replay no longer: a stage that begins later still reaches as far, and the fill stays valid.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from solver.columns import BoolArray, FloatArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import runs_all_forward_first
 from solver.search.bounds import SAFETY, end_tail_s, least_tail_s
 from solver.search.caps import held_by_rank, room_bytes
@@ -23,6 +28,7 @@ from solver.search.rank_costs import RankCosts
 from solver.search.rows import Rows
 
 _ROUNDING = 1.0 - 1e-9
+_SLIGHTLY = 1e-12
 
 
 def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
@@ -41,6 +47,48 @@ def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
         able &= (own >= 1.0) | ~present
         most += np.where(present, own, 0.0)
     return np.asarray(able & (most >= rows.layout.num_layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replays:
+    """What the stages of some rows replay at least; sums over the first l layers are (k, L + 1)."""
+
+    own: IntArray  # (k,) rows whose stages have counts of their own
+    state_bytes: FloatArray
+    kept_bytes: FloatArray  # of one micro-batch in flight, nothing recomputed
+    spared_bytes: FloatArray  # the same, by recomputing them
+    replay_s: FloatArray
+
+    @classmethod
+    def of(cls, rows: Rows) -> Replays:
+        """Those among rows with one chunk a rank."""
+        own, cumulative = np.flatnonzero(rows.per_stage), rows.layout.cumulative.T.astype(np.float64)
+        prices, spared = rows.prices, rows.prices.activation_bytes - rows.prices.checkpoint_bytes
+        priced = (rows.state_bytes, prices.activation_bytes, spared, prices.replay_s)
+        states, kept, saved, again = (price[own, :-2] @ cumulative for price in priced)
+        return cls(own=own, state_bytes=states, kept_bytes=kept, spared_bytes=saved, replay_s=again)
+
+    def least_s(self, start: IntArray, room: FloatArray, held: FloatArray) -> FloatArray:
+        """Least seconds that layers ``start`` … j-1 on a rank replay so that they fit, (n, L + 1) by j.
+
+        Args:
+            start: first layer of the rank in every row, (n,).
+            room: bytes that the rank has left for its layers, (n,).
+            held: micro-batches that it keeps in flight, (n,).
+        """
+        found = np.zeros((len(start), self.replay_s.shape[1]))
+        if not len(self.own):
+            return found
+        at, flying = start[self.own][:, None], held[self.own][:, None]
+        whole = self.state_bytes + flying * self.kept_bytes
+        over = whole - np.take_along_axis(whole, at, axis=1) - room[self.own][:, None]
+        begun = np.take_along_axis(self.spared_bytes, at, axis=1)
+        needed = np.where(over > 0.0, begun * (1.0 - _SLIGHTLY) + over / flying * _ROUNDING, -np.inf)
+        count = (self.spared_bytes[:, None, :] < needed[:, :, None]).sum(axis=2)
+        last = np.clip(count, at, np.maximum(np.arange(found.shape[1])[None, :], at))
+        before = np.take_along_axis(self.replay_s, at, axis=1)
+        found[self.own] = np.take_along_axis(self.replay_s, last, axis=1) - before
+        return found
 
 
 def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:

@@ -43,7 +43,7 @@ from functools import partial
 import numpy as np
 
 from profiles.profile import PLACING_LAUNCHER, Profile
-from solver.columns import FloatArray
+from solver.columns import FloatArray, IntArray
 from solver.explain import explain
 from solver.mixed.search import search_placed
 from solver.objective import is_plain
@@ -64,6 +64,7 @@ from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space, refuted_space
 
+_TOGETHER = 4096  # rows asked at once whether their closed form may be less
 _RIVALS = 64  # rows held against the least closed form between two looks at the clock
 _LEAST_S = 0.01  # a search is given this much
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
@@ -212,17 +213,29 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
     order = np.flatnonzero(bounds < objective_s)
     order = order[np.argsort(bounds[order], kind="stable")]
     least, rivals = objective_s, []
+    if not (frontier.rows.is_uniform or frontier.rows.only_split):
+        order = _that_may_reach(frontier, order, objective_s, watch)
     for start in range(0, len(order), _RIVALS):
         watch.tick()
         batch = order[start : start + _RIVALS]
         batch = batch[bounds[batch] < least]
         if not len(batch) or watch.interrupted():
             break
-        if not (frontier.rows.is_uniform or frontier.rows.only_split):
-            batch = batch[may_reach_objective(frontier.rows.take(batch), least)]
         rivals += frontier.solve(batch.tolist())
         least = min([least, *(rival.objective_s for rival in rivals)])
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
+
+
+def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, watch: Watch) -> IntArray:
+    """Those of the rows with layers of several kinds whose closed form may be so little, in their order."""
+    kept = [order[:0]]
+    for start in range(0, len(order), _TOGETHER):
+        watch.tick()
+        some = order[start : start + _TOGETHER]
+        kept.append(some[may_reach_objective(frontier.rows.take(some), objective_s)])
+        if watch.interrupted():
+            break
+    return np.concatenate(kept)
 
 
 def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> FloatArray:
