@@ -96,6 +96,7 @@ def _union(parts: list[Capabilities]) -> Capabilities:
     return Capabilities(**{**values, "launcher": "any", "source": "; ".join(part.source for part in parts)})
 
 
+@cache
 def launcher_capabilities(launcher: str) -> Capabilities:
     """The limits of one launcher; ``none`` has no launcher's limits, ``any`` those that all of them share.
 

@@ -91,6 +91,7 @@ class FrameworkFacts:
         return _REDUCED_BYTES[self.reduced_gradient_dtype or self.gradient_dtype]
 
 
+@cache
 def framework_names() -> tuple[str, ...]:
     """Frameworks of the catalog."""
     return tuple(sorted(p.stem for p in _CATALOG.glob("*.yaml") if p.stem != "capabilities"))

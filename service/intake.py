@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from service.db import records
-from service.db.records import DEFAULT_PRIORITY, NewJob, Origin
+from service.db.records import DEFAULT_PRIORITY, JobRecord, NewJob, Origin
 from service.db.sweep_records import NewChild, answered_jobs, insert_sweep
 from service.job_request import Sweep
 from service.request import problem_to_mapping
@@ -73,8 +73,8 @@ def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequenc
 
 def add(
     connection: Connection, tenant: str, submission: Submission, question: Question, timeout_s: float
-) -> str:
-    """Add the job of a submission, inside the transaction that binds its key; its id."""
+) -> JobRecord:
+    """Add the job of a submission, inside the transaction that binds its key."""
     new = NewJob(
         id=uuid.uuid4().hex,
         tenant=tenant,
@@ -85,16 +85,14 @@ def add(
         origin=submission.origin,
     )
     if not question.parts:
-        records.insert_job(connection, new)
-        return new.id
+        return records.insert_job(connection, new)
     keys = [] if submission.fresh else [part.cache_key for part in question.parts]
     known = answered_jobs(connection, tenant, keys)
     children = [
         NewChild(values=part.values, request=part.request, known=known.get(part.cache_key))
         for part in question.parts
     ]
-    insert_sweep(connection, new, children, uuid.uuid4().hex[:-POSITION_DIGITS])
-    return new.id
+    return insert_sweep(connection, new, children, uuid.uuid4().hex[:-POSITION_DIGITS])
 
 
 def _canonical(tenant: str, problem: Problem) -> tuple[dict[str, object], str]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from service.db import records
 from service.db.database import Database
-from service.db.event_records import EventRecord, events_after, newest_event_ids
+from service.db.event_records import EventRecord, events_after
 from service.db.records import JobRecord, JobSummary
 from service.db.sweep_records import children_of
 from service.engine.job_engine import JobEngine
@@ -20,6 +20,7 @@ from service.idempotency import Repeatable, digest_of, made_before, remember, se
 from service.intake import Submission, add, question_of
 from service.pages import Page, decode_token, encode_token
 from service.queue import WakeUpQueue
+from service.room import Room
 from service.sweep.sweeps import Sweeps
 
 
@@ -56,6 +57,7 @@ class Jobs:
         self._queue = queue
         self._queue_timeout_s = queue_timeout_s
         self._limits = limits
+        self._room = Room()
         self._sweeps = Sweeps(database, engine, worker="api")
 
     def submit(self, tenant: str, submission: Submission) -> JobRecord:
@@ -86,8 +88,10 @@ class Jobs:
             NotFoundError: this tenant has no such job.
         """
         with self._database.read() as connection:
-            newest = newest_event_ids(connection, [job_id]) if records.is_identifier(job_id) else {}
-            return _required_job(connection, tenant, job_id), newest.get(job_id, 0)
+            found = records.look_at(connection, tenant, job_id)
+        if found is None:
+            raise NotFoundError("there is no such job")
+        return found
 
     def events(self, tenant: str, job_id: str, *, after: int) -> list[EventRecord]:
         """The next events of a job after the event ``after``, in order; the next call has the rest."""
@@ -187,7 +191,8 @@ class Jobs:
         """The job of a submission, and whether it was added now."""
         question = question_of(tenant, submission)
         repeatable = self._repeatable(submission.idempotency_key, submission.body)
-        with self._database.write() as connection:
+
+        def store(connection: Connection) -> tuple[JobRecord, bool]:
             made = made_before(connection, tenant, repeatable)
             if made is not None:
                 return _required_job(connection, tenant, made), False
@@ -196,9 +201,13 @@ class Jobs:
             )
             if known is None:
                 self._require_room(connection, tenant)
-            job_id = known or add(connection, tenant, submission, question, self._queue_timeout_s)
-            remember(connection, tenant, repeatable, job_id=job_id)
-            return _required_job(connection, tenant, job_id), known is None
+                job = add(connection, tenant, submission, question, self._queue_timeout_s)
+            else:
+                job = _required_job(connection, tenant, known)
+            remember(connection, tenant, repeatable, job_id=job.id)
+            return job, known is None
+
+        return self._database.write_together(store)
 
     def _remember(self, tenant: str, repeatable: Repeatable, subject: str) -> None:
         """Bind the key of a request that changed no other row with it, unless it is bound."""
@@ -230,7 +239,7 @@ class Jobs:
             wait_s = records.wait_for_submits(connection, tenant, per_minute, window_s=WINDOW_S)
             if wait_s is not None:
                 raise TooManyRequestsError(f"at most {per_minute} jobs a minute", retry_after_s=wait_s)
-        if records.queued_beyond(connection, tenant, most):
+        if not self._room.admits(tenant, lambda: most - records.count_open(connection, tenant, limit=most)):
             detail = f"at most {most} jobs may be queued"
             raise TooManyRequestsError(detail, retry_after_s=QUEUE_RETRY_S)
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError  # noqa: A004 - the pool's
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import (
+    DisconnectionError,
+    InterfaceError,
+    OperationalError,
+    TimeoutError,  # noqa: A004 - the pool's
+)
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from service.db.grouping import Grouping
+
+Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
 POOL_TIMEOUT_S = 5.0
+PING_AFTER_S = 1.0  # of idleness; a connection that broke sooner costs one request a 503
 
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
@@ -26,6 +38,12 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url: URL = make_url(url)
         self._engine = _engine(self.url)
+        # PostgreSQL shows each statement what is committed, inside a transaction or outside: one round
+        # trip instead of three.
+        alone = {"read_only": True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+        self._reader = self._engine.execution_options(**alone)
+        busy_s = BUSY_TIMEOUT_MS / 1000
+        self._grouping = Grouping(self._engine, timeout_s=busy_s) if self.dialect == "sqlite" else None
 
     @property
     def dialect(self) -> str:
@@ -35,15 +53,25 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads; on SQLite it never waits for a writer."""
-        options = {"read_only": True} if self.dialect == "sqlite" else {}
-        with self._engine.connect().execution_options(**options) as connection:
+        with self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that is committed at the end of the block, or rolled back by an exception."""
-        with self._engine.begin() as connection:
+        with self._grouping.turn() if self._grouping else nullcontext(), self._engine.begin() as connection:
             yield connection
+
+    def write_together(self, work: Callable[[Connection], Made]) -> Made:
+        """What ``work`` makes in one transaction, committed; other threads' work may share the commit.
+
+        Raises:
+            Exception: what the work, or the commit, failed with; then nothing of it is kept.
+        """
+        if self._grouping:
+            return self._grouping.write(work)
+        with self.write() as connection:  # PostgreSQL lets commits share a sync by itself
+            return work(connection)
 
     def close(self) -> None:
         """Close every pooled connection."""
@@ -68,13 +96,31 @@ def _engine(url: URL) -> Engine:
     pool = {"pool_size": 8, "max_overflow": 32, "pool_timeout": POOL_TIMEOUT_S}
     if url.get_backend_name() != "sqlite":
         timeouts = {"connect_timeout": 5, "application_name": "meshwright"}
-        return create_engine(
-            url, json_serializer=compact_json, pool_pre_ping=True, connect_args=timeouts, **pool
-        )
+        engine = create_engine(url, json_serializer=compact_json, connect_args=timeouts, **pool)
+        event.listen(engine, "checkin", _note_use)
+        event.listen(engine, "checkout", partial(_require_alive, engine))
+        return engine
     engine = create_engine(url, json_serializer=compact_json, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _note_use(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+    """A connection goes back to the pool."""
+    entry.info["used_at_s"] = time.monotonic()
+
+
+def _require_alive(
+    engine: Engine, connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: object
+) -> None:
+    """Ask a connection that was idle whether it still is one; else the pool makes another."""
+    if time.monotonic() - entry.info.get("used_at_s", time.monotonic()) < PING_AFTER_S:
+        return
+    try:
+        engine.dialect.do_ping(connection)
+    except engine.dialect.loaded_dbapi.Error:
+        raise DisconnectionError from None
 
 
 class _SqliteConnection(Protocol):

@@ -10,10 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, insert, null, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    and_,
+    bindparam,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    tuple_,
+)
 
 from service.db.clock import now_s
-from service.db.tables import jobs, plans
+from service.db.tables import job_events, jobs, plans
 
 DEFAULT_PRIORITY = 5
 
@@ -67,6 +79,27 @@ _SUMMARY = (
 )
 _RECORD = (*_SUMMARY, jobs.c.request, jobs.c.answer)
 
+# Built once: what every request asks would cost more to write down than to answer.
+_ASKED = jobs.c.tenant == bindparam("asker"), jobs.c.id == bindparam("asked")
+_FIND = select(*_RECORD).where(*_ASKED)
+_NEWEST_EVENT = select(func.max(job_events.c.id)).where(job_events.c.job_id == jobs.c.id)
+_LOOK = select(*_RECORD, func.coalesce(_NEWEST_EVENT.scalar_subquery(), 0).label("newest")).where(*_ASKED)
+_ANSWERED = (
+    select(jobs.c.id)
+    .where(
+        jobs.c.tenant == bindparam("asker"),
+        jobs.c.cache_key == bindparam("asked"),
+        jobs.c.state.in_(["succeeded", "infeasible"]),
+    )
+    .order_by(jobs.c.finished_at_s.desc())
+    .limit(1)
+)
+_MOMENTS: dict[str, ColumnElement[float]] = {
+    "created_at_s": now_s(),
+    "expires_at_s": now_s() + bindparam("queue_timeout_s", type_=Double()),
+}
+_INSERT = insert(jobs).values(_MOMENTS).returning(*_RECORD)
+
 
 def is_identifier(text: str) -> bool:
     """Whether ``text`` could be the id of a job or plan; PostgreSQL cannot even look for a NUL."""
@@ -102,9 +135,11 @@ def job_values(new: NewJob) -> dict[str, Any]:
     }
 
 
-def insert_job(connection: Connection, new: NewJob) -> None:
-    """Add a queued job."""
-    connection.execute(insert(jobs).values(job_values(new)))
+def insert_job(connection: Connection, new: NewJob) -> JobRecord:
+    """Add a queued job; the row as it is then."""
+    given = {name: value for name, value in job_values(new).items() if name not in _MOMENTS}
+    row = connection.execute(_INSERT, {**given, "queue_timeout_s": new.queue_timeout_s}).mappings().one()
+    return JobRecord(**row)
 
 
 def summary_columns() -> tuple[ColumnElement[Any], ...]:
@@ -121,9 +156,20 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
     """One job of this tenant."""
     if not is_identifier(job_id):
         return None
-    query = select(*_RECORD).where(jobs.c.tenant == tenant, jobs.c.id == job_id)
-    row = connection.execute(query).mappings().one_or_none()
+    row = connection.execute(_FIND, {"asker": tenant, "asked": job_id}).mappings().one_or_none()
     return None if row is None else JobRecord(**row)
+
+
+def look_at(connection: Connection, tenant: str, job_id: str) -> tuple[JobRecord, int] | None:
+    """One job of this tenant, and the id of its newest event, in one look."""
+    if not is_identifier(job_id):
+        return None
+    row = connection.execute(_LOOK, {"asker": tenant, "asked": job_id}).mappings().one_or_none()
+    if row is None:
+        return None
+    values = dict(row)
+    newest = values.pop("newest")
+    return JobRecord(**values), newest
 
 
 def newest_jobs(
@@ -146,17 +192,7 @@ def newest_jobs(
 
 def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
     """The id of the newest job that holds the proved or complete answer to the same question."""
-    query = (
-        select(jobs.c.id)
-        .where(
-            jobs.c.tenant == tenant,
-            jobs.c.cache_key == cache_key,
-            jobs.c.state.in_(["succeeded", "infeasible"]),
-        )
-        .order_by(jobs.c.finished_at_s.desc())
-        .limit(1)
-    )
-    return connection.execute(query).scalar_one_or_none()
+    return connection.execute(_ANSWERED, {"asker": tenant, "asked": cache_key}).scalar_one_or_none()
 
 
 def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, limit: int) -> Sequence[Any]:
@@ -185,13 +221,12 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
     return None if row is None else (row.job_id, row.body)
 
 
-def queued_beyond(connection: Connection, tenant: str, limit: int) -> bool:
-    """Whether at least ``limit`` jobs of a tenant wait or are sweeps that run; a sweep counts once."""
+def count_open(connection: Connection, tenant: str, *, limit: int) -> int:
+    """How many jobs of a tenant wait or are sweeps that run, up to ``limit``; a sweep counts once."""
     is_open_sweep = and_(jobs.c.state == "running", jobs.c.num_children.is_not(None))
     waits = or_(jobs.c.state == "queued", is_open_sweep)
-    query = select(jobs.c.id).where(jobs.c.tenant == tenant, _SUBMITTED, waits)
-    query = query.offset(limit - 1).limit(1)
-    return connection.execute(query).first() is not None
+    some = select(jobs.c.id).where(jobs.c.tenant == tenant, _SUBMITTED, waits).limit(limit).subquery()
+    return connection.execute(select(func.count()).select_from(some)).scalar_one()
 
 
 def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_s: float) -> float | None:

@@ -25,10 +25,11 @@ class NewChild:
     known: str | None = None
 
 
-def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChild], stem: str) -> None:
+def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChild], stem: str) -> JobRecord:
     """Add a sweep that runs, and its children; the name of a child is ``stem`` and its place, in hex."""
     own = {"state": "running", "num_children": len(children)}
-    connection.execute(insert(jobs).values({**job_values(new), **own}))
+    whole = insert(jobs).values({**job_values(new), **own}).returning(*record_columns())
+    row = connection.execute(whole).mappings().one()
     for position, child in enumerate(children):
         values = {**job_values(new), "id": f"{stem}{position:04x}", "request": child.request}
         values |= {"parent_id": new.id, "position": position}
@@ -37,6 +38,7 @@ def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChil
             connection.execute(insert(jobs).values(values))
         else:
             _copy(connection, new.tenant, child.known, values)
+    return JobRecord(**row)
 
 
 def children_of(

@@ -1,0 +1,81 @@
+"""Writers of one SQLite file that wait for each other share a commit, and nothing else."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import IntegrityError
+
+from service.db.database import Database
+
+HOW_MANY = 8
+
+
+def writes(number: int) -> Callable[[Connection], int]:
+    def work(connection: Connection) -> int:
+        connection.execute(text("INSERT INTO leaders VALUES (:name, 'us', 0)"), {"name": f"role-{number}"})
+        return number
+
+    return work
+
+
+def roles(database: Database) -> set[str]:
+    with database.read() as connection:
+        return set(connection.execute(text("SELECT role FROM leaders")).scalars())
+
+
+def at_once(database: Database, works: list[Callable[[Connection], int]]) -> list[Future[int]]:
+    """All of them while another thread holds the database, so that they wait for one commit."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        with database.write():
+            found = [threads.submit(database.write_together, work) for work in works]
+            waiting = database._grouping
+            assert waiting is not None
+            while len(waiting._waiting) < len(works):
+                threading.Event().wait(0.001)
+    return found
+
+
+def test_what_waits_together_is_committed_together(database: Database) -> None:
+    commits: list[Connection] = []
+    event.listen(database._engine, "commit", commits.append)
+    found = at_once(database, [writes(number) for number in range(HOW_MANY)])
+    assert [one.result() for one in found] == list(range(HOW_MANY))
+    assert roles(database) == {f"role-{number}" for number in range(HOW_MANY)}
+    assert len(commits) == 2  # of the one that held the database, and of the eight
+
+
+def test_a_refusal_is_its_own(database: Database) -> None:
+    def refuses(connection: Connection) -> int:
+        writes(99)(connection)
+        raise LookupError("no room")
+
+    found = at_once(database, [writes(0), refuses, writes(0), writes(1)])
+    assert isinstance(found[1].exception(), LookupError)
+    faults = {type(one.exception()) for one in (found[0], found[2])}
+    assert faults == {IntegrityError, type(None)}  # the same row twice
+    assert found[3].result() == 1
+    assert roles(database) == {"role-0", "role-1"}  # and nothing of the one that refused
+
+
+def test_a_commit_that_fails_keeps_nothing(database: Database) -> None:
+    def full(_connection: Connection) -> None:
+        raise OSError("the disk is full")
+
+    event.listen(database._engine, "commit", full)
+    with pytest.raises(OSError, match="full"):
+        database.write_together(writes(0))
+    event.remove(database._engine, "commit", full)
+    assert roles(database) == set()
+
+
+def test_a_transaction_that_ends_early_is_a_failure_of_all(database: Database) -> None:
+    def ends(connection: Connection) -> int:
+        connection.exec_driver_sql("ROLLBACK")  # as SQLite does by itself when the disk is full
+        raise OSError("the disk is full")
+
+    found = at_once(database, [writes(1), ends, writes(2)])
+    assert [one.exception() is None for one in found] == [False, False, False]
+    assert roles(database) == set()

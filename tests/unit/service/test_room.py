@@ -1,0 +1,36 @@
+"""Room in a queue is counted seldom while there is much of it, and never overdrawn."""
+
+from service.room import SHARE, Room
+
+
+def test_much_room_is_counted_once_for_many_jobs() -> None:
+    room, counts = Room(), []
+
+    def count() -> int:
+        counts.append(1)
+        return 10 * SHARE + 1  # (161 - 1) // 16 = 10 places beside the one that was asked for
+
+    assert all(room.admits("ours", count) for _ in range(11))
+    assert len(counts) == 1
+    assert room.admits("ours", count)
+    assert len(counts) == 2
+
+
+def test_little_room_is_counted_for_every_job() -> None:
+    room, left = Room(), [3, 2, 1, 0, 1]
+    assert [room.admits("ours", lambda: left.pop(0)) for _ in range(5)] == [True, True, True, False, True]
+
+
+def test_sixteen_processes_together_never_overdraw() -> None:
+    limit, queued = 100, 0
+    rooms = [Room() for _ in range(SHARE)]
+    for turn in range(500):
+        if rooms[turn % SHARE].admits("ours", lambda: limit - queued):
+            queued += 1
+    assert queued == limit
+
+
+def test_one_tenants_room_is_not_anothers() -> None:
+    room = Room()
+    assert room.admits("ours", lambda: 1000)
+    assert not room.admits("theirs", lambda: 0)
