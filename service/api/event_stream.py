@@ -5,33 +5,27 @@ The id of an event is its row's: a client that comes back with Last-Event-ID mis
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import format_sse_event
 
 from profiles.errors import InvalidProblemError
 from service.api.schemas import EventView, ProgressView, moment
 from service.api.watch import Watch
-from service.db.database import DATABASE_AWAY
 from service.db.event_records import EventRecord
 from service.engine.states import TERMINAL_STATES
-from service.jobs import Jobs
 
 RETRY_MS = 1_000  # how long a client waits before it comes back
 MAX_STREAM_S = 900.0  # then the client comes back, and its key is looked at again
 MAX_DIGITS = 18  # of an event's id: below 2**63
-_AWAY_S = 1.0  # between two tries while the database is away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventStream:
     """One connection that follows one job."""
 
-    jobs: Jobs
     watch: Watch
     tenant: str
     job_id: str
@@ -47,21 +41,13 @@ class EventStream:
                 after = event.id
                 if event.state in TERMINAL_STATES:
                     return
-            if not events and not await self.watch.news(
-                self.job_id, after=after, timeout_s=self.heartbeat_s
-            ):
-                yield b": alive\n\n"
             if self.watch.is_stopping():
                 return
-            events = await self._next(after)
-
-    async def _next(self, after: int) -> list[EventRecord]:
-        """The events after ``after``; none while the database is away."""
-        try:
-            return await run_in_threadpool(self.jobs.events, self.tenant, self.job_id, after=after)
-        except DATABASE_AWAY:
-            await asyncio.sleep(_AWAY_S)
-            return []
+            events = await self.watch.events(
+                self.tenant, self.job_id, after=after, timeout_s=self.heartbeat_s
+            )
+            if not events:
+                yield b": alive\n\n"
 
 
 def frame(job_id: str, event: EventRecord) -> bytes:

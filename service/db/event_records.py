@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Integer, bindparam, func, select
 
 from service.db.tables import job_events
 
@@ -25,19 +25,24 @@ class EventRecord:
 
 
 _EVENT = tuple(job_events.c[name] for name in EventRecord.__slots__)
+_AFTER = (
+    select(*_EVENT)
+    .where(
+        job_events.c.tenant == bindparam("asker"),
+        job_events.c.job_id == bindparam("asked"),
+        job_events.c.id > bindparam("after"),
+    )
+    .order_by(job_events.c.id)
+    .limit(bindparam("most", type_=Integer()))
+)
 
 
 def events_after(
     connection: Connection, tenant: str, job_id: str, *, after: int, limit: int
 ) -> list[EventRecord]:
     """Up to ``limit`` events of a job, in order, after the event ``after``."""
-    query = (
-        select(*_EVENT)
-        .where(job_events.c.tenant == tenant, job_events.c.job_id == job_id, job_events.c.id > after)
-        .order_by(job_events.c.id)
-        .limit(limit)
-    )
-    return [EventRecord(**row) for row in connection.execute(query).mappings()]
+    asked = {"asker": tenant, "asked": job_id, "after": after, "most": limit}
+    return [EventRecord(**row) for row in connection.execute(_AFTER, asked).mappings()]
 
 
 def newest_event_ids(connection: Connection, job_ids: Collection[str]) -> dict[str, int]:

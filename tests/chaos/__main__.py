@@ -30,9 +30,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a minute instead of many")
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
+    parser.add_argument("--jobs", type=int, help="a storm of so many jobs; faults in proportion")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     arguments = parser.parse_args()
     storm = SHORT if arguments.short else FULL
+    if arguments.jobs:
+        storm = _scaled(storm, arguments.jobs)
     storms = {"sqlite": over_sqlite, "postgresql": over_postgresql}
     total: Counter[str] = Counter()
     clean, figures = True, {}
@@ -50,6 +53,12 @@ def main() -> int:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
     print(" ".join(f"{name}={total[name]}" for name in ("jobs", "kills", "lost", "double")))  # noqa: T201
     return 0 if clean else 1
+
+
+def _scaled(storm: Storm, jobs: int) -> Storm:
+    """The same weather over another number of jobs."""
+    faults = {name: max(1, round(times * jobs / storm.jobs)) for name, times in storm.faults.items()}
+    return Storm(jobs=jobs, faults=faults, seed=storm.seed)
 
 
 def over_sqlite(storm: Storm) -> tuple[Verdict, Weather, list[str]]:
@@ -129,6 +138,8 @@ def _figures(storm: Storm, verdict: Verdict, weather: Weather, seconds: float) -
     """What happened, for the log and the document."""
     return {
         "jobs": storm.jobs,
+        "sweeps_among_them": verdict.sweeps,
+        "points_of_sweeps": verdict.points,
         "kills": weather.done["kills"],
         "freezes": weather.done["freeze"],
         "database_crashes": weather.done["database"],

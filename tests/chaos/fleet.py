@@ -86,13 +86,13 @@ class Fleet:
 class Submitter:
     """Posts jobs until each was acknowledged, each under its own idempotency key, whatever breaks."""
 
-    def __init__(self, url: str, number: int, problem: dict[str, object]) -> None:
+    def __init__(self, url: str, number: int, problem_of: Callable[[int], dict[str, object]]) -> None:
         self.acknowledged: dict[str, str] = {}
         self.refused: list[str] = []  # answers that are neither 202 nor a 503
         self.max_open = 0  # jobs that may be acknowledged so far; the storm raises it
         self._url = url
         self._number = number
-        self._problem = problem
+        self._problem_of = problem_of  # the number of a job
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -104,16 +104,17 @@ class Submitter:
 
     def _run(self) -> None:
         while len(self.acknowledged) < self._number and not self._over.is_set():
-            if len(self.acknowledged) >= self.max_open or not self._post(f"key-{len(self.acknowledged)}"):
+            if len(self.acknowledged) >= self.max_open or not self._post(len(self.acknowledged)):
                 self._over.wait(LOOK_S)
 
-    def _post(self, key: str) -> bool:
+    def _post(self, number: int) -> bool:
+        key = f"key-{number}"
         try:
             answer = httpx.post(
                 f"{self._url}/v1/jobs",
                 params={"fresh": "true"},
                 headers={"Idempotency-Key": key},
-                json=self._problem,
+                json=self._problem_of(number),
                 timeout=10,
             )
         except httpx.HTTPError:  # the API was killed, or is not up yet

@@ -19,6 +19,8 @@ AHEAD_JOBS = 5  # submitted beyond the number that brings about the next fault
 LAST_FAULT = 0.85  # of the jobs have ended by then
 NUM_WORKERS = 3
 AFTERMATH_S = 90.0  # for the last jobs to end
+SWEEP_EVERY = 8  # every so many jobs one is a sweep
+SWEEP: dict[str, object] = {**TINY_PROBLEM, "sweep": {"global_batch_size": [8, 16, 32]}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ def rage(
     weather = Weather(storm, settings, witness)
     extra(weather)
     url = f"http://127.0.0.1:{settings['port']}"
-    submitter = Submitter(url, storm.jobs, TINY_PROBLEM)
+    submitter = Submitter(url, storm.jobs, _problem_of)
     try:
         _last(storm, witness, weather, submitter)
         verdict = patiently(lambda: witness.verdict(submitter.acknowledged))
@@ -121,6 +123,11 @@ def rage(
         weather.workers.kill_all()
         weather.api.kill_all()
     return verdict, weather, submitter.refused
+
+
+def _problem_of(number: int) -> dict[str, object]:
+    """What the job of that number asks."""
+    return SWEEP if number % SWEEP_EVERY == SWEEP_EVERY // 2 else TINY_PROBLEM
 
 
 def _last(storm: Storm, witness: Witness, weather: Weather, submitter: Submitter) -> None:

@@ -21,18 +21,25 @@ _POSTGRESQL = (
     f"""CREATE TRIGGER ending AFTER UPDATE OF state ON jobs FOR EACH ROW
         WHEN (NEW.state IN {TERMINAL}) EXECUTE FUNCTION note()""",
 )
+_ENDED = """SELECT 'all', count(DISTINCT job_id) FROM endings
+            WHERE job_id IN (SELECT id FROM jobs WHERE parent_id IS NULL)"""
+_BUSY = "SELECT worker, attempts FROM jobs WHERE state = 'running' AND num_children IS NULL"
+_ANSWERS = """SELECT CAST(request AS VARCHAR), count(DISTINCT plan_id)
+              FROM jobs JOIN plans ON plans.job_id = jobs.id GROUP BY CAST(request AS VARCHAR)"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What became of the jobs that were acknowledged."""
 
-    lost: int  # acknowledged, but not succeeded with its plan
+    lost: int  # acknowledged, or a point of a sweep that was, but not succeeded with its plan
     double: int  # ended twice, stored twice, or made twice of one idempotency key
     stuck: int  # neither queued for a reason nor ended
     losses: tuple[str, ...]  # how the lost ones ended
-    answers: int  # different answers to the one question; 1
+    answers: int  # different answers to one question; 1
     most_attempts: int
+    sweeps: int
+    points: int
 
     @property
     def is_clean(self) -> bool:
@@ -49,12 +56,12 @@ class Witness:
                 connection.exec_driver_sql(statement)
 
     def ended(self) -> int:
-        """How many jobs have ended."""
-        return self._count("SELECT 'all', count(DISTINCT job_id) FROM endings")["all"]
+        """How many of the jobs that were submitted have ended."""
+        return self._count(_ENDED)["all"]
 
     def busy_workers(self) -> dict[int, int]:
         """Attempts of the running jobs by the process id of their worker."""
-        found = self._count("SELECT worker, attempts FROM jobs WHERE state = 'running'")
+        found = self._count(_BUSY)
         return {int(worker.rpartition(":")[2]): attempts for worker, attempts in found.items()}
 
     def verdict(self, acknowledged: Mapping[str, str]) -> Verdict:
@@ -63,17 +70,24 @@ class Witness:
         plans = self._count("SELECT job_id, count(*) FROM plans GROUP BY job_id")
         endings = self._count("SELECT job_id, count(*) FROM endings GROUP BY job_id")
         ours = set(acknowledged.values())
-        lost = sorted(job for job in ours if states.get(job) != "succeeded" or not plans.get(job))
+        points = self._words("SELECT id, parent_id FROM jobs WHERE parent_id IS NOT NULL")
+        due = self._count("SELECT id, num_children FROM jobs WHERE num_children IS NOT NULL")
+        there = self._count("SELECT parent_id, count(*) FROM jobs GROUP BY parent_id")
+        wanted = ours | {job for job, parent in points.items() if parent in ours}
+        lost = sorted(job for job in wanted if states.get(job) != "succeeded" or not plans.get(job))
+        lost += [job for job, number in due.items() if there.get(job) != number]
         ends = self._words("SELECT id, state || coalesce(CAST(problem AS VARCHAR), '') FROM jobs")
         twice = sum(endings.get(job, 0) > 1 or plans.get(job, 0) > 1 for job in states)
-        surplus = len(states.keys() - ours) + len(acknowledged) - len(ours)
+        surplus = len(states.keys() - wanted) + len(acknowledged) - len(ours)
         return Verdict(
             lost=len(lost),
             losses=tuple(f"{job}: {ends.get(job, 'gone')}" for job in lost),
             double=twice + surplus,
             stuck=sum(state in {"queued", "running"} for state in states.values()),
-            answers=len(self._words("SELECT plan_id, 'answer' FROM plans")),
+            answers=max(self._count(_ANSWERS).values()),
             most_attempts=max(self._count("SELECT id, attempts FROM jobs").values()),
+            sweeps=len(due),
+            points=len(points),
         )
 
     def _words(self, query: str) -> dict[str, str]:

@@ -147,7 +147,7 @@ async def read_job(
         over = left_s <= 0 or service.watch.is_stopping() or await request.is_disconnected()
         if news or over or (unchanged and job.state in TERMINAL_STATES):
             break
-        await service.watch.news(job_id, after=seen, timeout_s=min(left_s, LOOK_S))
+        await service.watch.events(tenant, job_id, after=seen, timeout_s=min(left_s, LOOK_S))
     return Response(status_code=304, headers={"ETag": response.headers["ETag"]}) if unchanged else response
 
 
@@ -172,7 +172,6 @@ async def follow(
         return Response(status_code=204)  # an EventSource stops here
     first = await run_in_threadpool(service.jobs.events, tenant, job_id, after=after)
     stream = EventStream(
-        jobs=service.jobs,
         watch=service.watch,
         tenant=tenant,
         job_id=job_id,

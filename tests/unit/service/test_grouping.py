@@ -28,13 +28,12 @@ def roles(database: Database) -> set[str]:
 
 def at_once(database: Database, works: list[Callable[[Connection], int]]) -> list[Future[int]]:
     """All of them while another thread holds the database, so that they wait for one commit."""
-    with ThreadPoolExecutor(len(works)) as threads:
-        with database.write():
-            found = [threads.submit(database.write_together, work) for work in works]
-            waiting = database._grouping
-            assert waiting is not None
-            while len(waiting._waiting) < len(works):
-                threading.Event().wait(0.001)
+    waiting = database._grouping
+    assert waiting is not None
+    with ThreadPoolExecutor(len(works)) as threads, database.write():
+        found = [threads.submit(database.write_together, work) for work in works]
+        while len(waiting._waiting) < len(works):
+            threading.Event().wait(0.001)
     return found
 
 
