@@ -7,6 +7,7 @@ Stop (SIGTERM, Ctrl-C): finish requests → tell workers, which give their jobs 
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from service.settings import LOOPBACK_HOSTS, Settings
 from service.supervisor import Supervisor
 from service.web.install import install
 
+MAX_OPEN_FILES = 65_536
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
         ServerStartError: the address cannot be bound, or the database cannot be used as it is.
     """
     logs.configure(settings.log_format)
+    _allow_open_files()
     with owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
         _prepare_schema(settings)
         with _quiet_signals(), Supervisor(settings) as workers:
@@ -89,6 +92,14 @@ def _bound(settings: Settings) -> Iterator[socket.socket]:
             where = f"{settings.host}:{settings.port}"
             raise ServerStartError(f"cannot listen on {where}: {fault.strerror}") from None
         yield listener
+
+
+def _allow_open_files() -> None:
+    """Every client that follows a job holds a file open: as many as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _prepare_schema(settings: Settings) -> None:
