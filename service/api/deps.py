@@ -53,20 +53,20 @@ class Service:
     watch: Watch  # of jobs, for long polls and event streams
 
 
-def _service(request: Request) -> Service:
+def service_of(request: Request) -> Service:
+    """The service that ``create_app`` put behind this app."""
     service: Service = request.app.state.service
     return service
 
 
 # Dependencies are coroutines though they wait for nothing: FastAPI would give each to a thread.
-async def service_of(request: Request) -> Service:
-    """The service that ``create_app`` put behind this app."""
-    return _service(request)
+async def _given_service(request: Request) -> Service:
+    return service_of(request)
 
 
 async def jobs_of(request: Request) -> Jobs:
     """The use cases of jobs."""
-    return _service(request).jobs
+    return service_of(request).jobs
 
 
 _BEARER = HTTPBearer(
@@ -105,7 +105,7 @@ async def admit(request: Request, token: str | None, scopes: Iterable[str]) -> N
         UnauthorizedError: keys are demanded, and this is none that is usable.
         ForbiddenError: its scope is too narrow.
     """
-    access = _service(request).access
+    access = service_of(request).access
     caller = access.remembered(token)
     if caller is None:
         caller = await run_in_threadpool(access.identify, token)
@@ -175,10 +175,10 @@ def origin_of(request: Request) -> Origin:
 
 async def profiles_of(request: Request) -> ProfileStore:
     """The use cases of stored profiles."""
-    return _service(request).profiles
+    return service_of(request).profiles
 
 
-ServiceDep = Annotated[Service, Depends(service_of)]
+ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
 ProfilesDep = Annotated[ProfileStore, Depends(profiles_of)]
