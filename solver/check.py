@@ -24,7 +24,7 @@ from solver.digest import problem_digest
 from solver.gpu_counts import usable_gpus
 from solver.mixed.check import placed_violations
 from solver.plan import Configuration, Plan, Prediction, plan_id_of
-from solver.predict import predict
+from solver.predict import predict_all
 from solver.problem import Problem
 
 _RELATIVE = 1e-9  # sums of the same numbers in another order
@@ -35,15 +35,30 @@ _LARGEST_STAGE = 3  # highest ZeRO stage there is
 
 def violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
     """Sentences on everything that is wrong with a plan or configuration; none: it is right."""
-    config = plan.config if isinstance(plan, Plan) else plan
-    if config.stage_groups or config.replicas:
-        yield from placed_violations(problem, profile, plan)
-        return
-    faults = list(_configuration_faults(problem, config))
-    yield from faults
-    if faults:
-        return
-    expected = predict(problem, profile, config)
+    yield from violations_of_all(problem, profile, [plan])[0]
+
+
+def violations_of_all(
+    problem: Problem, profile: Profile, plans: Sequence[Plan | Configuration]
+) -> list[list[str]]:
+    """The sentences on each of several plans; those whose configuration is right are priced together."""
+    configs = [plan.config if isinstance(plan, Plan) else plan for plan in plans]
+    placed = [bool(config.stage_groups or config.replicas) for config in configs]
+    found = [
+        list(placed_violations(problem, profile, plan) if apart else _configuration_faults(problem, config))
+        for plan, config, apart in zip(plans, configs, placed, strict=True)
+    ]
+    right = [at for at, faults in enumerate(found) if not faults and not placed[at]]
+    predictions = predict_all(problem, profile, [configs[at] for at in right])
+    for at, expected in zip(right, predictions, strict=True):
+        found[at] += _priced_faults(problem, profile, plans[at], expected)
+    return found
+
+
+def _priced_faults(
+    problem: Problem, profile: Profile, plan: Plan | Configuration, expected: Prediction
+) -> Iterator[str]:
+    """What is wrong beside the configuration, which predicts ``expected``."""
     yield from _memory_faults(problem, profile, expected)
     if isinstance(plan, Plan):
         yield from _plan_faults(problem, profile, plan)

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from profiles.profile import Profile
-from solver.check import violations
+from solver.check import violations_of_all
 from solver.cost.assemble import objective_s
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
@@ -65,10 +65,10 @@ def plans_of(
             outlook=outlook_of(problem, profile, config, prediction) if beyond else None,
             certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
         )
-        faults = list(violations(problem, profile, plan))
-        if faults:
-            raise InvalidPlanError("; ".join(faults))
         plans.append(plan)
+    faults = [fault for found in violations_of_all(problem, profile, plans) for fault in found]
+    if faults:
+        raise InvalidPlanError("; ".join(faults))
     return tuple(plans)
 
 

@@ -58,10 +58,10 @@ class Frontier:
     fits: int = 0
     solved: dict[int, Solved] = field(default_factory=dict)
     ranked: list[Ranked] = field(default_factory=list)  # best first
-    simulated: int = 0
     finished: bool = False
     raises: tuple[float, ...] = RAISES
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
+    _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _unopened: Unopened | None = None  # where rows are opened kind by kind
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -114,6 +114,11 @@ class Frontier:
             for start in range(0, len(index), CHUNK):
                 self.bound(index[start : start + CHUNK])
         return np.flatnonzero(np.isfinite(self.bound_s))
+
+    @property
+    def simulated(self) -> int:
+        """How many rows were simulated."""
+        return len(self._scored)
 
     @property
     def cutoff_s(self) -> float:
@@ -177,10 +182,13 @@ class Frontier:
         """Rank promising rows of different layouts, so that bounds have something to be held against."""
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
         scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises)
-        for row in scout.promising(self._order, most, lambda: interrupted(self)):
-            if self.bound_s[row] > self.cutoff_s or interrupted(self):
-                return
-            self.adopt(row)
+        promising = scout.promising(self._order, most, lambda: interrupted(self))
+        for start in range(0, len(promising), _PRIMES):
+            solved = self.solve(promising[start : start + _PRIMES])
+            for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):
+                if one.bound_s > self.cutoff_s or interrupted(self):
+                    break
+                self.simulate(one.row)
 
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
@@ -260,13 +268,15 @@ class Frontier:
             )
 
     def simulate(self, row: int) -> None:
-        """Score a solved row and rank it, unless its layout is known to be faster otherwise."""
+        """Score a solved row and rank it, unless it was or its layout is known to be faster otherwise."""
+        if row in self._scored:
+            return
         layout, bound = layouts_of(self.rows.columns, [row])[0], self.solved[row].bound_s
         known = self._best.get(layout)
         if known is not None and known.score_s < bound:
             return
         score, split = self.score(self.solved[row])
-        self.simulated += 1
+        self._scored.add(row)
         if score > self.rows.latest(row):
             return
         entry = ranked(self.rows.columns, row, score, split)

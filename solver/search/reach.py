@@ -33,7 +33,7 @@ from solver.search.reach_split import can_beat_split
 from solver.search.rows import Rows
 
 _BATCH = 256
-_BISECTIONS = 30
+_CLOSE = 1e-5  # share of a time up to which it is bisected
 _ROUNDING = 1e-9  # of a layer
 
 
@@ -205,7 +205,7 @@ def least_bound_s(
     left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), high))))
     if not len(left):
         return high
-    for _ in range(_BISECTIONS):
+    while high - low > _CLOSE * high:
         tick()
         middle = (low + high) / 2.0
         able = np.flatnonzero(can_beat(left, np.full(len(left), middle)))

@@ -18,7 +18,7 @@ from solver.search.ranking import Layout, layouts_of
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 
-RAISES = (1.0, 1.02, 1.06, 1.15, 1.4)  # of a first bound, tried one after the other
+RAISES = (1.02, 1.08, 1.25)  # of a first bound, tried one after the other
 FITS_AT_ALL = (1e6,)  # the same for whoever wants any plan
 _COARSE = (1.02, 1.1)  # enough for layers of one kind, whose first bounds are close
 _LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
