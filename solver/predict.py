@@ -78,7 +78,7 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
         chunks=chunks_of(columns, layout, splits, replayed),
         stages=assemble(prices, columns, layout, splits, replayed),
         phi=fill_share(columns),
-        log_time_sigma=log_time_sigma(problem, columns, splits, profile),
+        log_time_sigma=log_time_sigma(problem, columns, splits, profile, replayed),
         layers_timed=_layers_timed(problem, columns, profile, layout),
         extrapolated=extrapolated(problem, columns, profile),
     )

@@ -64,7 +64,13 @@ def doubts() -> Doubts:
     )
 
 
-def log_time_sigma(problem: Problem, columns: Columns, splits: IntArray, profile: Profile) -> FloatArray:
+def log_time_sigma(
+    problem: Problem,
+    columns: Columns,
+    splits: IntArray,
+    profile: Profile,
+    replayed_layers: IntArray | None = None,
+) -> FloatArray:
     """Sigma of ln(measured / predicted) of each row, shape (n,).
 
     Args:
@@ -72,12 +78,13 @@ def log_time_sigma(problem: Problem, columns: Columns, splits: IntArray, profile
         columns: configurations.
         splits: layers of their chunks, shape (n, C).
         profile: calibrated or not.
+        replayed_layers: recomputed layers of the chunks, (n, C), where stages have counts of their own.
     """
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns))
     known = doubts()
     variance = np.full(len(columns), profile.log_time_sigma**2 + _squared_doubts(problem, profile, known))
-    for name, share in shares_of(problem, columns, splits, profile).items():
+    for name, share in shares_of(problem, columns, splits, profile, replayed_layers).items():
         variance += (known.shares[name] * share) ** 2
     return np.asarray(np.sqrt(variance))
 
@@ -89,11 +96,16 @@ def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
 
 
 def shares_of(
-    problem: Problem, columns: Columns, splits: IntArray, profile: Profile
+    problem: Problem,
+    columns: Columns,
+    splits: IntArray,
+    profile: Profile,
+    replayed_layers: IntArray | None = None,
 ) -> dict[str, FloatArray]:
     """Which share of the step of each row hangs on launches and on the network, shape (n,) each.
 
-    The relative change of the step time with the constant: 1 where all of it hangs there.
+    The relative change of the step time with the constant: 1 where all of it hangs there. Arguments as in
+    ``log_time_sigma``.
     """
     names = tuple(SHARES.values())
     n, layout = len(columns), LayerLayout.of(problem.model)
@@ -101,7 +113,8 @@ def shares_of(
     rows = np.tile(np.arange(n), len(names) + 1)
     many = columns.take(rows)
     prices = price(problem, many, replace(profile, constants=constants))
-    stages = assemble(prices, many, layout, splits[rows])
+    counts = None if replayed_layers is None else replayed_layers[rows]
+    stages = assemble(prices, many, layout, splits[rows], counts)
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
     effects = np.minimum(np.abs((seconds[1:] - seconds[0]) / _STEP), 1.0)
     return dict(zip(SHARES, effects, strict=True))

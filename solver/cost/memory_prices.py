@@ -17,6 +17,7 @@ from solver.cost.memory import (
 )
 from solver.cost.parameters import Weights
 from solver.cost.prices import LayerLayout, columns_of
+from solver.cost.schedule import splits_backward
 
 
 def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
@@ -46,7 +47,9 @@ def memory_prices(
 ) -> dict[str, FloatArray]:
     """The memory fields of RowPrices.
 
-    Offloaded activations leave two layers' on the GPU: one in use, one on its way.
+    Offloaded activations leave two layers' on the GPU: one in use, one on its way. Where the backward pass
+    is split, a replayed layer keeps all its activations until its weight gradients are done; a micro-batch
+    in flight is counted so from the start, so that a recomputed layer never weighs too little.
     """
     zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
     last = len(layout.kinds)
@@ -58,12 +61,13 @@ def memory_prices(
     largest = np.maximum.reduce(activations[:-2])
     spilled = ctx.offloads_activations
     here = np.where(spilled, 0.0, 1.0)
-    kept = [checkpoint_bytes(ctx) * here] * last
+    whole, split = [layer * here for layer in activations[:-2]], splits_backward(ctx.columns)
+    kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
     return {
         "weights_bytes": columns_of([state.weights for state in states]),
         "gradients_bytes": columns_of([state.gradients for state in states]),
         "optimizer_bytes": columns_of([state.optimizer for state in states]),
-        "activation_bytes": columns_of([*(layer * here for layer in activations[:-2]), *activations[-2:]]),
+        "activation_bytes": columns_of([*whole, *activations[-2:]]),
         "checkpoint_bytes": columns_of([*kept, zero, zero]),
         "head_workspace_bytes": head_workspace_bytes(ctx),
         "replay_workspace_bytes": np.where(spilled, 2.0, ctx.full) * largest,

@@ -2,9 +2,9 @@
 
 One chunk a rank: ranks are filled one after the other with as many layers as (A), (B), (H) (``bounds``) and
 their memory allow, as in ``reach``; a layer before a rank never makes room behind it smaller by more
-than itself, whatever its kind. What partial recomputation spares is taken at its best case; where every
-stage has a count of its own, as the fewest of its layers that fit (``per_stage.Replays``). Several
-chunks a rank: ``by_kind`` asks whether the ranks have room for the layers of each kind, in any order.
+than itself, whatever its kind. The first layers of a stage are replayed where the row says so
+(``first_layers``), or as few of them as let it fit (``per_stage.Replays``). Several chunks a rank:
+``by_kind`` asks whether the ranks have room for the layers of each kind, in any order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, end_tail_s, in_turn, least_tail_s, split_s, whole_layers_s
 from solver.search.by_kind import can_be_busy, can_beat_interleaved
 from solver.search.caps import groups_of_shape, room_bytes
+from solver.search.first_layers import FirstLayers
 from solver.search.per_stage import Replays
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
@@ -115,16 +116,18 @@ class _Filling:
         states, kept = self._sums(rows.state_bytes[:, :-2]), self._sums(kept)
         held = in_flight(rows.columns)[:, : self.p].astype(np.float64)
         room, replays = room_bytes(rows, held[:, None, :]), Replays.of(rows)
+        first = FirstLayers.of(rows)
         used = np.zeros(len(rows), dtype=np.int64)
         alive = np.ones(len(rows), dtype=np.bool_)
         for rank in range(self.p):
-            end = _furthest(states + held[:, rank, None] * kept, used, room[:, rank])
-            again = replays.least_s(used, room[:, rank], held[:, rank])
+            free, longer = room[:, rank] - held[:, rank] * first.missing_bytes(used), first.longer_s(used)
+            end = _furthest(states + held[:, rank, None] * kept, used, free)
+            again = replays.least_s(used, free, held[:, rank])
             chain, back = self._room_s(rank, _at(time, used), limit)
-            end = np.minimum(end, _furthest(time + again, used, chain))
+            end = np.minimum(end, _furthest(time + again, used, chain - longer))
             early = np.minimum(rows.m, self.p - rank) - 1.0
             slope = (rows.m - 1.0)[:, None] * time - early[:, None] * forward + rows.m[:, None] * again
-            end = np.minimum(end, _furthest(slope, used, back))
+            end = np.minimum(end, _furthest(slope, used, back - rows.m * longer))
             end = np.minimum(end, self._steady_end(rank, time, used, limit))
             end = np.minimum(end, rows.layout.num_layers - (self.p - 1 - rank) * rows.smallest_chunk)
             end = np.minimum(end, high) if rank == 0 else end

@@ -212,17 +212,19 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
     bounds = _objective_bounds_s(frontier, objective_s, watch)
     order = np.flatnonzero(bounds < objective_s)
     order = order[np.argsort(bounds[order], kind="stable")]
-    least, rivals = objective_s, []
-    if not (frontier.rows.is_uniform or frontier.rows.only_split):
-        order = _that_may_reach(frontier, order, objective_s, watch)
-    for start in range(0, len(order), _RIVALS):
+    mixed = not (frontier.rows.is_uniform or frontier.rows.only_split)
+    least, rivals = objective_s, list[Solved]()
+    while len(order) and not watch.interrupted():
         watch.tick()
-        batch = order[start : start + _RIVALS]
+        batch, order = order[:_RIVALS], order[_RIVALS:]
         batch = batch[bounds[batch] < least]
-        if not len(batch) or watch.interrupted():
-            break
-        rivals += frontier.solve(batch.tolist())
-        least = min([least, *(rival.objective_s for rival in rivals)])
+        if mixed:
+            batch = _that_may_reach(frontier, batch, least, watch)
+        found = frontier.solve(batch.tolist())
+        lower = min([least, *(rival.objective_s for rival in found)])
+        if mixed and (lower < least or not rivals):
+            order = _that_may_reach(frontier, order[bounds[order] < lower], lower, watch)
+        least, rivals = lower, rivals + found
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from profiles.profile import default_profile
@@ -29,6 +31,17 @@ def test_the_memory_terms_of_a_stage_sum_to_its_peak_and_the_heaviest_is_named()
         assert sum(stage.memory_bytes.values()) == stage.peak_memory_bytes
     assert prediction.peak_memory_bytes == max(s.peak_memory_bytes for s in prediction.stages)
     assert prediction.stages[prediction.heaviest_stage].peak_memory_bytes == prediction.peak_memory_bytes
+
+
+def test_a_layer_recomputed_under_a_split_backward_pass_is_not_spared_what_its_weight_gradient_reads() -> (
+    None
+):
+    problem = a_problem()
+    again = replace(ZERO_BUBBLE, recompute_granularity="full", recompute_layers=20)
+    profile = default_profile(problem.cluster, "megatron-lm")
+    kept, replayed = predict_all(problem, profile, [ZERO_BUBBLE, again])
+    for plain, full in zip(kept.stages, replayed.stages, strict=True):
+        assert full.memory_bytes["activations"] == plain.memory_bytes["activations"]
 
 
 def test_utilisation_follows_from_the_step_time() -> None:

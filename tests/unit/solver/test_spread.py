@@ -39,6 +39,18 @@ def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
     assert sigma(a_problem(model=TINY), a_configuration()) > large + 0.3
 
 
+def test_the_band_counts_the_layers_that_each_stage_recomputes() -> None:
+    problem, plain = a_problem(), a_configuration()
+    every = replace(plain, recompute_granularity="full", recompute_layers=max(plain.stage_layers))
+    profile = default_profile(problem.cluster, problem.launcher)
+    columns, splits = Columns.of([every]), np.array([plain.stage_layers])
+    alike = shares_of(problem, columns, splits, profile)
+    assert shares_of(problem, columns, splits, profile, splits) == alike
+    none = shares_of(problem, columns, splits, profile, 0 * splits)
+    assert none["launch"][0] != alike["launch"][0]
+    assert none["network"][0] > alike["network"][0]  # the same traffic in a shorter step
+
+
 def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
     strange = a_gpu(slug="my-own-gpu", architecture="hopper")
     unmeasured = a_problem(cluster=a_cluster(gpu=strange))
