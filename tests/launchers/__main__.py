@@ -28,6 +28,7 @@ from service.launchers.target import Target
 from solver.launcher_own import problem_faults
 from tests.launcher_plans import problem_of, random_targets
 from tests.launchers.dry_runs import DRY_RUNS, unlike
+from tests.launchers.edits import EDITS, found_by_us
 from tests.launchers.environments import ENVIRONMENTS, TORCH_ENVIRONMENT, Environment, ready, versions
 from tests.launchers.mutants import MUTANTS, Mutant
 
@@ -154,6 +155,23 @@ def try_dry_runs(name: str, environment: Environment, count: Count) -> None:
     print(f"{name}: dry runs: {len(runs)} plans, {sum(len(run.ranks()) for run in runs)} ranks")
 
 
+def try_edits(name: str, environment: Environment, judge: str, count: Count) -> None:
+    """Every edited file is noticed by us, and by the launcher exactly where it is known to notice."""
+    launcher = EXPORTER.get(name, name)
+    edits = EDITS[launcher]()
+    cases = [case_of(edit.target, edit.files(launcher)) for edit in edits]
+    for edit, verdict in zip(edits, verdicts(environment, judge, cases), strict=True):
+        ours, wanted = found_by_us(edit, launcher), "listed" if edit.listed else "refused"
+        if ours != wanted:
+            count.faults.append(f"{name}: edit {edit.name}: {ours} by us instead of {wanted}")
+        noticed = verdict["refusal"] is not None
+        count.refused_mutants += noticed
+        count.unnoticed_mutants += not noticed
+        if noticed != edit.was_noticed(name):
+            word = verdict["refusal"] or "accepted"
+            count.faults.append(f"{name}: edit {edit.name}: was {word}")
+
+
 def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
     """What our exporter would write if it had no rules."""
     found = mutant.target
@@ -200,6 +218,7 @@ def main() -> int:
         judge = EXPORTER.get(name, name).replace("-", "_")
         try_plans(name, environment, judge, list(plans(EXPORTER.get(name, name), options.plans)), count)
         try_mutants(name, environment, judge, count)
+        try_edits(name, environment, judge, count)
         if name in DRY_RUNS:
             try_dry_runs(name, environment, count)
     for fault in count.faults:

@@ -23,15 +23,16 @@ from solver.problem import Workload
 _OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
 _TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 _PRECISIONS = ("no", "bf16", "fp16", "fp8")
+_WRAPPINGS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _MESH = "parallelism_config.parallelism_config_"
 _FSDP = "fsdp_config."
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 _IRRELEVANT = (
     "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
-    "same_network", "tpu_", "use_cpu", f"{_FSDP}fsdp_auto_wrap", f"{_FSDP}fsdp_transformer", "gpu_ids",
+    "same_network", "tpu_", "use_cpu", f"{_FSDP}fsdp_transformer", "gpu_ids",
     f"{_FSDP}fsdp_state_dict", f"{_FSDP}fsdp_cpu_ram", f"{_FSDP}fsdp_backward", f"{_FSDP}fsdp_forward",
     f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig", f"{_MESH}cp_comm", "num_machines", "fsdp_config",
-    "deepspeed_config.", "deepspeed_hostfile", "dynamo", "parallelism_config",
+    "deepspeed_config.", "deepspeed_hostfile", "dynamo",
 )  # fmt: skip
 
 
@@ -181,6 +182,7 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
 
 def _zero(fields: Fields) -> int:
     """FSDP2: 3 where weights are resharded after the forward pass, else 2."""
+    fields.word(f"{_FSDP}fsdp_auto_wrap_policy", allowed=_WRAPPINGS)
     version = fields.integer(f"{_FSDP}fsdp_version", 1)
     if version == 1:
         strategy = fields.word(f"{_FSDP}fsdp_sharding_strategy", "FULL_SHARD")

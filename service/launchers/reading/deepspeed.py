@@ -32,8 +32,17 @@ _OPTIMIZERS = {
 }
 _MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
 _DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16", "fp16": "fp16"}
+_OF_ZERO = (  # beginnings of DeepSpeedZeroConfig's other keys
+    "contiguous_gradients", "reduce_", "use_multi_rank", "allgather_", "compute_grad_norm", "leaf_",
+    "load_from_", "elastic_", "offload_", "zenflow", "sub_group_size", "cpu_offload", "stage3_", "gather_",
+    "ignore_unused", "legacy_stage1", "round_robin", "parameter_alignment", "zero_quantized", "log_trace",
+    "memory_efficient", "pipeline_loading", "override_module", "enable_sanity", "save_muon", "prefetch_",
+    "param_persist", "max_", "model_persist", "module_granularity", "use_all_reduce",
+)  # fmt: skip
+_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 _IRRELEVANT = (
-    "_meshwright", "zero_optimization.", "steps_per_print", "wall_clock", "gradient_clipping", "scheduler.",
+    *(f"zero_optimization.{name}" for name in _OF_ZERO),
+    "_meshwright", "steps_per_print", "wall_clock", "gradient_clipping", "scheduler.",
     "optimizer.params", "fp16.", "bf16.", "tensorboard.", "wandb.", "csv_monitor.", "comms_logger.",
     "flops_profiler.", "prescale_gradients", "dump_state", "checkpoint.", "data_types.", "zero_allow",
     "gradient_predivide", "aio.", "monitor_config.", "activation_checkpointing.profile",
@@ -87,6 +96,9 @@ class DeepSpeedReader:
         model = known.model()
         code = _code(fields, known)
         configuration = _configuration(fields, known, model, code, (zero, offload))
+        for name in fields.unread(_IRRELEVANT):
+            if name.startswith("zero_optimization."):
+                fields.fault(name, "is no key of ZeRO's section")
         fields.stop()
         where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
         return LaunchFile(
@@ -109,6 +121,11 @@ class DeepSpeedReader:
 
 def _zero(fields: Fields) -> int:
     """The ZeRO stage; without the section there is none."""
+    for bucket in _BUCKETS:
+        name = f"zero_optimization.{bucket}"
+        size = 1.0 if fields.raw(name) == "auto" else fields.number(name, 1.0)
+        if size < 1 or not size.is_integer():
+            fields.fault(name, "is no whole number above 0")
     stage = fields.optional("zero_optimization.stage", low=0) or 0
     if stage > _MAX_STAGE:
         fields.fault("zero_optimization.stage", f"there is no stage {stage}", allowed="0 to 3", nearest="3")

@@ -46,8 +46,10 @@ def _experts(given: Given, model: ModelSpec) -> None:
         given.fault(name, f"{ranks} does not divide {experts} experts")
 
 
-def _selective(given: Given, _: ModelSpec) -> None:
-    """Selective recomputation has neither a method nor a number of layers."""
+def _recomputation(given: Given, _: ModelSpec) -> None:
+    """Selective recomputation has neither a method nor a number of layers, full has both."""
+    if given.has("recompute-method") and not given.has("recompute-num-layers"):
+        given.fault("recompute-method", "needs --recompute-num-layers")
     if given.word("recompute-granularity") == "selective":
         for name in ("recompute-method", "recompute-num-layers"):
             if given.has(name):
@@ -75,8 +77,16 @@ def _lengths(given: Given, model: ModelSpec) -> None:
     if ring > 1 and seq % (2 * ring):
         given.fault("context-parallel-size", f"2 × {ring} does not divide --seq-length {seq}")
     ranks, heads = given.integer("tensor-model-parallel-size", 1), model.num_attention_heads
+    if not given.has("kv-channels") and model.hidden_size % heads:
+        given.fault("num-attention-heads", f"{heads} do not divide --hidden-size {model.hidden_size}")
     if ranks > 1 and heads % ranks:
         given.fault("tensor-model-parallel-size", f"{ranks} does not divide {heads} attention heads")
 
 
-_RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (_lacking, _experts, _selective, _splits, _lengths)
+_RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
+    _lacking,
+    _experts,
+    _recomputation,
+    _splits,
+    _lengths,
+)

@@ -59,6 +59,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     found, reader = _recognised(source, launcher)
     launch = reader.read(found, told)
     _require_agreement(launch, told)
+    _require_divided(launch)
     return launch
 
 
@@ -125,6 +126,18 @@ def _require_agreement(found: LaunchFile, told: Told) -> None:
     ]
     if faults:
         raise InvalidProblemError(faults)
+
+
+def _require_divided(found: LaunchFile) -> None:
+    """Refuse heads that tensor ranks do not divide, and ranks that are not those which are started."""
+    config, heads = found.configuration, found.model.num_attention_heads
+    tp, started = config.tensor_parallel_size, (found.num_nodes or 0) * (found.gpus_per_node or 0)
+    if heads % tp:
+        message = f"{tp} does not divide {heads} attention heads"
+        raise InvalidProblemError.of("tensor_parallel_size", message, allowed=f"divisors of {heads}")
+    if started and started != config.num_gpus:
+        message = f"{started} processes are started for a mesh of {config.num_gpus}"
+        raise InvalidProblemError.of("data_parallel_size", message)
 
 
 def renamed(found: LaunchFile, name: str) -> LaunchFile:

@@ -76,6 +76,11 @@ class TorchtitanReader:
         model = model_of(fields, known)
         configuration, batch = _configuration(fields, known, model, is_module=is_module)
         workload = _workload(fields, known, batch)
+        positions = model.max_position_embeddings
+        if told.model is None and positions and workload.seq_length > positions:
+            fields.fault(
+                "training.seq_len", f"{workload.seq_length}, but the model has {positions} positions"
+            )
         fields.stop()
         return LaunchFile(
             launcher=self.name,
