@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch test-launchers clean chaos chaos-short bench-service bench-scaling mutants reliability reliability-faults client test-browser screenshots
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-scaling mutants reliability reliability-faults client test-browser screenshots
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,10 +27,15 @@ run: $(STAMP) ## the main job: start the embedded service, search the example, w
 test: $(STAMP) ## all tests; they start their own PostgreSQL and Redis
 	@$(BIN)/python -m pytest
 
-test-torch: ## what needs torch: meshwright profile, measured on this machine's CPU (makes .venv-torch)
+cpu-training: torch-environment ## plan, export, train on this CPU, send back, predict again; into docs/accuracy.md
+	@.venv-torch/bin/python examples/cpu_training/closed_loop.py --write
+
+test-torch: torch-environment ## what needs torch: meshwright profile, measured on this machine's CPU (makes .venv-torch)
+	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/torch
+
+torch-environment:
 	@test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
 	@PYTHONWARNINGS=ignore .venv-torch/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'torch==2.13.0' --editable '.[dev]'
-	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/torch
 
 BROWSER := .venv-browser/.installed
 CHROMIUM ?= /usr/bin/chromium

@@ -22,7 +22,7 @@ WORDS = [
     "data-parallel-sharding-strategy", "fp8-format", "fp8-recipe", "moe-layer-freq",
     "moe-token-dispatcher-type", "normalization", "optimizer", "pipeline-model-parallel-layout",
     "position-embedding-type", "recompute-granularity", "recompute-method", "recompute-modules",
-    "transformer-impl", "window-size",
+    "rampup-batch-size", "step-batch-size-schedule", "transformer-impl", "window-size",
 ]  # fmt: skip
 NUMBERS = [
     "attention-dropout", "context-parallel-size", "expert-model-parallel-size",

@@ -20,6 +20,7 @@ from service.launchers.megatron_lm_facts import (
     lacks_flash,
 )
 from service.launchers.megatron_lm_model_rules import MODEL_RULES
+from service.launchers.megatron_lm_ramp import ramp_is_whole, ramp_warnings
 from service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
 from service.launchers.megatron_lm_scripts import (
     ARGUMENTS_FILE,
@@ -44,7 +45,7 @@ class MegatronLm:
             RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
         """
         refuse((sizes_are_positive,), target)  # the other rules divide by sizes
-        refuse((*PARALLEL_RULES, *MODEL_RULES), target)
+        refuse((*PARALLEL_RULES, ramp_is_whole, *MODEL_RULES), target)
         warnings = list(found_warnings(target))
         head = header(target, warnings, PRODUCT)
         return ExportBundle(
@@ -60,8 +61,7 @@ class MegatronLm:
 def found_warnings(target: Target) -> Iterator[str]:
     """What Megatron-LM will do differently from the plan, or what the plan leaves open."""
     yield from _placement_warnings(target)
-    if target.problem.options.batch_ramp:
-        yield "the batch ramp is not written: add --rampup-batch-size, or start each stage by itself"
+    yield from ramp_warnings(target)
     yield from _value_warnings(target)
     yield from _model_warnings(target)
     yield from _fact_warnings(target)

@@ -20,6 +20,7 @@ from service.launchers.megatron_lm_facts import (
     uses_fp8,
 )
 from service.launchers.megatron_lm_layout import is_even, layout
+from service.launchers.megatron_lm_ramp import batch_steps, schedule_text
 from service.launchers.megatron_names import STAGES_BEFORE_DATA
 from service.launchers.target import Target
 
@@ -117,9 +118,11 @@ def _expert_ranks(target: Target) -> list[Flag]:
 
 
 def _batch(target: Target) -> list[Flag]:
+    steps = batch_steps(target)
+    batch = flag("global-batch-size", target.workload.global_batch_size)
     return [
         flag("micro-batch-size", target.config.micro_batch_size),
-        flag("global-batch-size", target.workload.global_batch_size),
+        flag("step-batch-size-schedule", schedule_text(steps)) if steps else batch,
         flag("seq-length", target.workload.seq_length),
     ]
 

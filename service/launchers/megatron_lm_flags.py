@@ -26,9 +26,9 @@ _WORDS = (
     "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp8-format", "fp8-recipe",
     "moe-layer-freq", "moe-token-dispatcher-type", "normalization", "optimizer",
     "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
-    "recompute-method", "transformer-impl", "window-size",
+    "recompute-method", "step-batch-size-schedule", "transformer-impl", "window-size",
 )  # fmt: skip
-_LISTS = ("cp-comm-type", "recompute-modules")
+_LISTS = ("cp-comm-type", "rampup-batch-size", "recompute-modules")
 _INTEGERS = (
     "context-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
     "expert-model-parallel-size", "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size",
@@ -72,7 +72,7 @@ IRRELEVANT = (
     "--merge-file", "--min-lr", "--mock-data", "--moe-aux-loss", "--moe-router-bias", "--moe-router-dtype",
     "--moe-router-load-balancing", "--moe-router-score", "--moe-router-enable", "--moe-z-loss",
     "--no-load-", "--no-save-", "--num-workers", "--override-opt_param-scheduler", "--profile",
-    "--rampup-batch-size", "--rotary-", "--save", "--seed", "--split", "--start-weight-decay",
+    "--rotary-", "--save", "--seed", "--split", "--start-weight-decay",
     "--tensorboard-", "--test-data-path", "--timing-log", "--tokenizer-", "--train-", "--train_",
     "--use-dist-ckpt", "--use-rope-scaling", "--use-rotary-position-embeddings", "--valid-data-path",
     "--vocab-file", "--wandb-", "--weight-decay", "--norm-epsilon", "--rope-", "--qk-layernorm",

@@ -41,6 +41,7 @@ LEVELS = {"gemm": "gemm", "attention": "attention", "memory_bound": "hbm"}  # co
 # A layer of another code than the stack's is off by its own fusing; 10 % is no outlier.
 LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5, noise_freedom=0.5)
 _INSTANT_BYTES_PER_S = 1e30
+CPU = "cpu"  # architecture of what the catalog has for runs without a GPU
 
 
 def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile) -> Profile:
@@ -101,7 +102,9 @@ def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
 def _require_gpu(profile: Profile, measured: MeasuredProfile) -> None:
     """Refuse timings of another machine."""
     ours, theirs = profile.group.gpu.slug, measured.machine.gpu
-    if measured.machine.kind == "cpu":
+    if (measured.machine.kind == "cpu") != (profile.group.gpu.architecture == CPU):
+        if profile.group.gpu.architecture == CPU:
+            raise InvalidProblemError.of("/machine/kind", f"was measured on a GPU, not on {ours}")
         raise InvalidProblemError.of("/machine/kind", "was measured on a CPU, which prices no GPU")
     if theirs is not None and theirs != ours:
         raise InvalidProblemError.of("/machine/gpu", f"was measured on {theirs}, not on {ours}")

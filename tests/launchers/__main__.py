@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +26,7 @@ from profiles.library import find_model
 from service.launchers.registry import export, launcher_names
 from service.launchers.target import Target
 from solver.launcher_own import problem_faults
+from tests.launcher_cases import CASES
 from tests.launcher_plans import problem_of, random_targets
 from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.edits import EDITS, found_by_us
@@ -66,6 +67,16 @@ def plans(launcher: str, count: int) -> Iterator[Target]:
     for index, problem in enumerate(problems):
         share = count // len(problems) + (index < count % len(problems))
         yield from random_targets(problem, share, random.Random(f"{launcher} {index}"))
+    if launcher == "megatron-lm":
+        yield growing()
+
+
+def growing() -> Target:
+    """A plan whose batch doubles once; its last batch is what the parser must understand."""
+    found = CASES["llama-3.1-70b-offloaded"]
+    ramp = ((found.config.global_batch_size // 2, 10**9),)
+    options = replace(found.problem.options, batch_ramp=ramp)
+    return replace(found, problem=replace(found.problem, options=options))
 
 
 def case_of(found: Target, files: dict[str, str]) -> dict[str, object]:

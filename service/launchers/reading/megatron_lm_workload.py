@@ -14,6 +14,9 @@ _RECIPES = {recipe: name for name, recipe in FP8_RECIPES.items() if name != "non
 _KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "megatron-fused"}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
 _SMALL_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
+_SCHEDULE = "step-batch-size-schedule"
+_THOUSANDS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_MAX_DIGITS = 15
 _DROPOUT = 0.1  # Megatron-LM's own default
 
 
@@ -21,7 +24,10 @@ def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
     """The workload; its options are where the command differs from the catalog's facts of ``framework``."""
     if not given.has("seq-length"):
         given.fault("seq-length", "is not given")
-    if not given.has("global-batch-size"):
+    if given.has(_SCHEDULE):
+        if given.has("global-batch-size"):
+            given.fault(_SCHEDULE, "contradicts --global-batch-size: Megatron-LM takes one of them")
+    elif not given.has("global-batch-size"):
         given.fault("global-batch-size", "is not given; Megatron-LM would take one micro-batch a replica")
     given.stop()
     precision, recipe = _precision(given)
@@ -29,12 +35,41 @@ def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
     if recipe:
         options["precision_recipe"] = recipe
     return Workload(
-        global_batch_size=given.integer("global-batch-size", 1),
+        global_batch_size=global_batch(given),
         seq_length=given.integer("seq-length", 1),
         precision=precision,
         optimizer=_optimizer(given),
         framework_options=dict(sorted(options.items())),
     )
+
+
+def global_batch(given: Given) -> int:
+    """Sequences of a step, of a growing batch the last; what grows before is noted."""
+    if given.has("rampup-batch-size"):
+        given.note("--rampup-batch-size is ignored by Megatron-LM 0.19, and priced as if it were")
+    if not given.has(_SCHEDULE):
+        return given.integer("global-batch-size", 1)
+    steps = [_step(word) for word in given.word(_SCHEDULE).split()]
+    starts = [step[0] for step in steps if step]
+    if not steps or None in steps or starts[0] or starts != sorted(set(starts)):
+        given.fault(_SCHEDULE, "is no list of tokens and batches that begins at 0", allowed="0:256 1B:512")
+        return 1
+    *before, last = [step[1] for step in steps if step]
+    if before:
+        given.note(f"the batch grows from {before[0]}: what is priced is the last one, {last}")
+    return last
+
+
+def _step(word: str) -> tuple[int, int] | None:
+    """``250B:1536`` as tokens and batch; None for anything else."""
+    start, _colon, batch = word.partition(":")
+    factor = _THOUSANDS.get(start[-1:].upper(), 1)
+    digits = start[:-1] if factor > 1 else start
+    if not (digits.isascii() and digits.isdecimal() and batch.isascii() and batch.isdecimal()):
+        return None
+    if len(digits) > _MAX_DIGITS or len(batch) > _MAX_DIGITS or int(batch) < 1:
+        return None
+    return int(digits) * factor, int(batch)
 
 
 def _precision(given: Given) -> tuple[str, str]:

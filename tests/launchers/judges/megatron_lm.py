@@ -55,8 +55,12 @@ def judge(case: Case) -> Seen:
     args, config = configured(case)
     calculator.unset_num_microbatches_calculator()
     calculator.init_num_microbatches_calculator(
-        0, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size
-    )
+        0, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size,
+        step_batch_size_schedule=args.step_batch_size_schedule, seq_length=args.seq_length,
+    )  # fmt: skip
+    if args.step_batch_size_schedule:
+        calculator.update_num_microbatches(10**12)  # the last batch
+        args.global_batch_size = calculator.get_current_global_batch_size()
     return seen_of(args, config)
 
 

@@ -1,0 +1,73 @@
+"""A batch that grows: written for Megatron-LM, refused where a batch is not whole, read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from profiles.errors import InvalidProblemError, RefusedExportError
+from service.launchers.megatron_lm import MegatronLm
+from service.launchers.megatron_lm_ramp import linear_ramp
+from service.launchers.reading.base import Source
+from service.launchers.reading.registry import read_launch_files
+from service.launchers.target import Target
+from solver.plan import Configuration
+from tests.launcher_cases import LLAMA_70B, target
+
+# 8 replicas of one sequence a micro-batch; 64 sequences in the end
+CONFIG = Configuration(
+    tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, num_microbatches=8,
+    stage_layers=(80,),
+)  # fmt: skip
+
+
+def ramped(*ramp: tuple[int, int]) -> Target:
+    found = target(LLAMA_70B, CONFIG, seq_length=8192)
+    options = replace(found.problem.options, batch_ramp=ramp)
+    return replace(found, problem=replace(found.problem, options=options))
+
+
+def test_every_batch_is_written_with_the_tokens_from_which_it_holds() -> None:
+    bundle = MegatronLm().export(ramped((16, 8192 * 1000), (32, 8192 * 3000)))
+    arguments = bundle.files["megatron_args.sh"]
+    assert "--step-batch-size-schedule '0:16 8192000:32 24576000:64'" in arguments
+    assert "--global-batch-size" not in arguments.partition("MEGATRON_ARGS=")[2]
+    assert any("needs Megatron-LM 0.19" in warning for warning in bundle.warnings)
+
+
+def test_a_ramp_of_equal_steps_names_the_flag_of_older_versions() -> None:
+    # 16, 32, 48, 64: each but the last for 1000 sequences of 8192 tokens
+    ramp = tuple((batch, 8192 * 1000 * number) for number, batch in enumerate((16, 32, 48), start=1))
+    warnings = MegatronLm().export(ramped(*ramp)).warnings
+    assert any("--global-batch-size 64 --rampup-batch-size 16 16 3000" in warning for warning in warnings)
+
+
+def test_unequal_steps_are_no_linear_ramp() -> None:
+    assert linear_ramp([(0, 16), (8192, 32), (16384, 64)], 8192) is None
+    assert linear_ramp([(0, 16), (8192, 32), (24576, 48)], 8192) is None
+    assert linear_ramp([(0, 16), (8192, 32), (16384, 48)], 8192) == (16, 16, 2)
+
+
+def test_a_batch_that_replicas_do_not_divide_is_refused() -> None:
+    with pytest.raises(RefusedExportError, match="does not divide the ramp's batch 20"):
+        MegatronLm().export(ramped((20, 8192 * 1000)))
+
+
+def test_the_last_batch_is_read_back_and_the_growth_is_noted() -> None:
+    files = MegatronLm().export(ramped((16, 8192 * 1000))).files
+    found = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    assert found.configuration == CONFIG
+    assert found.workload.global_batch_size == 64
+    assert "the batch grows from 16: what is priced is the last one, 64" in found.notes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "16", "1:16 2:32", "0:16 0:32", "0:x", "0:0", "0:16 1Q:32", "0:" + "9" * 99]
+)
+def test_a_schedule_that_is_none_is_refused(text: str) -> None:
+    files = MegatronLm().export(ramped((16, 8192 * 1000))).files
+    arguments = files["megatron_args.sh"].replace("'0:16 8192000:64'", f"'{text}'")
+    files = {**files, "megatron_args.sh": arguments}
+    with pytest.raises(InvalidProblemError, match="step-batch-size-schedule"):
+        read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
