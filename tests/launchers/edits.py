@@ -77,22 +77,20 @@ def _added(flags: str, old: str = "--bf16\n") -> tuple[Pair, ...]:
 
 def megatron_lm() -> list[Edit]:
     """Flags that contradict each other, one by one."""
-    plain, stages, tensor, chunks = (_for("megatron-lm", one) for one in (PLAIN, STAGES, TENSOR, CHUNKS))
-    uneven = _for("megatron-lm", STAGES, stage_layers=(9, 8, 8, 7))
+    return [*_megatron_lm_flags(), *_megatron_lm_stages()]
+
+
+def _megatron_lm_flags() -> list[Edit]:
+    """Batch, recomputation, precision, experts."""
+    plain, tensor = (_for("megatron-lm", one) for one in (PLAIN, TENSOR))
     sharded = _for("megatron-lm", PLAIN, zero_stage=1, zero_shard_size=8)
     picky = _for("megatron-lm", PLAIN, recompute_granularity="selective")
     full = _for("megatron-lm", PLAIN, recompute_granularity="full", recompute_layers=32)
     host = _for("megatron-lm", PLAIN, zero_stage=1, zero_shard_size=8, offload="optimizer")
     experts = target(MIXTRAL, MIXTRAL_EXPERTS, seq_length=4096)
-    virtual = "--num-layers-per-virtual-pipeline-stage"
-    first = "--decoder-first-pipeline-num-layers"
-    pp = "--pipeline-model-parallel-size 4"
     return [
         Edit("ranks that do not fill the world", plain,
              (("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size 3"),)),
-        Edit("a stage's layers and those of a virtual stage", stages, _added(f"{virtual} 3", pp + "\n")),
-        Edit("two ways of virtual stages", chunks, _added(f"{virtual} 4", pp + "\n")),
-        Edit("a layout of three stages", uneven, (("'Et*9|t*8|t*8|t*7L'", "'Et*11|t*11|t*10L'"),)),
         Edit("a width that heads do not divide", plain,
              (("    --kv-channels 128\n", ""), ("--num-attention-heads 32", "--num-attention-heads 24"))),
         Edit("selective with a method", picky, _added("--recompute-method uniform")),
@@ -109,6 +107,28 @@ def megatron_lm() -> list[Edit]:
         Edit("two precisions", plain, _added("--fp16")),
         Edit("states on the host without their optimizer", host,
              (("    --use-precision-aware-optimizer\n", ""),)),
+        Edit("overlapped experts beside plain stages", experts,
+             _added("--overlap-moe-expert-parallel-comm"), listed=True),
+        Edit("an unknown flag", plain, _added("--use-legacy-models"), listed=True),
+        Edit("an abbreviated flag", plain, (("--seq-length", "--seq-len"),)),
+        Edit("more experts a token than there are", experts,
+             (("--moe-router-topk 2", "--moe-router-topk 9"),), noticed=False),
+        Edit("a repeated flag", plain, _added("--global-batch-size 64"), noticed=False, listed=True),
+        Edit("query groups without their switch", plain, (("    --group-query-attention\n", ""),),
+             noticed=False, listed=True),
+    ]  # fmt: skip
+
+
+def _megatron_lm_stages() -> list[Edit]:
+    """Stages, chunks and layouts."""
+    stages, chunks = (_for("megatron-lm", one) for one in (STAGES, CHUNKS))
+    uneven = _for("megatron-lm", STAGES, stage_layers=(9, 8, 8, 7))
+    virtual, first = "--num-layers-per-virtual-pipeline-stage", "--decoder-first-pipeline-num-layers"
+    pp = "--pipeline-model-parallel-size 4"
+    return [
+        Edit("a stage's layers and those of a virtual stage", stages, _added(f"{virtual} 3", pp + "\n")),
+        Edit("two ways of virtual stages", chunks, _added(f"{virtual} 4", pp + "\n")),
+        Edit("a layout of three stages", uneven, (("'Et*9|t*8|t*8|t*7L'", "'Et*11|t*11|t*10L'"),)),
         Edit("middle layers that middle stages do not divide", stages,
              _added(f"{first} 7", pp + "\n")),
         Edit("end stages and virtual ones", chunks,
@@ -118,17 +138,8 @@ def megatron_lm() -> list[Edit]:
         Edit("a layout with two losses", uneven, (("t*8|t*7L'", "t*8L|t*7L'"),)),
         Edit("layers on the host beside stages", stages,
              _added("--cpu-offloading --cpu-offloading-num-layers 1"), listed=True),
-        Edit("overlapped experts beside plain stages", experts,
-             _added("--overlap-moe-expert-parallel-comm"), listed=True),
-        Edit("an unknown flag", plain, _added("--use-legacy-models"), listed=True),
-        Edit("an abbreviated flag", plain, (("--seq-length", "--seq-len"),)),
         Edit("virtual stages that layers do not divide", chunks,
              (("per-pipeline-rank 2", "per-pipeline-rank 3"),), noticed=False),
-        Edit("more experts a token than there are", experts,
-             (("--moe-router-topk 2", "--moe-router-topk 9"),), noticed=False),
-        Edit("a repeated flag", plain, _added("--global-batch-size 64"), noticed=False, listed=True),
-        Edit("query groups without their switch", plain, (("    --group-query-attention\n", ""),),
-             noticed=False, listed=True),
     ]  # fmt: skip
 
 
