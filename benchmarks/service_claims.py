@@ -1,4 +1,4 @@
-"""How many jobs one worker can claim and end in a second while 100 000 wait."""
+"""How many jobs one worker can claim and end in a second while 100 000 wait and 1 000 sweeps are open."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from service.request import parse_problem, problem_to_mapping
 from tests.job_records import TINY_PROBLEM
 
 QUEUED = 100_000
+SWEEPS = 1_000
 TENANTS = 3
 BLOCK = 10_000
 SECONDS = 5.0
@@ -35,7 +36,7 @@ def claims_per_s(database: Database) -> float:
 
 
 def fill(database: Database) -> None:
-    """Queue the jobs of three tenants."""
+    """Queue the jobs of three tenants, beside sweeps that wait for their points."""
     request = problem_to_mapping(parse_problem(dict(TINY_PROBLEM)))
     for start in range(0, QUEUED, BLOCK):
         rows = [
@@ -46,3 +47,7 @@ def fill(database: Database) -> None:
         times = {"created_at_s": now_s(), "expires_at_s": now_s() + 3600.0}
         with database.write() as connection:
             connection.execute(insert(jobs).values(**times), [{**same, **row} for row in rows])
+    sweep = {"state": "running", "request": request, "time_limit_s": 1.0, "num_children": 2}
+    sweeps = [{"id": f"sweep-{n}", "tenant": f"tenant-{n % TENANTS}", **sweep} for n in range(SWEEPS)]
+    with database.write() as connection:
+        connection.execute(insert(jobs).values(**times), sweeps)

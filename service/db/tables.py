@@ -18,7 +18,9 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    and_,
     false,
+    literal_column,
 )
 
 metadata = MetaData(
@@ -76,6 +78,16 @@ jobs = Table(
     Column("point", JSON(none_as_null=True)),  # the values that a child was given
     Column("num_children", Integer),  # of a sweep; every other job has none
     Index(None, "parent_id", "position"),
+)
+
+# Jobs that a worker has: few, beside any number of sweeps that wait for their points. The columns are
+# those of the condition too, or SQLite takes the index of the queue, and then looks at each sweep.
+has_worker = and_(jobs.c.state == literal_column("'running'"), jobs.c.num_children.is_(None))
+Index(
+    "ix_jobs_with_worker",
+    *(jobs.c[name] for name in ("state", "tenant", "num_children")),
+    sqlite_where=has_worker,
+    postgresql_where=has_worker,
 )
 
 # What clients can see of a job, in order. Triggers of the database write it (migration 0005).

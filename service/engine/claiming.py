@@ -7,7 +7,17 @@ worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then
 
 from __future__ import annotations
 
-from sqlalchemy import CTE, ColumnElement, Connection, ScalarSelect, Select, func, select, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    func,
+    literal_column,
+    select,
+    update,
+)
 
 from service.db.clock import now_s
 from service.db.tables import jobs
@@ -77,7 +87,8 @@ def _take_turn(connection: Connection, tenant: str) -> None:
 
 def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
     """How many jobs of a tenant have a worker; a sweep has none, its points have."""
-    has_worker = _RUNNING.c.state == "running", _RUNNING.c.num_children.is_(None)
+    # Written out, as a partial index holds just these (``tables.has_worker``).
+    has_worker = _RUNNING.c.state == literal_column("'running'"), _RUNNING.c.num_children.is_(None)
     return select(func.count()).where(*has_worker, _RUNNING.c.tenant == tenant).scalar_subquery()
 
 
