@@ -222,7 +222,7 @@ class Frontier:
         self.fits -= int((~able & ~np.isfinite(limit)).sum())
         left = index[able]
         if not (self.rows.is_uniform or self.rows.only_split):
-            self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left])
+            self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left], limit[able])
         for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
             heapq.heappush(self._heap, (bound, row))
 

@@ -24,7 +24,7 @@ from solver.search.rows import Rows
 from solver.search.stages import even_chunks
 
 _BATCH = 512
-_FIRST_STEP, _LAST_STEP = 0.25, 0.005  # shares of a bound by which it is raised
+_MOST_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at most, and how closely
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
@@ -54,19 +54,23 @@ def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool) -> BoolArray:
     return answer
 
 
-def tightened_s(rows: Rows, bound_s: FloatArray) -> FloatArray:
-    """Raise the bounds of interleaved rows to about what ``by_kind`` proves, shape (n,)."""
+def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatArray:
+    """Raise the bounds of interleaved rows to about what ``by_kind`` proves, shape (n,).
+
+    ``limit_s``: times that the rows may beat as far as is known; up to there, or to half as much again as
+    their bounds, they are bisected.
+    """
     bound = bound_s.copy()
     for pp, vpp, members in groups_of_shape(rows):
         index = members[~rows.splits_backward[members]]  # (A) to (D) are not theirs
         if vpp == 1 or not rows.uneven_stages or not len(index):
             continue
         group, low = rows.take(index), bound[index]
-        step = _FIRST_STEP
-        while step > _LAST_STEP:
-            able = can_beat_interleaved(group, pp, vpp, low * (1.0 + step))
-            low = np.where(able, low, low * (1.0 + step))
-            step /= 2.0
+        high = np.minimum(np.maximum(limit_s[index], low), low * _MOST_RAISED)
+        while (high - low > _CLOSE * low).any():
+            middle = (low + high) / 2.0
+            able = can_beat_interleaved(group, pp, vpp, middle)
+            low, high = np.where(able, low, middle), np.where(able, middle, high)
         bound[index] = low
     return bound
 
