@@ -20,6 +20,7 @@ from solver.search.rows import Rows
 from solver.search.windows import Split, windows
 
 _STARTS = 8
+_TOGETHER = 16  # rows whose splits are priced at once
 _MOST_CUT = 4  # layers that the model's last chunk may lack, for head, loss and prediction layers
 
 
@@ -43,10 +44,19 @@ def splits_that_fit(row: Rows) -> list[Split]:
     return [tuple(split) for split, fit in zip(splits, fits.tolist(), strict=True) if fit]
 
 
-def best_offered(row: Rows) -> Split | None:
-    """The split on offer that minimises the closed form of one row; None where none fits."""
-    splits = splits_that_fit(row)
-    if not splits:
-        return None
-    many = row.take([0] * len(splits))
-    return splits[int(objective_s(many.prices, many.columns, many.stages(splits)).argmin())]
+def best_offered(rows: Rows) -> list[Split | None]:
+    """The split on offer that minimises the closed form of each row; None where none fits."""
+    found: list[Split | None] = [None] * len(rows)
+    shapes = np.stack([rows.p * rows.v, rows.smallest_chunk], axis=1)
+    for chunks, smallest in np.unique(shapes, axis=0).tolist():
+        index = np.flatnonzero((shapes == (chunks, smallest)).all(axis=1))
+        splits = [tuple(split) for split in offered(rows.layout.num_layers, chunks, smallest).tolist()]
+        for start in range(0, len(index) if splits else 0, _TOGETHER):
+            some = index[start : start + _TOGETHER]
+            many = rows.take(np.repeat(some, len(splits)))
+            stages = many.stages(splits * len(some))
+            fits = stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes
+            cost = np.where(fits, objective_s(many.prices, many.columns, stages), np.inf)
+            for row, costs in zip(some.tolist(), cost.reshape(len(some), -1), strict=True):
+                found[row] = splits[int(costs.argmin())] if np.isfinite(costs.min()) else None
+    return found

@@ -30,8 +30,7 @@ from solver.search.stages import best_splits
 from solver.search.unopened import Unopened
 from solver.search.windows import Split
 
-_BATCH = 64
-_BATCH_OF_MIXED = 8  # rows with layers of several kinds take up to 30 ms each
+_BATCH = 32  # rows solved together
 _GLANCE = 2048  # rows that are tried together before any is solved
 _PRIMES, _MORE, _MOST_PRIMES = 16, 6, 40  # rows solved for a first ranking: at least, beyond K, at most
 Interrupt = Callable[["Frontier"], bool]
@@ -192,11 +191,15 @@ class Frontier:
 
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
-        size, batch = _BATCH if self.rows.is_uniform else _BATCH_OF_MIXED, list[int]()
-        while len(batch) < size and self._heap and self._heap[0][0] <= self._unseen_s:
-            if self._heap[0][1] in self.solved:
-                break
-            batch.append(heapq.heappop(self._heap)[1])
+        batch, aside = list[int](), list[tuple[float, int]]()
+        while len(batch) < _BATCH and self._heap and self._heap[0][0] <= min(self._unseen_s, self.cutoff_s):
+            entry = heapq.heappop(self._heap)
+            if entry[1] in self.solved:
+                aside.append(entry)
+            else:
+                batch.append(entry[1])
+        for entry in aside:
+            heapq.heappush(self._heap, entry)
         index = np.array(batch, dtype=np.int64)
         for solved in self.solve(index[self.bound_s[index] <= self._limit_s(index)].tolist()):
             heapq.heappush(self._heap, (solved.bound_s, solved.row))

@@ -38,7 +38,11 @@ def best_splits(rows: Rows) -> list[Split | None]:
         caps = layer_caps(rows)
         fits = caps.feasible(rows.layout.num_layers)
         return [_best_of_uniform(rows, caps, row) if fits[row] else None for row in range(len(rows))]
-    return [_best_of_mixed(rows.take([row])) for row in range(len(rows))]
+    several = np.flatnonzero((rows.v > 1) & rows.uneven_stages)
+    offered = dict(zip(several.tolist(), best_offered(rows.take(several)), strict=True))
+    return [
+        offered[row] if row in offered else _best_of_mixed(rows.take([row])) for row in range(len(rows))
+    ]
 
 
 def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
@@ -49,11 +53,10 @@ def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
 
 
 def _best_of_mixed(row: Rows) -> Split | None:
-    """The best split of one row with layers of several kinds."""
-    p, v = int(row.p[0]), int(row.v[0])
+    """The best split of one row with layers of several kinds, one chunk a rank or an even split."""
     if row.uneven_stages:
-        return best_boundaries(row) if v == 1 else best_offered(row)
-    split = even_chunks(row, p * v)
+        return best_boundaries(row)
+    split = even_chunks(row, int(row.p[0] * row.v[0]))
     if split is None or min(split) < row.smallest_chunk[0]:
         return None
     return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
