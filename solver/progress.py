@@ -14,7 +14,9 @@ class Progress:
     explored: int
     total: int
     incumbent_step_time_s: float | None
-    bound_step_time_s: float | None
+    bound_step_time_s: (
+        float | None
+    )  # no plan that may still be ranked is faster; the answer bounds every split
     gap: float | None
     elapsed_s: float
 

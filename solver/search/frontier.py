@@ -66,6 +66,7 @@ class Frontier:
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
     _heap: list[tuple[float, int]] = field(default_factory=list)  # glanced at, some of them solved
+    _primed_from_s: float = np.inf  # the least bound while rows are ranked out of their order
 
     @classmethod
     def of(cls, rows: Priced | Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
@@ -127,7 +128,7 @@ class Frontier:
     @property
     def waiting_s(self) -> float:
         """Least bound of a row that is not simulated yet."""
-        return min(self._unseen_s, self._heap[0][0] if self._heap else np.inf)
+        return min(self._unseen_s, self._heap[0][0] if self._heap else np.inf, self._primed_from_s)
 
     @property
     def _unseen_s(self) -> float:
@@ -164,7 +165,9 @@ class Frontier:
 
     def run(self, interrupted: Interrupt) -> None:
         """Search until the best K are proved, or until ``interrupted`` says stop."""
+        self._primed_from_s = self.waiting_s
         self._prime(interrupted)
+        self._primed_from_s = np.inf
         self._sort_in([])  # those that were primed and have no split are gone
         while not interrupted(self):
             if min(self.waiting_s, np.finfo(np.float64).max) > self.cutoff_s or self.waiting_s == np.inf:

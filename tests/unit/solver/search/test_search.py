@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from profiles.cluster import ClusterSpec
+from profiles.library import find_cluster, find_model
 from profiles.profile import default_profile
 from profiles.units import GIB
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import Progress
 from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows
+from solver.search.priced import priced_rows, priced_space
 from solver.search.search import search
 from solver.space import enumerate_space
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
@@ -246,3 +247,24 @@ def test_a_slice_of_a_few_tokens_that_alone_fits_is_found() -> None:
     assert answer.plans[0].config.context_parallel_size > 1
     short = {**pin, "context_parallel_size": 1}
     assert answer_to(replace(problem, options=replace(problem.options, pin=short))).status == "infeasible"
+
+
+def test_no_reported_bound_is_above_a_plan_that_is_found_later() -> None:
+    # Rows that promise most are ranked first, out of order: what is known of them then bounds no other row.
+    problem = a_problem(
+        model=find_model("llama-3.1-405b"), cluster=find_cluster("dgx-h100", num_nodes=64), batch=512
+    )
+    profile = default_profile(problem.cluster, problem.launcher)
+    space = enumerate_space(problem, legal_only=True)
+    frontier = Frontier.of(priced_space(problem, profile, space.rows, lambda: False), 3)
+    reports = list[tuple[float, float]]()
+
+    def hear(state: Frontier) -> bool:
+        reports.append((state.waiting_s, state.ranked[0].score_s if state.ranked else np.inf))
+        return False
+
+    frontier.run(hear)
+    best_s = frontier.ranked[0].score_s
+    early = [bound_s for bound_s, incumbent_s in reports if incumbent_s > best_s]
+    assert len(early) > 1
+    assert max(early) <= best_s
