@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-scaling mutants reliability reliability-faults client test-browser screenshots
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-scaling mutants reliability reliability-faults client test-browser screenshots docs reference newcomer
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -138,5 +138,17 @@ collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
 	    --all-to-all tests/unit/profiles/fixtures/importers/simai/ata_ratio.csv \
 	    --out profiles/catalog/collectives/network.json
 
+docs: ## the documentation as a site in out/site; a broken link fails (makes .venv-docs)
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@PYTHONWARNINGS=ignore .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@! grep -rnoE 'src="https?://[^"]+"' out/site --include='*.html' || { echo "error: pages load from other hosts"; exit 1; }
+	@echo "out/site/index.html"
+
+reference: $(STAMP) ## the pages of docs/ that are made from code
+	@$(BIN)/python -m service.api > docs/openapi.json
+	@$(BIN)/python -m service.settings > docs/settings.md
+	@$(BIN)/python -m service.reference
+
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-browser .venv-torch .venv-peers .venv-fuzz .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info client/build client/*.egg-info
+	rm -rf $(VENV) .venv-browser .venv-torch .venv-peers .venv-fuzz .venv-docs .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info client/build client/*.egg-info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 
 from profiles.errors import InvalidProblemError
 from service.json_input import shown
@@ -15,6 +16,7 @@ Value = int | str
 Setting = Value | bool | list[Value]
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
 _ENDS = 2  # of a range
+_LONGEST_SLIP = 4  # characters: what is longer is compared with the long names, where it is checked
 MAX_DIGITS = 18  # what fits 64 bits
 
 
@@ -95,6 +97,13 @@ def long_names(expression: str) -> str:
     return _NAME.sub(lambda match: _LONG_NAMES.get(match.group(), match.group()), expression)
 
 
+def near_short_name(name: str) -> str | None:
+    """``tp (tensor_parallel_size)`` for ``tpp``: what a short name that is none was meant to be."""
+    near = get_close_matches(name, _LONG_NAMES, cutoff=0.5) if len(name) <= _LONGEST_SLIP else []
+    near.sort(key=lambda short: short[0] != name[0])  # people err in later letters
+    return f"{near[0]} ({_LONG_NAMES[near[0]]})" if near else None
+
+
 def typed_at(expression: str, at: int) -> int:
     """The character of an expression as it was typed, from 1, for one of what ``long_names`` made of it."""
     longer = 0
@@ -115,6 +124,9 @@ def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, 
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
+        meant = None if name in _LONG_NAMES else near_short_name(name)
+        if meant:
+            raise InvalidProblemError.of(option, f'unknown "{shown(name)}". Did you mean {meant}?')
         long_name = _LONG_NAMES.get(name, name.replace("-", "_"))
         if long_name in seen:
             raise InvalidProblemError.of(option, f"{shown(long_name)} is given more than once")

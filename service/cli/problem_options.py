@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from service.cli.assignments import (
     bounds_of,
     counts_of,
     long_names,
+    near_short_name,
     prohibitions_of,
     typed_at,
     values_of,
@@ -243,7 +245,9 @@ def _constraint(text: str) -> str:
         constraint_of(written_out)
     except ExpressionError as fault:
         message = f"character {typed_at(text, fault.at)}: {fault.reason}"
-        raise InvalidProblemError.of("--constraint", message, nearest=fault.nearest) from fault
+        word = re.match(r"\w+", text[typed_at(text, fault.at) - 1 :])
+        nearest = fault.nearest or (near_short_name(word.group()) if word else None)
+        raise InvalidProblemError.of("--constraint", message, nearest=nearest) from fault
     return written_out
 
 

@@ -16,6 +16,23 @@ def test_short_names_dashes_and_full_names_mean_the_same_variable() -> None:
         assert values_of("--pin", [text]) == {"tensor_parallel_size": 8}
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("tpp=8", "tp (tensor_parallel_size)"), ("cpp=2", "cp (context_"), ("zer=3", "zero (zero_stage)")],
+)
+def test_a_slip_in_a_short_name_is_told_what_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(InvalidProblemError) as refused:
+        values_of("--pin", [text])
+    assert f"Did you mean {meant}" in str(refused.value)
+
+
+def test_a_constraint_with_such_a_slip_is_told_it_too() -> None:
+    with pytest.raises(
+        InvalidProblemError, match=r"character 6: cpp is no variable. Nearest: cp \(context"
+    ):
+        read_request(constraint=["tp * cpp <= 8"])
+
+
 def test_words_stay_words() -> None:
     assert values_of("--pin", ["recompute_granularity=full"]) == {"recompute_granularity": "full"}
 

@@ -1,0 +1,61 @@
+"""Every command of the documentation is run, and prints what is shown; ``UPDATE_DOCS=1`` writes it anew."""
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from service.cli.main import app
+from tests.transcripts import BLOCK, ROOT, agrees, exchanges, rewritten, run_page
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+RUN = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
+SHELL = re.compile(r"^```sh *\n(?P<body>.*?)^```", re.DOTALL | re.MULTILINE)
+STARTS = ("meshwright ", ".venv/bin/meshwright ")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    results = list(run_page(text, tmp_path))
+    if os.environ.get("UPDATE_DOCS") == "1":
+        page.write_text(rewritten(text, results), encoding="utf-8")
+        results = [
+            (one, printed)
+            for one, (_, printed) in zip(
+                [one for block in BLOCK.finditer(page.read_text()) for one in exchanges(block["body"])],
+                results,
+                strict=True,
+            )
+        ]
+    for one, printed in results:
+        assert agrees(one.shown, printed), f"{one.typed}\n" + "\n".join(printed) + "\n(UPDATE_DOCS=1)"
+
+
+def commands_not_run() -> list[tuple[str, str]]:
+    """``meshwright`` commands in ``sh`` blocks: those that need other machines, or other people's files."""
+    found = []
+    for page in PAGES:
+        for block in SHELL.finditer(page.read_text(encoding="utf-8")):
+            lines = block["body"].replace("\\\n", " ").splitlines()
+            found += [(name_of(page), line) for line in lines if line.startswith(STARTS)]
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), commands_not_run())
+def test_a_command_that_is_only_shown_has_options_that_exist(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    words = words[:-1] if words[-1:] == ["&"] else words
+    command = typer.main.get_command(app)
+    while isinstance(command, TyperGroup):
+        command = command.commands[words.pop(0)]
+    if "--help" not in words:
+        command.make_context(page, words)
