@@ -27,16 +27,19 @@ _BATCH = 512
 _MOST_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at most, and how closely
 
 
-def can_beat_mixed(rows: Rows, step_s: FloatArray) -> BoolArray:
-    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof."""
+def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> BoolArray:
+    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof.
+
+    ``closely``: rank 0's tail is counted as that of its layers, at several times the cost.
+    """
     answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
     for split in (False, True):
         kept = np.flatnonzero((rows.splits_backward == split) & answer)
-        answer[kept] = _can_beat(rows.take(kept), step_s[kept], split=split)
+        answer[kept] = _can_beat(rows.take(kept), step_s[kept], split=split, closely=closely)
     return answer
 
 
-def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool) -> BoolArray:
+def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool, closely: bool) -> BoolArray:
     """The same for rows whose backward pass is split, or in one."""
     answer = np.zeros(len(rows), dtype=np.bool_)
     for pp, vpp, members in groups_of_shape(rows):
@@ -50,29 +53,23 @@ def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool) -> BoolArray:
             elif vpp > 1:
                 answer[index] = can_beat_interleaved(group, pp, vpp, step_s[index])
             else:
-                answer[index] = _Filling(group, pp).reaches(step_s[index])
+                answer[index] = _Filling(group, pp).reaches(step_s[index], closely=closely)
     return answer
 
 
 def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatArray:
-    """Raise the bounds of interleaved rows to about what ``by_kind`` proves, shape (n,).
+    """Raise the bounds of rows to about what ``can_beat_mixed`` proves, shape (n,).
 
-    ``limit_s``: times that the rows may beat as far as is known; up to there, or to half as much again as
-    their bounds, they are bisected.
+    To solve a row takes longer than to ask a few times about many. ``limit_s``: times that the rows may beat
+    as far as is known; up to there, or to half as much again as their bounds, they are bisected.
     """
-    bound = bound_s.copy()
-    for pp, vpp, members in groups_of_shape(rows):
-        index = members[~rows.splits_backward[members]]  # (A) to (D) are not theirs
-        if vpp == 1 or not rows.uneven_stages or not len(index):
-            continue
-        group, low = rows.take(index), bound[index]
-        high = np.minimum(np.maximum(limit_s[index], low), low * _MOST_RAISED)
-        while (high - low > _CLOSE * low).any():
-            middle = (low + high) / 2.0
-            able = can_beat_interleaved(group, pp, vpp, middle)
-            low, high = np.where(able, low, middle), np.where(able, middle, high)
-        bound[index] = low
-    return bound
+    low = bound_s.copy()
+    high = np.minimum(np.maximum(limit_s, low), low * _MOST_RAISED)
+    while len(index := np.flatnonzero(high - low > _CLOSE * low)):
+        middle = (low[index] + high[index]) / 2.0
+        able = can_beat_mixed(rows.take(index), middle, closely=False)
+        low[index[~able]], high[index[able]] = middle[~able], middle[able]
+    return low
 
 
 def _only_split(group: Rows, chunks: int, step_s: FloatArray) -> BoolArray:
@@ -96,7 +93,7 @@ class _Filling:
         """Sum of a layer price (n, K) over the first l layers, (n, L + 1)."""
         return np.asarray(price @ self.rows.layout.cumulative.T.astype(np.float64))
 
-    def reaches(self, step_s: FloatArray) -> BoolArray:
+    def reaches(self, step_s: FloatArray, *, closely: bool) -> BoolArray:
         """Whether filling within ``step_s`` places every layer, shape (n,).
 
         Rank 0's tail grows with its layers: rows that are not refuted with the least tail are tried
@@ -104,7 +101,7 @@ class _Filling:
         """
         alive = self._places_all(step_s, 1, self.rows.layout.num_layers)
         index = np.flatnonzero(alive)
-        if len(index) and self.p > 1:
+        if closely and len(index) and self.p > 1:
             again, steps = _Filling(self.rows.take(index), self.p), step_s[index]
             pieces = _pieces(self.rows.layout.num_layers, self.p)
             alive[index] = np.any([again._places_all(steps, low, high) for low, high in pieces], axis=0)
@@ -138,6 +135,8 @@ class _Filling:
             alive &= end - used >= (
                 np.maximum(low, rows.smallest_chunk) if rank == 0 else rows.smallest_chunk
             )
+            if not alive.any():
+                break
             used = np.maximum(end, used)
         return alive & (used >= rows.layout.num_layers)
 
