@@ -60,8 +60,8 @@ def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool, closely: bool) -> 
 def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatArray:
     """Raise the bounds of rows to about what ``can_beat_mixed`` proves, shape (n,).
 
-    To solve a row takes longer than to ask a few times about many. ``limit_s``: times that the rows may beat
-    as far as is known; up to there, or to half as much again as their bounds, they are bisected.
+    To solve a row takes longer than to ask a few times about many. ``limit_s``: times that the rows may
+    beat as far as is known; up to there, or to half as much again as their bounds, they are bisected.
     """
     low = bound_s.copy()
     high = np.minimum(np.maximum(limit_s, low), low * _MOST_RAISED)
