@@ -10,15 +10,18 @@ chunk are (they hold embedding and head as well), is searched by simulation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
 
-from solver.columns import SCHEDULES, FloatArray
+from solver.columns import SCHEDULES, FloatArray, IntArray
 from solver.cost.assemble import Stages
 from solver.cost.schedule import rank_of_chunk
-from solver.search.chunks import splits_that_fit
+from solver.search.bounds import split_s
+from solver.search.chunks import offered
 from solver.search.rows import Rows
 from solver.search.simulate import MAX_PASSES, rank_finish_s
 from solver.search.wavefront import finish_of_many_s
@@ -32,20 +35,47 @@ _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where 
 _GLANCED_PASSES = MAX_PASSES // 16
 
 
-def candidates(row: Rows, split: Split) -> list[Split]:
-    """``split``, and others of one interleaved or deep row that fit in memory, without repetition.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Splits of several rows, row by row."""
 
-    Without chunks a schedule that splits the backward pass has the closed form's split alone.
+    which: IntArray  # the row of each split
+    splits: list[Split]
+    bound_s: FloatArray  # no simulation of a split is shorter
+
+
+def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
+    """The split of each row, and others of an interleaved or deep row that fit in memory, none twice.
+
+    Without chunks a schedule that splits the backward pass has the given split alone.
     """
+    tried = [_tried(rows.take([at]), split) for at, split in enumerate(given)]
+    which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
+    splits = [split for few in tried for split in few]
+    every = rows.take(which)
+    stages = every.stages(splits)
+    own = np.array([split is given[row] for row, split in zip(which.tolist(), splits, strict=True)])
+    kept = np.flatnonzero(own | (stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes))
+    bound_s = split_s(every, stages)
+    return Candidates(which[kept], [splits[at] for at in kept.tolist()], bound_s[kept])
+
+
+def candidates(row: Rows, split: Split) -> list[Split]:
+    """``candidates_of`` one row."""
+    return candidates_of(row, [split]).splits
+
+
+def _tried(row: Rows, split: Split) -> list[Split]:
+    """``split`` and others, whatever their memory."""
     given = not row.uneven_stages or bool(row.only_split)
     tapers_off = row.is_uniform and _is_deep(row) and not row.splits_backward[0]
     if given or (row.v[0] == 1 and not tapers_off):
         return [split]
     if not row.is_uniform:
-        return splits_that_fit(row)
-    unique = list(dict.fromkeys([split, *(_tapered(row) if row.v[0] == 1 else _windowed(row, split))]))
-    fits = _stages(row, unique).peak_memory_bytes.max(axis=1) <= row.budget_bytes
-    return [one for one, fit in zip(unique, fits, strict=True) if fit or one is split]
+        more = offered(row.layout.num_layers, len(split), int(row.smallest_chunk[0])).tolist()
+        others = map(tuple, more)
+        return list(dict.fromkeys([split, *others]))
+    return list(dict.fromkeys([split, *(_tapered(row) if row.v[0] == 1 else _windowed(row, split))]))
 
 
 def _is_deep(row: Rows) -> bool:

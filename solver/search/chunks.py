@@ -34,16 +34,6 @@ def offered(num_layers: int, chunks: int, smallest: int) -> IntArray:
     return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
 
 
-def splits_that_fit(row: Rows) -> list[Split]:
-    """The splits on offer for one row whose ranks all fit in memory."""
-    splits = offered(row.layout.num_layers, int(row.p[0] * row.v[0]), int(row.smallest_chunk[0])).tolist()
-    if not splits:
-        return []
-    stages = row.take([0] * len(splits)).stages([tuple(split) for split in splits])
-    fits = stages.peak_memory_bytes.max(axis=1) <= row.budget_bytes
-    return [tuple(split) for split, fit in zip(splits, fits.tolist(), strict=True) if fit]
-
-
 def best_offered(rows: Rows) -> list[Split | None]:
     """The split on offer that minimises the closed form of each row; None where none fits."""
     found: list[Split | None] = [None] * len(rows)

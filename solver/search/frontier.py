@@ -17,8 +17,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import objective_s
-from solver.search.arrange import candidates, fastest
-from solver.search.bounds import split_s
+from solver.search.arrange import candidates_of, fastest
 from solver.search.fitting import bound_at_sight_s
 from solver.search.mixed import tightened_s
 from solver.search.priced import CHUNK, Priced
@@ -260,17 +259,17 @@ class Frontier:
         """Remember solved rows with their least closed form and the bound of their candidates."""
         rows = self.rows.take(list(indices))
         objectives = objective_s(rows.prices, rows.columns, rows.stages(list(splits)))
-        options = [candidates(rows.take([at]), split) for at, split in enumerate(splits)]
-        which = np.repeat(np.arange(len(indices)), [len(few) for few in options])
-        every = rows.take(which)
-        bounds = split_s(every, every.stages([split for few in options for split in few]))
+        found = candidates_of(rows, splits)
+        first = np.searchsorted(found.which, np.arange(len(indices) + 1)).tolist()
         for at, (row, split) in enumerate(zip(indices, splits, strict=True)):
             self.solved[row] = Solved(
                 row=row,
                 split=split,
                 objective_s=float(objectives[at]),
-                candidates=tuple(options[at]),
-                bound_s=max(float(bounds[which == at].min()), float(self.bound_s[row])),
+                candidates=tuple(found.splits[first[at] : first[at + 1]]),
+                bound_s=max(
+                    float(found.bound_s[first[at] : first[at + 1]].min()), float(self.bound_s[row])
+                ),
             )
 
     def simulate(self, row: int) -> None:
