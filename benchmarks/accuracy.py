@@ -8,6 +8,7 @@ Both fail when a gate is missed.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import defaultdict
@@ -94,6 +95,12 @@ WEAKNESSES = """## Known weaknesses
   parallelism only where experts would not fit otherwise.
 * A row of a mixed cluster is refused: the table does not say which rank runs on which GPU.
 """
+
+
+def kept_section(document: str) -> str:
+    """What ``make cpu-training`` has written between its markers; empty where it has not."""
+    found = re.search(r"<!-- cpu-training -->.*<!-- /cpu-training -->\n", document, re.DOTALL)
+    return f"\n{found.group()}" if found else ""
 
 
 def gate_error(report: Report, source: str) -> float:
@@ -269,7 +276,7 @@ def main() -> None:
     else:
         text, ways = document(runs)
         print(text)
-        DOCS.write_text(text, encoding="utf-8")
+        DOCS.write_text(text + kept_section(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
         missed = missed_gates(ways)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     if missed:
