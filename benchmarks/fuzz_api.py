@@ -8,11 +8,14 @@ any answer that its schema does not allow is a failure. ``--quick``: the short f
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,23 @@ import httpx
 
 from service.db import migrations
 from service.db.database import Database
+from service.engine.job_engine import JobEngine
+from service.intake import Submission
+from service.job_request import read_job_request
+from service.jobs import Jobs
 from service.keys import Keys, NewKey
+from service.queue import PollingQueue
+from service.request import parse_problem
+from service.sweep.sweeps import Sweeps
+from tests.job_records import TINY_PROBLEM
 from tests.servers import serving
+from workers.runner import Runner
+from workers.search import StoredSearch
 
 ROOT = Path(__file__).parents[1]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 EXAMPLES, QUICK_EXAMPLES = 390, 12  # drawn for each address
+FOUND = 0.5  # of the names in paths are of something that is there
 # Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
 PHASES = (
     ["--phases", "fuzzing"],
@@ -91,13 +105,48 @@ def _kind(document: dict[str, Any], method: str, path: str, answer: httpx.Respon
     return "refused" if answer.is_client_error else "accepted"
 
 
-def schemathesis(program: Path, url: str, headers: dict[str, str], examples: int) -> tuple[int, bool]:
+def known_names(database: Database) -> dict[str, list[str]]:
+    """By path parameter, what there is to find: a job and a sweep that are answered, others that wait."""
+    engine = JobEngine(database, lease_s=30.0)
+    jobs = Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
+    sweeps = Sweeps(database, engine, worker="fuzz")
+    search, leaving = StoredSearch(database), threading.Event()
+    runner = Runner(engine, search, worker="fuzz", leaving=leaving, on_child_ended=sweeps.child_ended)
+    bodies = [TINY_PROBLEM, {**TINY_PROBLEM, "sweep": {"global_batch_size": [8, 16]}}]
+    ids = [_submitted(jobs, body) for body in bodies]
+    while runner.run_next():
+        pass
+    plans = [plan["plan_id"] for job in ids for plan in _plans(jobs, job)]
+    ids += [_submitted(jobs, body) for body in bodies]
+    return {"job_id": ids, "plan_id": plans, "name": ["dgx-h100", "opt-350m"]}
+
+
+def _submitted(jobs: Jobs, body: Mapping[str, object]) -> str:
+    asked = read_job_request(body, parse_problem)
+    submission = Submission(problem=asked.problem, body=body, sweep=asked.sweep, fresh=True)
+    return jobs.submit("fuzz", submission).id
+
+
+def _plans(jobs: Jobs, job_id: str) -> Sequence[Mapping[str, Any]]:
+    return jobs.plans("fuzz", job_id, page_size=10, page_token=None)[1].items
+
+
+def configuration(names: dict[str, list[str]]) -> str:
+    """Schemathesis's own file: half of the paths lead to something that is there."""
+    lines = [f"[dictionaries.{name}]\nvalues = {json.dumps(found)}\n" for name, found in names.items()]
+    bound = (f'"path.{name}" = {{ dictionary = "{name}", probability = {FOUND} }}' for name in names)
+    return "\n".join([*lines, "[parameters]", *bound]) + "\n"
+
+
+def schemathesis(
+    program: Path, url: str, headers: dict[str, str], *, examples: int, settings: Path
+) -> tuple[int, bool]:
     """Requests that it made, and whether all answers were as declared."""
     made, sound = 0, True
     for phase in PHASES:
         options = ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--workers", "2"]
         options += ["--header", f"Authorization: {headers['Authorization']}", "--no-color", *phase]
-        command = [str(program), "run", f"{url}/openapi.json", *options]
+        command = [str(program), "--config-file", str(settings), "run", f"{url}/openapi.json", *options]
         run = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=tempfile.gettempdir()
         )
@@ -120,6 +169,8 @@ def main() -> int:
         database = Database(address)
         migrations.upgrade(database)
         token = Keys(database, actor="fuzz").create(NewKey(tenant="fuzz", scope="admin"))[1]
+        own = Path(folder) / "schemathesis.toml"
+        own.write_text(configuration(known_names(database)))
         database.close()
         headers = {"Authorization": f"Bearer {token}"}
         settings = {
@@ -131,7 +182,9 @@ def main() -> int:
         with serving(settings) as server:
             found = hostile(server.url, headers)
             examples = QUICK_EXAMPLES if arguments.quick else EXAMPLES
-            drawn, sound = schemathesis(arguments.schemathesis, server.url, headers, examples)
+            drawn, sound = schemathesis(
+                arguments.schemathesis, server.url, headers, examples=examples, settings=own
+            )
             alive = httpx.get(f"{server.url}/readyz").json()["ready"]
     bad = found["5xx"] + found["undeclared"]
     verdict = "sound" if sound and alive and not bad else "NOT SOUND"

@@ -148,10 +148,23 @@ KEY_BODY = json_body_of(
         },
     }
 )
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": _REF.format(model="EventView")},
+        },
+        "retry": {"type": "integer", "minimum": 0},
+    },
+}
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events named after the job's state; their data is an EventView",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"itemSchema": _EVENT}},  # OpenAPI 3.2's, as FastAPI has it
     },
     204: {"description": "The job has ended, and its last event was seen"},
 }

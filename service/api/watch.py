@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,12 +66,12 @@ class Watch:
                 _log.warning("events are not seen (%s)", type(fault).__name__)
                 found = {}
             for job, waiters in self._waiting.items():
-                self._tell(waiters, found.get(job, []))
+                self._tell(waiters, found.get(job, []), after=seen.get(job, math.inf))
 
-    def _tell(self, waiters: set[_Waiter], found: list[EventRecord]) -> None:
-        """Give each of a job's waiters what is new to it."""
+    def _tell(self, waiters: set[_Waiter], found: list[EventRecord], *, after: float) -> None:
+        """Give each of a job's waiters what is new to it; who came meanwhile and knows less waits on."""
         for waiter in waiters:
-            new = [event for event in found if event.id > waiter.after]
+            new = [event for event in found if event.id > waiter.after >= after]
             if (new or self.is_stopping()) and not waiter.events.done():
                 waiter.events.set_result(new)
 
