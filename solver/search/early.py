@@ -46,3 +46,24 @@ class Early:
             offset=column(np.where(loose, 0.0, more.max(axis=1))),
             beside_s=column(beside + (rank == 0) * own[:, 0] * prices.forward_s[:, -2]),
         )
+
+    @classmethod
+    def in_a_v(cls, rows: Rows, rank: int) -> Early:
+        """The same for rows whose chunks lie in a V, where a rank's first chunk keeps no fewer.
+
+        Chunks differ by one layer at most; those of rank 0, the model's first and last, do as they like.
+        """
+        held, prices = in_flight(rows.columns).astype(np.float64), rows.prices
+        other = np.clip(2 * rows.p - 1 - rank, 0, held.shape[1] - 1)
+        first = held[:, min(rank, held.shape[1] - 1)]
+        second = np.take_along_axis(held, other[:, None], axis=1)[:, 0]
+        beside = (first + second) * prices.transfer_s
+        if rank == 0:
+            beside = beside + first * prices.forward_s[:, -2] + second * prices.forward_s[:, -1]
+            spared = (first - second) * rows.smallest_chunk
+            return cls(slope=column(first), offset=column(-spared), beside_s=column(beside))
+        return cls(
+            slope=column((first + second) / 2.0),
+            offset=column((first - second) / 2.0),
+            beside_s=column(beside),
+        )
