@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -35,9 +36,9 @@ from tests.postgres_server import PostgresServer
 from tests.servers import RedisServer, Settings, free_port, working
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
-JOBS = 60
+JOBS = 40
 CLIENTS = (1, 8, 64)  # threads that ask the database at once
-SECONDS = 4.0  # of each kind of question
+SECONDS = 2.0  # of each kind of question
 WORKER_START_S = 5.0
 LOOKS_PER_S = 4.0  # of a busy worker: workers.heartbeat.LOOK_S
 PROGRESS = {"stage": "solving", "total": 9_999_999, "elapsed_s": 1.0}
@@ -87,6 +88,7 @@ def place() -> Iterator[Place]:
 
 def done_by(here: Place, num_workers: int) -> Figures:
     """Jobs a minute by so many workers, and the connections that they hold meanwhile."""
+    print(f"{num_workers} at work …", file=sys.stderr, flush=True)
     here.emptied()
     with ExitStack() as stack:
         for _ in range(num_workers):
@@ -177,9 +179,11 @@ def _claimed(engine: JobEngine, number: int) -> Claim:
 def database_figures(here: Place) -> dict[str, Figures]:
     """What the database does a second, by the number of clients; and the time of a sweep."""
     here.emptied()
+    print(f"queueing {QUEUED} jobs …", file=sys.stderr, flush=True)
     fill(here.database)
     found: dict[str, Figures] = {}
     for name, work in {"claims": claiming, "heartbeats": beating, "looks": looking}.items():
+        print(f"asking for {name} …", file=sys.stderr, flush=True)
         found[name] = {str(clients): rate(here.url, clients, work) for clients in CLIENTS}
     engine = JobEngine(here.database, lease_s=30.0)
     began = time.monotonic()
