@@ -250,6 +250,7 @@ processes of a CPU (gloo, one thread each) from exported Megatron-LM arguments. 
 figure of this machine; *timed layers*: what `meshwright profile` measured on it; *calibrated*: learnt from
 the {len(taught)} runs that were sent back. A time is the fastest of {size.steps} steps: the machine
 is shared. Memory is what a process grew by, which on a CPU includes what libraries load on first use.
+How steady the machine is bounds what these figures can show: on a busy one, equal work differs twofold.
 
 """
         + "\n".join(rows)
