@@ -145,6 +145,9 @@ docs: ## the documentation as a site in out/site; a broken link fails (makes .ve
 	@! grep -rnoE 'src="https?://[^"]+"' out/site --include='*.html' || { echo "error: pages load from other hosts"; exit 1; }
 	@echo "out/site/index.html"
 
+newcomer: $(STAMP) ## seconds from a clone to the first ranked table; needs a package registry (ARGS=--write)
+	@$(BIN)/python -m benchmarks.newcomer $(ARGS)
+
 reference: $(STAMP) ## the pages of docs/ that are made from code
 	@$(BIN)/python -m service.api > docs/openapi.json
 	@$(BIN)/python -m service.settings > docs/settings.md
