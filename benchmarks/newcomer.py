@@ -1,6 +1,6 @@
 """A newcomer's path, timed: clone, install, the README's first command, the first ranked table.
 
-Needs a package registry. ``python -m benchmarks.newcomer`` prints the table of docs/quickstart.md, ``--write``
+Needs a package registry. ``python -m benchmarks.newcomer`` prints docs/quickstart.md's table, ``--write``
 puts it there.
 """
 
