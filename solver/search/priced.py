@@ -113,7 +113,10 @@ def priced_space(
         columns = columns.take(np.arange(0 if plain else len(columns)))
     if isinstance(columns, Crossing):
         kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
-        priced, price_of = _kinds_that_may_fit(problem, profile, kinds, interrupted)
+        able = _kinds_that_may_fit(problem, profile, kinds, interrupted)
+        if able is None:
+            return priced_space(problem, profile, columns.take(np.arange(0)))
+        priced, price_of = np.flatnonzero(able), np.where(able, np.cumsum(able) - 1, -1)
         wanted: Callable[[IntArray], Columns] = kinds.quickest
     else:
         columns = columns.take(slice(0)) if interrupted() else columns
@@ -145,16 +148,16 @@ def priced_space(
 
 def _kinds_that_may_fit(
     problem: Problem, profile: Profile, kinds: Kinds, interrupted: Callable[[], bool]
-) -> tuple[IntArray, IntArray]:
-    """The kinds whose lightest representative may fit, and each kind's place among them or -1."""
+) -> BoolArray | None:
+    """The kinds whose lightest representative may fit; None when ``interrupted`` gives up."""
     able = np.zeros(len(kinds), dtype=np.bool_)
     for start in range(0, len(kinds), CHUNK):
         if interrupted():
-            break
+            return None  # a kind that nobody looked at is not refuted
         index = np.arange(start, min(start + CHUNK, len(kinds)))
         columns = kinds.lightest(index)
         able[index] = may_fit(_rows(problem, profile, columns, price_memory(problem, columns, profile)))
-    return np.flatnonzero(able), np.where(able, np.cumsum(able) - 1, -1)
+    return able
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:
