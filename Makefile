@@ -99,6 +99,7 @@ chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases (
 
 bench-service: $(STAMP) ## requests and claims a second, job starts, memory, on both databases; writes docs/reliability.md
 	@$(BIN)/python -m benchmarks.service_speed --write
+	@$(BIN)/python -m benchmarks.service_soak --write
 
 bench-scaling: $(STAMP) ## jobs a minute by 1 and 2 workers, and what 64 ask of PostgreSQL; writes docs/scaling.md
 	@$(BIN)/python -m benchmarks.scaling --write

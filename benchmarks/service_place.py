@@ -15,6 +15,7 @@ from service.db.database import Database
 from tests.postgres_server import PostgresServer
 from tests.servers import RedisServer, Settings, free_port
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
 MIB = 2**20
 Figures = dict[str, str]
 
@@ -88,3 +89,11 @@ def place(kind: str) -> Iterator[tuple[Settings, Database]]:
         stack.callback(database.close)
         migrations.upgrade(database)
         yield settings, database
+
+
+def write(text: str, *, mark: str) -> None:
+    """Put a figure, or a table, between its marks in docs/reliability.md."""
+    marks = rf"(<!-- {mark} -->).*?(<!-- end -->)"
+    before = DOCUMENT.read_text(encoding="utf-8")
+    after = re.sub(marks, lambda found: f"{found[1]}{text}{found[2]}", before, flags=re.DOTALL)
+    DOCUMENT.write_text(after, encoding="utf-8")

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks.service_place import MIB, Connection, place, rss_bytes
+from benchmarks.service_place import MIB, Connection, place, rss_bytes, write
 from service.keys import Keys, NewKey
 from tests.job_records import TINY_PROBLEM
 from tests.servers import RunningServer, serving
@@ -125,6 +125,7 @@ def main() -> int:
     """Soak a server on SQLite; 1 when its memory grew, or when it answered with a 5xx."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--write", action="store_true", help="put the figure into the document")
     asked = parser.parse_args()
     with place("sqlite") as (settings, database):
         _, token = Keys(database, actor="soak").create(NewKey(tenant="soak", scope="admin"))
@@ -132,12 +133,15 @@ def main() -> int:
             samples, statuses = asyncio.run(soak(server, token, asked.seconds))
     growth, faults = growth_bytes(samples), sum(n for status, n in statuses.items() if status >= 500)  # noqa: PLR2004 - 5xx
     grew = growth > MOST_GROWTH_BYTES
-    verdict = "GREW" if grew else "no growth"
-    print(
-        f"requests={statuses.total()} statuses={dict(sorted(statuses.items()))} "
-        f"memory={samples[0] / MIB:.1f}..{samples[-1] / MIB:.1f} MiB growth={growth / MIB:+.1f} MiB "
-        f"faults={faults}: {verdict}"
+    figure = (
+        f"{statuses.total()} requests: {samples[0] / MIB:.0f} MiB after the first third, "
+        f"{samples[-1] / MIB:.0f} MiB at the end, growth {growth / MIB:+.1f} MiB"
     )
+    print(
+        f"statuses={dict(sorted(statuses.items()))} faults={faults} {figure}: {'GREW' if grew else 'sound'}"
+    )
+    if asked.write and not grew:
+        write(f"Last time {figure}.", mark="soak")
     return 1 if grew or faults else 0
 
 

@@ -13,21 +13,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.service_claims import claims_per_s
-from benchmarks.service_place import MIB, Connection, Figures, cpu_s, place, rss_bytes
+from benchmarks.service_place import MIB, Connection, Figures, cpu_s, place, rss_bytes, write
 from benchmarks.service_streams import allow_open_files, follow
 from service.keys import Keys, NewKey
 from tests.job_records import TINY_PROBLEM
 from tests.servers import RunningServer, serving, working
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
 KINDS = ("sqlite", "postgresql")
 CONNECTIONS = 8
 SECONDS = 6.0  # of each kind of request
@@ -153,9 +150,7 @@ def main() -> None:
     made = table({kind: measure(kind) for kind in ([asked.only] if asked.only else KINDS)})
     print(made)
     if asked.write and not asked.only:
-        marks = r"(<!-- bench-service -->\n).*?(<!-- end -->)"
-        text = DOCUMENT.read_text(encoding="utf-8")
-        DOCUMENT.write_text(re.sub(marks, rf"\g<1>{made}\n\g<2>", text, flags=re.DOTALL), encoding="utf-8")
+        write(f"\n{made}\n", mark="bench-service")
 
 
 if __name__ == "__main__":

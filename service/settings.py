@@ -56,7 +56,7 @@ class Settings(BaseSettings):
         default=15.0, ge=MIN_LEASE_S, description="a silent worker loses its job after this"
     )
     sweep_s: Seconds = Field(default=5.0, description="between two sweeps of a worker")
-    poll_s: Seconds = Field(default=0.2, description="between two looks of an idle embedded worker")
+    poll_s: Seconds = Field(default=0.1, description="between two looks of an idle embedded worker")
     slow_poll_s: Seconds = Field(default=5.0, description="the same beside a queue")
     grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
     queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
