@@ -29,7 +29,7 @@ from solver.search.stages import best_splits
 from solver.search.unopened import Unopened
 from solver.search.windows import Split
 
-_BATCH = 32  # rows solved together
+_BATCH, _TOGETHER = 32, 4  # rows solved together, and of those that a first ranking is made of
 _GLANCE = 2048  # rows that are tried together before any is solved
 _PRIMES, _MORE, _MOST_PRIMES = 16, 6, 40  # rows solved for a first ranking: at least, beyond K, at most
 Interrupt = Callable[["Frontier"], bool]
@@ -184,8 +184,8 @@ class Frontier:
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
         scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises)
         promising = scout.promising(self._order, most, lambda: interrupted(self))
-        for start in range(0, len(promising), _PRIMES):
-            solved = self.solve(promising[start : start + _PRIMES])
+        for start in range(0, len(promising), _TOGETHER):
+            solved = self.solve(promising[start : start + _TOGETHER])
             for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):
                 if one.bound_s > self.cutoff_s or interrupted(self):
                     break
