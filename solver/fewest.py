@@ -1,15 +1,19 @@
 """The fewest nodes on which the request has a plan.
 
-Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it has a split
-that fits (``fitting``), or when its search proves that none fits and meets the deadline. So the first one
-with a plan is the fewest, and its ranking is the answer.
+Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it, of all
+candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
+deadline. So the first one with a plan is the fewest, and its ranking is the answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from profiles.profile import Profile
+from solver.columns import Columns
+from solver.crossing import Crossing
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
@@ -17,7 +21,7 @@ from solver.search.fitting import fitting
 from solver.search.priced import CHUNK, priced_space
 from solver.search.search import search
 from solver.search.watch import Watch
-from solver.space import Space, enumerate_space
+from solver.space import enumerate_space
 
 
 def node_counts(problem: Problem) -> tuple[int, ...]:
@@ -50,11 +54,11 @@ def fewest(
     refuted, counts = 0, node_counts(problem)
     for count in counts:
         here = on_nodes(problem, count, max(watch.left_s, 0.01))
-        space = enumerate_space(here)
-        watch.report("enumerating", explored=refuted, total=refuted + len(space.columns))
         last = count == counts[-1] or watch.interrupted()
-        if not last and not _may_fit(here, profile, space):
-            refuted += len(space.columns)
+        covered = 0 if last else _refuted(here, profile)
+        watch.report("enumerating", explored=refuted, total=refuted + covered)
+        if covered:
+            refuted += covered
             continue
         answer = search(here, profile, on_progress=on_progress, should_stop=should_stop)
         if last or answer.status != "infeasible":
@@ -63,14 +67,25 @@ def fewest(
     raise AssertionError("there is at least one node")
 
 
-def _may_fit(problem: Problem, profile: Profile, space: Space) -> bool:
+def _refuted(problem: Problem, profile: Profile) -> int:
+    """The number of candidates, all of them, where none has a split that fits; 0 where one may."""
+    usual = enumerate_space(problem, legal_only=True)
+    if _may_fit(problem, profile, usual.rows):
+        return 0
+    every = usual if usual.every else enumerate_space(problem, legal_only=True, wide=True)
+    return 0 if _may_fit(problem, profile, every.rows) else every.size
+
+
+def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
     """Whether some legal row may have a split that fits; False is a proof."""
-    legal = space.columns.take(space.legal)
-    rows = priced_space(problem, profile, legal)
-    for start in range(0, len(rows), CHUNK):
-        if fitting(rows.take(list(range(start, min(start + CHUNK, len(rows)))))).any():
-            return True
-    return False
+    memory_only = replace(problem.options, objective="step_time", deadline_days=None)
+    priced = priced_space(replace(problem, options=memory_only), profile, rows)
+    index = np.arange(len(priced))
+    if priced.kinds is not None:
+        index = priced.kinds.rows(np.flatnonzero(priced.price_of >= 0))
+    return any(
+        fitting(priced.take(index[start : start + CHUNK])).any() for start in range(0, len(index), CHUNK)
+    )
 
 
 def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:

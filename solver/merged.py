@@ -57,6 +57,7 @@ def merged(asked: Problem, answered: Sequence[Answered], *, unasked: int = 0) ->
         notes={**first.notes, "variants": str(len(answered))},
         infeasible=None if plans else _said(told, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
+        space="every" if all(one.space == "every" for one in answers) else "usual",
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from profiles.profile import Profile
+from solver.candidates import searched_space
 from solver.plan import ParetoFront, ParetoPoint, Plan
 from solver.problem import Problem
 from solver.search.answering import plans_of
@@ -21,7 +22,6 @@ from solver.search.certify import Certificate
 from solver.search.frontier import Frontier
 from solver.search.priced import Priced, priced_space
 from solver.search.watch import Watch
-from solver.space import enumerate_space
 from solver.variants import Variant, workload_of
 
 STEP = 0.04  # of the peak before
@@ -68,7 +68,7 @@ def _points(variant: Variant, watch: Watch) -> Iterator[ParetoPoint]:
         variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
     )
     problem = replace(variant.problem, options=options)
-    space = enumerate_space(problem, watch.interrupted)
+    space = searched_space(problem, watch.interrupted, one_by_one=True)
     columns = space.columns.take(space.legal)
     for count in np.unique(columns.num_gpus)[::-1]:
         rows = priced_space(problem, variant.profile, columns.take(columns.num_gpus == count))

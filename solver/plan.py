@@ -228,7 +228,7 @@ class Answer:
     status: Status
     plans: tuple[Plan, ...]
     certified_by: tuple[str, ...]
-    objective_gap: float | None  # 0: the least closed-form objective of all rows is found and proved
+    objective_gap: float | None  # 0: the least closed form of all rows is proved; None: that step was cut
     objective_excess: float | None  # (objective of the first plan - least objective) / the former
     bound_step_time_s: float | None  # no configuration's simulated step is shorter
     gap: float | None  # (best step - bound) / best step
@@ -248,6 +248,7 @@ class Answer:
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None  # where the request gives its own configuration
     pareto: ParetoFront | None = None  # where the request asks for it
+    space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""
@@ -277,10 +278,9 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
 
 def prediction_from_json(raw: Mapping[str, Any]) -> Prediction:
     """The Prediction of ``Plan.to_json()["prediction"]``."""
-    values = dict(raw)
-    stages = tuple(StagePrediction(**stage) for stage in values.pop("stages"))
-    values["extrapolated"] = tuple(values.get("extrapolated", ()))
-    return Prediction(**values, stages=stages)
+    stages = tuple(StagePrediction(**stage) for stage in raw["stages"])
+    values = {**raw, "stages": stages, "extrapolated": tuple(raw.get("extrapolated", ()))}
+    return Prediction(**values)
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiles.profile import Profile
+from solver.candidates import searched_space
 from solver.check import violations
 from solver.columns import FloatArray
 from solver.cost.assemble import objective_s
@@ -32,7 +33,7 @@ from solver.search.priced import priced_space
 from solver.search.ranking import layouts_of
 from solver.search.watch import Watch, relative_gap
 from solver.search.windows import Split
-from solver.space import Space, enumerate_space
+from solver.space import Space
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -118,7 +119,8 @@ def ramp_search(
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
-    space, stages = enumerate_space(problem, watch.interrupted), ramp_stages(problem)
+    space = searched_space(problem, watch.interrupted, one_by_one=True)
+    stages = ramp_stages(problem)
     columns = space.columns.take(space.legal)
     frontiers = [
         Frontier.of(
@@ -200,6 +202,7 @@ def _answer(
         peak_flops=profile.group.gpu.peak_bf16_flops,
         notes={"profile": profile.title},
         infeasible=None if plans or not proved else _reasons(ramp),
+        space="every" if space.every else "usual",
         objective=ObjectiveClaim(name="ramp_time", unit="s", value=value, bound=bound, gap=gap),
     )
 

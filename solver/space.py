@@ -11,10 +11,10 @@ Variables and their candidates; what the request pins or bounds is always one, s
   zero_stage               those of the launcher
   recompute                none, selective, full in every layer, full in the first k of each chunk
   pipeline_schedule        those of the launcher that run so many chunks, the plain one first
-Other slices of the sequence and larger micro-batches are candidates where nothing else is legal, and
-where nothing else fits (``wide``). What few requests turn is added by ``widening``. Derived:
-num_microbatches. Recomputing k layers of every chunk is left out where an even split has only k: there it
-is the row that recomputes every layer.
+Other slices of the sequence and larger micro-batches are candidates where that costs little
+(``solver.candidates``) and where nothing else is legal or fits (``wide``). What few requests turn is added
+by ``widening``. Derived: num_microbatches. Recomputing k layers of every chunk is left out where an even
+split has only k: there it is the row that recomputes every layer.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Space:
     num_gpus: int  # most GPUs that a row uses; fewer than the cluster has where those do not factor
     warnings: tuple[str, ...]
     refuted: int = 0  # rows that break a rule and are left out
+    every: bool = False  # of all candidates, not of the usual ones alone
 
     @property
     def size(self) -> int:
@@ -168,10 +169,11 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
     if asked.legal_only:
         rows, refuted = legal_rows(rules, blocks, asked.tick)
         masks = np.zeros(len(rows), dtype=np.int64)
-        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted)
+        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
+                     every=asked.wide)  # fmt: skip
     columns = Columns.concatenate([crossed(*block) for block in blocks])
     masks = violation_masks(rules, columns)
-    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=())
+    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
 
 
 def _fewer_gpus(problem: Problem) -> list[int]:
@@ -282,4 +284,5 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
         rules=spaces[0].rules,
         num_gpus=spaces[0].num_gpus,
         warnings=warnings,
+        every=all(space.every for space in spaces),
     )

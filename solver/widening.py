@@ -2,7 +2,7 @@
 
   expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
   zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
-  sequence_parallel             with tensor parallelism, and also without where the request names it
+  sequence_parallel             with tensor parallelism; without it where the request names it, or wide
   context_parallel_mode         ring, and all_to_all where the heads divide
   rank_order                    the launcher's own, and others where some collective crosses other links
   offload                       none, and what the request allows and the launcher has
@@ -37,7 +37,7 @@ def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Column
     for variants in (
         partial(_expert_tensor, wide=wide),
         partial(_shard_sizes, wide=wide),
-        _sequence_parallel,
+        partial(_sequence_parallel, wide=wide),
         _context_modes,
         _offload,
         _rank_orders,
@@ -110,9 +110,11 @@ def _shard_sizes(
         yield _constant(columns, name, int(value), sharded & (ranks % value == 0) & (inside != value))
 
 
-def _sequence_parallel(problem: Problem, _: Capabilities, columns: Columns) -> Iterator[Variant]:
-    """Tensor parallelism without it never saves time or memory: only where the request names it."""
-    if is_named(problem, "sequence_parallel"):
+def _sequence_parallel(
+    problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
+    """Tensor parallelism without it: heavier, and seldom faster; one sum may cost less than two halves."""
+    if (wide and able.sequence_parallel) or is_named(problem, "sequence_parallel"):
         yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
 
 

@@ -160,6 +160,7 @@ def an_answer(*plans: Plan, **changes: object) -> Answer:
         seed=0,
         versions={"meshwright": "0.1.0", "profile": "h100-sxm-80gb catalog"},
         num_gpus_used=128,
+        space="every",
     )
     return replace(answer, **changes)  # type: ignore[arg-type]
 

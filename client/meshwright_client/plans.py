@@ -157,6 +157,7 @@ class Answer:
     baseline: Mapping[str, Any] | None = None
     pareto: Mapping[str, Any] | None = None
     points: tuple[Point, ...] | None = None
+    space: str = "usual"  # or every: candidates that bound and proof are of
     next_page_token: str | None = None  # None: these are all plans
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -71,5 +72,6 @@ class AnswerView(BaseModel):
     baseline: Baseline | None = None
     pareto: ParetoFront | None = None
     points: list[PointView] | None = None  # of a sweep
+    space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     plans: list[RankedPlan]
     next_page_token: str | None

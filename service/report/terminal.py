@@ -120,7 +120,8 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     if answer.plans and answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
         claim += f" (simulated {tied(figures.seconds(step))}; "
-        claim += f"under this model no plan{_of_which(answer, problem)} can be under "
+        what = "plan" if answer.space == "every" else "configuration searched"
+        claim += f"under this model no {what}{_of_which(answer, problem)} can be under "
         claim += tied(figures.seconds(bound))
         claim += f"{_remainder(answer)})"
     return [

@@ -96,7 +96,8 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     said = [claim]
     if answer.bound_step_time_s is not None:
         bound = figures.seconds(answer.bound_step_time_s)
-        said.append(f"Under this model no plan can take less than {bound} (the first plan: simulated).")
+        what = "plan" if answer.space == "every" else "configuration searched"
+        said.append(f"Under this model no {what} can take less than {bound} (the first plan: simulated).")
     said += [*_odds(best), _searched(answer)]
     badge = "proved optimal" if proved else "best found"
     return Verdict(

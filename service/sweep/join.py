@@ -144,6 +144,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "baseline": None,
         "pareto": None,
         "points": [dict(row) for row in rows],
+        "space": "every" if {one.get("space") for one in known} == {"every"} else "usual",
     }
 
 

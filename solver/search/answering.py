@@ -124,6 +124,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
         notes={"profile": found.profile.title},
         objective=claim_of(found.problem, found.profile, score, claimed),
+        space="every" if space.every else "usual",
     )
 
 

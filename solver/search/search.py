@@ -43,6 +43,7 @@ from functools import partial
 import numpy as np
 
 from profiles.profile import PLACING_LAUNCHER, Profile
+from solver.candidates import searched_space
 from solver.columns import FloatArray, IntArray
 from solver.explain import explain
 from solver.mixed.search import search_placed
@@ -55,7 +56,7 @@ from solver.search.bounds import objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.certify import Judge
 from solver.search.closing import least_step_bound_s
-from solver.search.fitting import any_fits, lightest, lightest_of
+from solver.search.fitting import lightest
 from solver.search.frontier import Frontier, Solved
 from solver.search.known import rows_of
 from solver.search.opening import Opening, first_plan
@@ -82,7 +83,7 @@ def search(
     """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
-    ``wide``: among all candidates of ``enumerate_space``; asked for where nothing fits without them.
+    ``wide``: among all candidates of ``enumerate_space``, however many; else as ``searched_space`` says.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
     valid bound, or ``unknown`` without a plan.
@@ -98,7 +99,8 @@ def search(
         return search_placed(problem, profile, watch)
     with Judge(options) as judge:
         tick = partial(watch.report, "enumerating")
-        space = enumerate_space(problem, lambda: _looks(watch), legal_only=True, tick=tick, wide=wide)
+        among = partial(enumerate_space, wide=True) if wide else searched_space
+        space = among(problem, lambda: _looks(watch), legal_only=True, tick=tick)
         watch.report("enumerating", total=space.size, now=True)
         opening = first_plan(problem, profile, space, watch.tick)
         frontier = _frontier(problem, profile, space, opening, watch)
@@ -110,7 +112,7 @@ def search(
         certificate = judge.certify(frontier, proof.survivors, watch)
     plans = plans_of(problem, profile, frontier, certificate)
     answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
-    if answer.status == "infeasible" and not wide and _fits_among_all(problem, profile, watch):
+    if answer.status == "infeasible" and not space.every:
         left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))
         again = replace(problem, options=left)
         return search(again, profile, on_progress=on_progress, should_stop=should_stop, wide=True)
@@ -123,12 +125,6 @@ def search(
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
-
-
-def _fits_among_all(problem: Problem, profile: Profile, watch: Watch) -> bool:
-    """Whether some row among all candidates has a split that fits, proved by the split."""
-    rows = enumerate_space(problem, lambda: _looks(watch), legal_only=True, wide=True).rows
-    return any_fits(priced_rows(problem, profile, rows.take(lightest_of(rows))))
 
 
 def places_stages(problem: Problem, profile: Profile) -> bool:

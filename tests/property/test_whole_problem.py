@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from profiles.profile import default_profile
+from solver.candidates import searched_space
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.search.search import search
-from solver.space import enumerate_space
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 from tests.property.exhaustive import Exhaustive, exhaust
 
@@ -53,7 +53,7 @@ def tried(request: pytest.FixtureRequest) -> tuple[Answer, Rows, list[Exhaustive
     """The answer, the legal rows, and every split of each that fits."""
     problem: Problem = request.param()
     profile = default_profile(problem.cluster, problem.launcher)
-    space = enumerate_space(problem)
+    space = searched_space(problem)
     rows = priced_rows(problem, profile, space.columns.take(space.legal))
     return search(problem, profile), rows, [exhaust(rows, row) for row in range(len(rows))]
 

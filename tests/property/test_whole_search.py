@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.profile import default_profile
+from solver.candidates import searched_space
 from solver.check import violations
 from solver.columns import Columns
 from solver.digest import problem_digest
@@ -26,7 +27,6 @@ from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.search.search import search
 from solver.search.stages import best_splits
-from solver.space import enumerate_space
 from tests.property.exhaustive import exhaust, simulated_s
 from tests.small_problems import small_problems
 
@@ -42,7 +42,7 @@ def answer_to(problem: Problem) -> Answer:
 
 def rows_of(problem: Problem) -> Rows:
     """Every legal row, priced on its own."""
-    space = enumerate_space(problem)
+    space = searched_space(problem)
     profile = default_profile(problem.cluster, problem.launcher)
     return priced_rows(problem, profile, space.columns.take(space.legal))
 

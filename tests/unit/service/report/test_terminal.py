@@ -56,6 +56,11 @@ def test_an_optimal_answer_names_its_proofs_and_keeps_the_two_claims_apart() -> 
     ) in " ".join(text.split())
 
 
+def test_a_bound_of_the_usual_candidates_claims_no_more_than_what_was_searched() -> None:
+    said = " ".join(text_of(an_answer(space="usual")).split())
+    assert "under this model no configuration searched can be under 32.5 s" in said
+
+
 def test_where_batches_or_gpus_are_open_the_bound_is_that_of_the_first_plans() -> None:
     open_sizes = replace(a_problem(), options=SearchOptions(batch_sizes=(256,), num_nodes=(8, 16)))
     said = " ".join(text_of(an_answer(), open_sizes).split())

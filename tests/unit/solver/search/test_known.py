@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from profiles.profile import default_profile
+from solver.candidates import searched_space
 from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.search.frontier import Frontier, Interrupt
 from solver.search.known import rows_of
 from solver.search.search import search
-from solver.space import enumerate_space
 from tests.builders import a_cluster, a_configuration, a_model, a_problem
 
 PROBLEM = a_problem(
@@ -32,7 +32,7 @@ def timeless(answer: Answer) -> dict[str, object]:
 
 
 def test_a_plan_is_found_again_among_the_rows() -> None:
-    space = enumerate_space(PROBLEM, legal_only=True)
+    space = searched_space(PROBLEM, legal_only=True)
     plans = asked(PROBLEM, []).plans
     for plan in plans:
         (row,) = rows_of(space.rows, [plan.config])
@@ -40,7 +40,7 @@ def test_a_plan_is_found_again_among_the_rows() -> None:
 
 
 def test_what_is_no_row_is_passed_over() -> None:
-    space = enumerate_space(PROBLEM, legal_only=True)
+    space = searched_space(PROBLEM, legal_only=True)
     far = a_configuration(tensor_parallel_size=7)
     assert rows_of(space.rows, [far, a_configuration(stage_layers=())]) == []
     assert timeless(asked(PROBLEM, [far])) == timeless(asked(PROBLEM, []))
@@ -71,6 +71,6 @@ def test_what_is_known_is_ranked_before_any_other_row_is_opened(monkeypatch: pyt
 
 
 def test_rows_that_are_written_down_are_searched_in_the_same_way() -> None:
-    space = enumerate_space(PROBLEM, legal_only=True)
+    space = searched_space(PROBLEM, legal_only=True)
     known = [plan.config for plan in asked(PROBLEM, []).plans]
     assert rows_of(space.columns, known) == rows_of(space.rows, known)

@@ -1,0 +1,71 @@
+"""Which candidates are searched, and what an answer claims of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiles.profile import default_profile
+from solver.ask import ask
+from solver.candidates import searched_space
+from solver.fewest import fewest
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.space import enumerate_space
+from tests.builders import a_cluster, a_model, a_problem
+
+
+def on_two_nodes(**options: object) -> Problem:
+    """32 layers of Llama 3.1 8B, 1 024 sequences of 2 048 tokens: one usual slice, cp 1."""
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    limits: dict[str, object] = {"certify": "none", "top_k": 2, **options}
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=1024, **limits)
+    return replace(problem, workload=replace(problem.workload, seq_length=2048))
+
+
+def answered(problem: Problem) -> Answer:
+    return ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def test_a_pin_and_the_same_constraint_have_the_same_best_plan() -> None:
+    pinned = on_two_nodes(pin={"tensor_parallel_size": 8, "micro_batch_size": 64})
+    said = on_two_nodes(pin={"tensor_parallel_size": 8}, constraints=("micro_batch_size == 64",))
+    one, other = answered(pinned), answered(said)
+    # slices of 1 024 tokens halve the activations: nothing is recomputed
+    assert one.plans[0].config.context_parallel_size == 2
+    assert one.plans[0].config == other.plans[0].config
+    assert one.bound_step_time_s == pytest.approx(other.bound_step_time_s)
+    assert (one.space, other.space) == ("every", "every")
+
+
+def test_few_rows_are_searched_with_every_candidate_and_many_with_the_usual_ones() -> None:
+    few, many = a_problem(cluster=a_cluster(num_nodes=1)), replace(a_problem(), launcher="none")
+    assert searched_space(few, legal_only=True).every
+    assert not searched_space(many, legal_only=True).every
+
+
+def test_a_named_variable_has_every_candidate_where_the_usual_rows_are_more() -> None:
+    # 70B on 16 nodes without a launcher: over 400 000 legal rows; at most 16 sequences keep most of them
+    free = replace(a_problem(cluster=a_cluster(num_nodes=4)), launcher="none")
+    named = replace(free, options=replace(free.options, bounds={"micro_batch_size": (1, 16)}))
+    legal = [int(enumerate_space(one, legal_only=True).legal.sum()) for one in (free, named)]
+    assert all(400_000 < count < 1_000_000 for count in legal)
+    assert [searched_space(one, legal_only=True).every for one in (free, named)] == [False, True]
+
+
+def test_the_fewest_nodes_are_fewest_among_all_candidates() -> None:
+    # 32 sequences at once under tp 4 on 8 GPUs: only slices of 1 024 tokens, shorter than usual, fit
+    pin = {"micro_batch_size": 32, "tensor_parallel_size": 4}
+    problem = on_two_nodes(gpus="fewest", forbid={"recompute_granularity": ("full",)}, pin=pin)
+    answer = fewest(problem, default_profile(problem.cluster, problem.launcher))
+    assert answer.plans[0].config.num_gpus == 8
+    assert answer.plans[0].config.context_parallel_size == 2
+
+
+def test_tensor_ranks_that_hold_whole_sequences_may_be_fastest() -> None:
+    model = a_model(num_layers=5, hidden_size=2048, ffn_hidden_size=8192, num_attention_heads=16)
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=8, certify="none", top_k=1,
+                        pin={"tensor_parallel_size": 4})  # fmt: skip
+    workload = replace(problem.workload, seq_length=512)
+    answer = answered(replace(problem, launcher="torchtitan", workload=workload))
+    assert not answer.plans[0].config.sequence_parallel  # 32.3 ms; with it 33.5 ms
+    assert answer.gap == pytest.approx(0.0, abs=1e-6)
