@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from profiles.errors import FieldError
 from service.json_input import pointer
+from solver.constraints import constraint_of, holds_for
+from solver.expressions import Node, names_in
 from solver.options import SearchOptions
 from solver.problem import Problem
+
+Values = Mapping[str, tuple[int | str, ...]]
 
 # Sizes and words that ``solver.mixed`` does not vary: its rows have no other value.
 PLACED_ONLY: Mapping[str, int | str] = {
@@ -20,13 +25,12 @@ PLACED_ONLY: Mapping[str, int | str] = {
 
 
 def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
-    """A pin, prohibition or bound that leaves none of a variable's values is not searched: it is refused.
+    """A limit of the request that leaves none of a variable's values is not searched: it is refused.
 
     Else the answer would be that nothing fits, proved, in a space that never held what was asked for.
     """
-    values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
-    values["pipeline_schedule"] = ("none", "1f1b")
-    values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
+    values = _searched(problem)
+    yield from _constraint_faults(problem, values)
     for name, every in values.items():
         for section in _emptied(problem.options, name, every):
             allowed = ", ".join(map(str, every))
@@ -36,6 +40,44 @@ def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
                 allowed=allowed,
                 nearest=str(every[0]),
             )
+
+
+def _searched(problem: Problem) -> Values:
+    """The few values of each variable that is hardly searched."""
+    values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
+    values["pipeline_schedule"] = ("none", "1f1b")
+    values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
+    return values
+
+
+def _constraint_faults(problem: Problem, values: Values) -> Iterator[FieldError]:
+    """Constraints, or parts joined by ``and``, of these variables alone that none of their values keeps."""
+    for index, text in enumerate(problem.options.constraints):
+        for part in _parts(constraint_of(text)):
+            names = sorted(names_in(part))
+            if not names or not set(names) <= set(values) or _may_hold(part, names, values):
+                continue
+            searched = "; ".join(f"{name}: {', '.join(map(str, values[name]))}" for name in names)
+            yield FieldError(
+                pointer=pointer("search", "constraints", index),
+                message=f"where stages are placed on node groups only this is searched: {searched}",
+                allowed=searched,
+            )
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    """The constraints that one with ``and`` is made of."""
+    if node.sign != "and":
+        yield node
+        return
+    for operand in node.operands:
+        yield from _parts(operand)
+
+
+def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
+    """Whether some of the values keep a constraint."""
+    every = product(*(values[name] for name in names))
+    return any(holds_for(node, dict(zip(names, one, strict=True))) for one in every)
 
 
 def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) -> Iterator[str]:

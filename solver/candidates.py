@@ -46,8 +46,7 @@ def searched_space(
     usual = enumerate_space(problem, stopped, legal_only=legal_only, tick=tick)
     if usual.every or stopped() or usual.legal.sum() > _most(problem, one_by_one):
         return usual
-    every = enumerate_space(problem, stopped, legal_only=legal_only, tick=tick, wide=True)
-    return usual if stopped() else every
+    return enumerate_space(problem, stopped, legal_only=legal_only, tick=tick, wide=True)
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:

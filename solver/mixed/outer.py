@@ -16,11 +16,13 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from solver.columns import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
+from solver.constraints import names_of
 from solver.cost.communication import sent_bytes
 from solver.cost.context import context_of
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.mixed.fleet import Berth, Fleet
+from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
 from solver.search.rows import Rows
 from solver.space import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
@@ -79,27 +81,45 @@ def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
     )
 
 
-def _sizes(fleet: Fleet) -> Iterator[tuple[int, ...]]:
+def _contexts(problem: Problem, *, wide: bool) -> list[int]:
+    """Slices of the sequence: of enough tokens, or every one that divides where that is asked for."""
+    seq = problem.workload.seq_length
+    if wide or _is_named(problem, "context_parallel_size"):
+        return _divisors(seq)
+    return [1 << bit for bit in range(max(1, seq // MIN_TOKENS_PER_CONTEXT_RANK).bit_length())]
+
+
+def _largest_micro_batch(problem: Problem, *, wide: bool) -> int:
+    """The most sequences of a micro-batch."""
+    named = _is_named(problem, "micro_batch_size") or _is_named(problem, "num_microbatches")
+    return problem.workload.global_batch_size if wide or named else MAX_MICRO_BATCH_SIZE
+
+
+def _is_named(problem: Problem, name: str) -> bool:
+    """Whether the request limits a variable."""
+    return name in problem.options.named | names_of(problem.options.constraints)
+
+
+def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
     """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) of every row that some group has GPUs for."""
     problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
     able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
-    slices = problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK
-    contexts = [1 << bit for bit in range(max(1, slices).bit_length())]
+    contexts, largest = _contexts(problem, wide=wide), _largest_micro_batch(problem, wide=wide)
     experts = _divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
     for cp, dp, ep in product(contexts, _divisors(batch), experts):
         stages = sum(group.num_gpus // (cp * dp) for group in fleet.groups)
         if cp * dp > most:
             continue
-        sizes = [size for size in _divisors(batch // dp) if size <= MAX_MICRO_BATCH_SIZE]
+        sizes = [size for size in _divisors(batch // dp) if size <= largest]
         zeros = [zero for zero in able.zero_stages if zero == 0 or cp * dp > 1]
         for size, zero, pp in product(sizes, zeros, range(1, min(stages, problem.model.num_layers) + 1)):
             if pp == 1 or zero <= able.max_zero_stage_with_pipeline:
                 yield from ((cp, dp, ep, size, zero, again, pp) for again in range(_FULL + 1))
 
 
-def columns_of(fleet: Fleet) -> Columns:
+def columns_of(fleet: Fleet, *, wide: bool = False) -> Columns:
     """All rows as columns."""
-    rows = np.array(list(_sizes(fleet)), dtype=np.int64).reshape(-1, 7)
+    rows = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, 7)
     cp, dp, ep, size, zero, again, pp = rows.T
     ones, none, plain = np.ones_like(cp), SCHEDULES.index("none"), SCHEDULES.index("1f1b")
     return Columns(
@@ -149,9 +169,13 @@ def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
     return np.asarray(np.where(legal, fleet.groups[berth.group].num_gpus // each, 0))
 
 
-def outer_of(fleet: Fleet) -> tuple[Outer, int]:
-    """All rows that some groups have room for, priced; and how many there were before."""
-    columns, berths = columns_of(fleet), berths_of(fleet)
+def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
+    """All rows that some groups have room for, priced; and how many there were before.
+
+    ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual or
+    that the request limits.
+    """
+    columns, berths = columns_of(fleet, wide=wide), berths_of(fleet)
     room = np.stack([_room(fleet, columns, berth) for berth in berths])
     groups = np.array([berth.group for berth in berths])
     most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))

@@ -44,8 +44,10 @@ from solver.search.certify import Certificate, Judge
 from solver.search.watch import Watch, relative_gap
 
 
-def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
+def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool = False) -> Answer:
     """The ``top_k`` best placements of a problem on a mixed cluster.
+
+    ``wide``: among all slices of the sequence and micro-batches (``outer_of``), as where nothing else fits.
 
     Raises:
         InvalidProblemError: the problem names something unknown.
@@ -53,7 +55,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     """
     with Judge(problem.options) as judge:
         watch.report("enumerating", now=True)
-        outer, size = outer_of(Fleet.of(problem, profile))
+        outer, size = outer_of(Fleet.of(problem, profile), wide=wide)
         frontier = PlacedFrontier.of(outer, problem.options.top_k)
         shared = _Shared(outer.fleet, shares_of(outer) if len(outer) else [], [])
         for least_s, groups in shared.waiting():
@@ -68,6 +70,8 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows)
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
+    if answer.status == "infeasible" and not wide:
+        return search_placed(problem, profile, watch, wide=True)
     return replace(answer, warnings=(*answer.warnings, *certificate.warnings))
 
 

@@ -24,6 +24,7 @@ from solver.plan import Answer, Configuration, Plan, plan_id_of
 from solver.problem import Problem
 from solver.search.arrange import candidates
 from solver.search.priced import priced_rows
+from solver.search.ranking import INNER
 from solver.search.rows import Rows
 from solver.search.search import search
 from solver.search.stages import best_splits
@@ -33,7 +34,6 @@ from tests.small_problems import small_problems
 ROOT = Path(__file__).parents[2]
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
 ROUNDING = 1 + 1e-9
-INNER = ("recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule")
 
 
 def answer_to(problem: Problem) -> Answer:

@@ -143,6 +143,10 @@ def test_what_is_allowed_survives_in_a_fixed_order() -> None:
         ({"forbid": {"pipeline_schedule": ["none", "1f1b"]}}, "/search/forbid/pipeline_schedule"),
         ({"pin": {"rank_order": "tp-dp-cp-pp"}}, "/search/pin/rank_order"),
         ({"bounds": {"recompute_layers": [1, 4]}}, "/search/bounds/recompute_layers"),
+        ({"constraints": ["virtual_pipeline_size == 2"]}, "/search/constraints/0"),
+        ({"constraints": ["zero_stage < 3", "pipeline_schedule == 'zb_h1'"]}, "/search/constraints/1"),
+        ({"constraints": ["zero_stage < 3 and offload == 'optimizer'"]}, "/search/constraints/0"),
+        ({"constraints": ["rank_order == 'tp-cp-pp-dp'"]}, "/search/constraints/0"),
     ],
 )
 def test_what_placed_stages_do_not_take_is_refused_and_not_left_out(search: Request, at: str) -> None:
@@ -160,6 +164,8 @@ def test_what_placed_stages_do_not_take_is_refused_and_not_left_out(search: Requ
         {"pin": {"recompute_layers": 32}},  # all of them
         {"bounds": {"virtual_pipeline_size": [1, 4]}},
         {"forbid": {"pipeline_schedule": ["none"]}},
+        {"constraints": ["virtual_pipeline_size < 2", "pipeline_schedule == '1f1b'"]},
+        {"constraints": ["virtual_pipeline_size == 2 => zero_stage == 1"]},
     ],
 )
 def test_limits_that_leave_placed_stages_a_value_are_taken(search: Request) -> None:

@@ -170,3 +170,15 @@ def test_sizes_of_unlike_classes_add_up() -> None:
         assert config.global_batch_size == sum(
             one.data_parallel_size * one.micro_batch_size * one.num_microbatches for one in config.replicas
         )
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"pin": {"context_parallel_size": 2}}, {"constraints": ("context_parallel_size == 2",)}],
+)
+def test_slices_that_a_request_names_are_searched_however_short(limit: dict[str, object]) -> None:
+    # 2 048 tokens in two slices of 1 024, half of what is tried otherwise
+    problem = a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, **limit)
+    answer = answered(replace(problem, workload=replace(problem.workload, seq_length=2048)))
+    assert answer.status == "optimal"
+    assert answer.plans[0].config.context_parallel_size == 2

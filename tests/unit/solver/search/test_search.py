@@ -161,7 +161,7 @@ def test_stopping_before_anything_is_priced_keeps_the_plan_that_was_found_first(
 
 
 def test_stopping_after_all_is_bounded_keeps_a_bound() -> None:
-    polls = iter([False] * 6)
+    polls = iter([False] * 7)
     stopped = answer_to(small_problem(), should_stop=lambda: next(polls, True))
     best = answer_to(small_problem(certify="none", top_k=1)).plans[0].prediction.step_time_s
     assert stopped.status == "feasible"
