@@ -178,7 +178,7 @@ def test_sizes_of_unlike_classes_add_up() -> None:
 )
 def test_slices_that_a_request_names_are_searched_however_short(limit: dict[str, object]) -> None:
     # 2 048 tokens in two slices of 1 024, half of what is tried otherwise
-    problem = a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, **limit)
+    problem = a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, **limit)  # type: ignore[arg-type]
     answer = answered(replace(problem, workload=replace(problem.workload, seq_length=2048)))
     assert answer.status == "optimal"
     assert answer.plans[0].config.context_parallel_size == 2
