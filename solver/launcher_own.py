@@ -66,7 +66,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     name, faults = able.launcher, tuple(problem_faults(problem, able))
     if faults:
         yield Rule(
-            name=f"{name} trains this",
+            name=f"{name} does not train this model or workload",
             reason="; ".join(fault.message for fault in faults),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )

@@ -113,7 +113,7 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         ),
     )
     yield Rule(
-        name=f"{name} splits the layers so",
+        name=f"{name} has stages of one size alone",
         reason="it has no stages of different size",
         violated=lambda c: (
             (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
