@@ -25,7 +25,7 @@ NARROWED = frozenset(
         "sequence_parallel",
     }
 )
-_FEW = 400_000  # legal rows among the usual candidates; all of them are 2 to 25 times as many
+_FEW = 200_000  # legal rows among the usual candidates; all of them are 2 to 250 times as many, most by few
 _NAMED = 1_000_000  # the same where the request limits a narrowed variable
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
