@@ -22,9 +22,12 @@ class RampStage:
         return self.problem.workload.global_batch_size
 
     def columns(self, columns: Columns) -> Columns:
-        """Rows of the last stage as this one runs them: with fewer micro-batches."""
+        """Rows of the last stage as this one runs them: with fewer micro-batches.
+
+        ``take`` because a rule may be shown columns that only remember what is read of them.
+        """
         step = columns.data_parallel_size * columns.micro_batch_size
-        return replace(columns, num_microbatches=self.batch // step)
+        return replace(columns.take(slice(None)), num_microbatches=self.batch // step)
 
     def configuration(self, config: Configuration) -> Configuration:
         """A configuration of the last stage as this one runs it."""
