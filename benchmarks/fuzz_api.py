@@ -144,7 +144,7 @@ def schemathesis(
     """Requests that it made, and whether all answers were as declared."""
     made, sound = 0, True
     for phase in PHASES:
-        # One worker: threads that parse at once trip over each other in Python 3.11 (gh-106905).
+        # One worker: threads that parse at once trip over each other.
         options = ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--workers", "1"]
         options += ["--header", f"Authorization: {headers['Authorization']}", "--no-color", *phase]
         command = [str(program), "--config-file", str(settings), "run", f"{url}/openapi.json", *options]
