@@ -254,8 +254,8 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     behind = returned[:, -1:] - _prefix(returned, last + 1)
     late = passed[:, -1:] + behind + _own_work_s(rows, stages)
     all_first = chain + passed[:, -1:] - _prefix(passed, last + 1) + behind
-    late = np.where(runs_all_forward_first(rows.columns)[:, None], all_first, late)
-    end = np.maximum(np.maximum(chain, late), _steady_end_s(rows, stages, rank))
+    all_first = np.where(runs_all_forward_first(rows.columns)[:, None], all_first, -np.inf)
+    end = np.maximum.reduce([chain, late, all_first, _steady_end_s(rows, stages, rank)])
     step = end + way_back + np.maximum.accumulate(stages.rank_tail_s - way_back, axis=1)
     if rows.splits_backward.any():
         apart = least_end_s(rows, stages) + stages.rank_tail_s

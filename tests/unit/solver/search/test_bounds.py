@@ -16,9 +16,9 @@ from tests.strategies import Shape, columns_of, layout_of, prices_of
 FORWARD_S, BACKWARD_S = 1e-3, 2e-3
 
 
-def alike(layers: int, *, num_microbatches: int, schedule: str = "1f1b") -> Rows:
+def alike(layers: int, *, num_microbatches: int, schedule: str = "1f1b", vpp: int = 1) -> Rows:
     """Layers of 1 + 2 ms on four ranks, and nothing else: no embedding, head, transfer or tail."""
-    shapes = [Shape(pp=4, vpp=1, num_microbatches=num_microbatches, recompute=0, recompute_layers=0,
+    shapes = [Shape(pp=4, vpp=vpp, num_microbatches=num_microbatches, recompute=0, recompute_layers=0,
                     schedule=schedule)]  # fmt: skip
     prices = prices_of(shapes, 1, np.random.default_rng(1))
     nothing, layer = np.zeros_like(prices.forward_s), np.array([1.0, 0.0, 0.0])
@@ -58,3 +58,10 @@ def test_no_split_beats_equal_stages(way: Callable[[Rows, FloatArray], BoolArray
     rows = alike(8, num_microbatches=12)
     assert way(rows, np.array([0.090 * 1.0001]))[0]
     assert not way(rows, np.array([0.090 * 0.9999]))[0]
+
+
+def test_one_micro_batch_passes_every_chunk_before_it_comes_back() -> None:
+    # Four ranks of two chunks of 1 + 2 ms. (B) for rank 0: 8 ms down, 3 * 2 ms back behind its last chunk and
+    # 2 * 2 ms of its own: 18 ms. (B') leaves out the chunks between its own: 2 * 3 + 3 * 3 = 15 ms.
+    rows = alike(8, num_microbatches=1, schedule="looped_bfs", vpp=2)
+    assert split_s(rows, rows.stages([(1,) * 8]))[0] == pytest.approx(0.018)
