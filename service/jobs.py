@@ -26,7 +26,7 @@ from service.sweep.sweeps import Sweeps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one tenant may ask for; exact up to the requests that are in flight together."""
+    """What one tenant may ask for; exact up to the requests in flight, and shares of others (``room``)."""
 
     max_queued_jobs: int = 10_000
     max_submits_per_minute: int | None = None  # None: as many as it likes

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SHARE = 16  # API processes that together admit no more than there is room for
+SHARE = 16  # of the room, filled between two counts
 REMEMBER_S = 1.0  # jobs that come back to the queue are counted at most that much later
 MAX_TENANTS = 4096
 
@@ -23,9 +23,10 @@ class _Left:
 class Room:
     """The room of every tenant, for one API process; safe to share between threads.
 
-    Counting a queue takes as long as the queue is. Of the room that a count finds, each of up to
-    ``SHARE`` processes fills its share without another count: jobs that leave only make more room, so
-    the limit holds as if each job were counted. A small room is counted for every job.
+    Counting a queue takes as long as the queue is. Of the room that a count finds, a ``SHARE``-th is filled
+    without another count, within a second; so a small room is counted for every job. Jobs that leave only
+    make more room: one process holds the limit as if each job were counted. Each further process may fill
+    a share that it counted before the others filled the rest: a sixteenth of the limit more at most.
     """
 
     def __init__(self) -> None:

