@@ -22,7 +22,7 @@ from solver.cost.assemble import objective_s
 from solver.search.cp.request import Request, row_request
 from solver.search.cp.runner import Verdict, judge
 from solver.search.frontier import Frontier
-from solver.search.priced import Priced, priced_space
+from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
 from solver.space import enumerate_space
@@ -41,15 +41,15 @@ _ROUNDING_S = 2e-6
 _LIMIT_S = 60.0
 
 
-def priced(name: str) -> Priced:
+def priced(name: str) -> Rows:
     """All legal rows of a problem of ``benchmarks/problems``."""
     problem = parse_problem(read_problem_file(PROBLEMS / f"{name}.json"))
     space = enumerate_space(problem)
     profile = default_profile(problem.cluster, problem.launcher)
-    return priced_space(problem, profile, space.columns.take(space.legal))
+    return priced_rows(problem, profile, space.columns.take(space.legal))
 
 
-def row_of(rows: Priced, pp: int, vpp: int) -> Rows:
+def row_of(rows: Rows, pp: int, vpp: int) -> Rows:
     """The row of that shape with the least bound that has a split.
 
     Raises:
