@@ -37,6 +37,8 @@ WhatIf = Annotated[bool, Query(description="also predict other hardware and batc
 def job_report(job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True) -> Response:
     """The ranking of a finished job as one self-contained page."""
     job, page = service.jobs.plans(tenant, job_id, page_size=MOST_LISTED + 1, page_token=None)
+    if job.num_children is not None:
+        raise NotFoundError("a sweep has no report of its own: each of its points has one")
     answer = answer_from_json({**(job.answer or {}), "plans": page.items})
     return _page(service, answer, parse_problem(job.request), what_if=what_if)
 
