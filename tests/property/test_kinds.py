@@ -73,5 +73,5 @@ def test_how_many_rows_are_opened_together_changes_no_plan_and_no_claim(problem:
 
     one, many = answer(1), answer(usual)
     assert (one.plans, one.status, one.explored) == (many.plans, many.status, many.space_size)
-    for name in ("bound_step_time_s", "objective_excess") if one.plans else ():
-        assert getattr(one, name) == pytest.approx(getattr(many, name), rel=1e-6, abs=1e-9), name
+    for name in ("bound_step_time_s", "objective_excess") if one.plans else ():  # bounds are halved to 1e-5
+        assert getattr(one, name) == pytest.approx(getattr(many, name), rel=2e-5, abs=1e-9), name
