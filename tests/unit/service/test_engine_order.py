@@ -8,7 +8,6 @@ from service.db.clock import now_s
 from service.db.database import Database
 from service.db.records import NewJob, insert_job
 from service.db.tables import jobs, leaders
-from service.engine import claiming
 from service.engine.job_engine import JobEngine
 from service.engine.states import Outcome
 from tests.job_records import SUCCESS, add_job, claimed
@@ -123,12 +122,3 @@ def test_a_given_back_job_keeps_what_was_found_until_it_ends(database: Database,
     assert engine.complete(last, SUCCESS)
     with database.read() as connection:
         assert connection.execute(jobs.select()).mappings().one()["checkpoint"] is None
-
-
-def test_whose_turn_it_is_is_found_without_a_look_at_any_open_sweep(database: Database) -> None:
-    asked = str(claiming._TENANTS_BY_TURN.compile(compile_kwargs={"literal_binds": True}))
-    with database.read() as connection:
-        steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked}").all()
-    counted = [step.detail for step in steps if "running" in step.detail]
-    assert len(counted) == 1
-    assert "COVERING INDEX ix_jobs_with_worker" in counted[0]
