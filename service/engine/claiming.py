@@ -15,6 +15,7 @@ from sqlalchemy import (
     Select,
     func,
     literal_column,
+    or_,
     select,
     update,
 )
@@ -95,7 +96,7 @@ def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
 def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
     """The id of a tenant's next queued job, skipping rows that another worker is claiming now."""
     # An expression, as no index is to be used for it: SQLite would sort the whole queue.
-    in_time = jobs.c.expires_at_s + 0.0 > now_s()
+    in_time = or_(jobs.c.expires_at_s + 0.0 > now_s(), jobs.c.started_at_s.is_not(None))
     wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
     if min_age_s > 0:
         wanted.append(jobs.c.created_at_s <= now_s() - min_age_s)

@@ -7,12 +7,14 @@ the fence and takes a lease like every other, so that the join is stored once, w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, null, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, exists, func, null, select, update
 
 from service.db.clock import now_s
 from service.db.tables import jobs
+from service.engine.keeping import MOVED
 from service.engine.states import TERMINAL_STATES, Claim
 
 OPEN_STATES = ("queued", "running")
@@ -47,19 +49,18 @@ def claim_ready(
     return None if row is None else Claim(**row)
 
 
-def cancel_children(connection: Connection, tenant: str, parent_id: str) -> None:
-    """Cancel the queued children of a sweep now, and ask the running ones to stop."""
+def cancel_children(connection: Connection, tenant: str, parent_id: str) -> Sequence[Row[tuple[Any, ...]]]:
+    """Cancel the queued children of a sweep now, and ask the running ones to stop; the rows of all."""
     opened = and_(jobs.c.parent_id == parent_id, jobs.c.tenant == tenant, jobs.c.state.in_(OPEN_STATES))
     in_order = select(jobs.c.id).where(opened).order_by(jobs.c.id).with_for_update()
     queued = jobs.c.state == "queued"
     asked = update(jobs).where(jobs.c.id.in_(in_order.scalar_subquery()), opened)
-    connection.execute(
-        asked.values(
-            cancel_requested=True,
-            state=case((queued, "cancelled"), else_=jobs.c.state),
-            finished_at_s=case((queued, now_s())),
-        )
+    values = asked.values(
+        cancel_requested=True,
+        state=case((queued, "cancelled"), else_=jobs.c.state),
+        finished_at_s=case((queued, now_s())),
     )
+    return connection.execute(values.returning(*MOVED)).all()
 
 
 def note_progress(connection: Connection, parent_id: str) -> None:

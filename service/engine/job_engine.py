@@ -25,6 +25,7 @@ from service.db.database import Database
 from service.db.tables import jobs, plans
 from service.engine import families, sweeping
 from service.engine.claiming import claim_first, tenants_by_turn
+from service.engine.keeping import MOVED, keep_found, plan_rows
 from service.engine.states import MAX_EXCUSED, Beat, Claim, Outcome, Sweep
 
 
@@ -80,16 +81,7 @@ class JobEngine:
         )
         if outcome.progress is not None:
             end = end.values(progress=dict(outcome.progress))
-        rows = [
-            {
-                "job_id": claim.job_id,
-                "tenant": claim.tenant,
-                "rank": plan["rank"],
-                "plan_id": plan["plan_id"],
-                "body": dict(plan),
-            }
-            for plan in outcome.plans
-        ]
+        rows = plan_rows(claim.job_id, claim.tenant, outcome.plans)
         with self._database.write() as connection:
             held = connection.execute(end).rowcount == 1
             if held and rows:
@@ -118,7 +110,9 @@ class JobEngine:
         found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
         back = _held(claim).values(**_given_back(), **found)
         with self._database.write() as connection:
-            return connection.execute(back).rowcount == 1
+            moved = connection.execute(back.returning(*MOVED)).all()
+            keep_found(connection, moved)
+        return bool(moved)
 
     def abandon(self, claim: Claim) -> bool:
         """Uncount a claim whose lease ran out, by the worker that lives to say so; False: too late.
@@ -130,7 +124,10 @@ class JobEngine:
         mild = jobs.c.state.in_(["queued", "running"]), jobs.c.fence <= MAX_EXCUSED
         back = update(jobs).where(*still, *mild)
         with self._database.write() as connection:  # a fence of its own: it is said once
-            return connection.execute(back.values(**_given_back(), fence=jobs.c.fence + 1)).rowcount == 1
+            given = back.values(**_given_back(), fence=jobs.c.fence + 1)
+            moved = connection.execute(given.returning(*MOVED)).all()
+            keep_found(connection, moved)
+        return bool(moved)
 
     def cancel(self, tenant: str, job_id: str) -> bool:
         """Cancel a queued job now, ask a running one to stop, leave a finished one; False: no such job."""
@@ -147,8 +144,9 @@ class JobEngine:
             )
         )
         with self._database.write() as connection:
-            if connection.execute(asked).rowcount:
-                families.cancel_children(connection, tenant, job_id)
+            moved = connection.execute(asked.returning(*MOVED)).all()
+            if moved:
+                keep_found(connection, [*moved, *families.cancel_children(connection, tenant, job_id)])
                 return True
             return connection.execute(select(jobs.c.id).where(own)).first() is not None
 

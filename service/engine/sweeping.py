@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sqlalchemy import Connection, and_, case, func, insert, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    and_,
+    case,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from service.db.clock import now_s
 from service.db.database import Database
 from service.db.tables import jobs, leaders
 from service.engine.families import is_sweep
+from service.engine.keeping import MOVED, keep_found
 from service.engine.states import MAX_ATTEMPTS, Sweep
 
 ROLE = "sweeper"
@@ -74,7 +87,7 @@ def _end_leases(connection: Connection) -> Counter[str]:
     state = case((cancelled, "cancelled"), (poison, "failed"), (is_sweep, "running"), else_="queued")
     lapsed = (
         update(jobs)
-        .where(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())
+        .where(jobs.c.id.in_(_free(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())))
         .values(
             state=state,
             worker=None,
@@ -82,17 +95,28 @@ def _end_leases(connection: Connection) -> Counter[str]:
             finished_at_s=case((or_(cancelled, poison), now_s())),
             problem=case((poison, literal({"code": "poison", "detail": detail}, jobs.c.problem.type))),
         )
-        .returning(jobs.c.state)
+        .returning(*MOVED)
     )
-    return Counter(connection.execute(lapsed).scalars())
+    moved = connection.execute(lapsed).all()
+    keep_found(connection, moved)
+    return Counter(row.state for row in moved)
 
 
 def _expire(connection: Connection) -> int:
-    """Expire the queued jobs that nobody claimed in time."""
+    """Expire the queued jobs that nobody claimed in time; one that came back to the queue was claimed."""
     now = select(now_s()).scalar_subquery()  # read once: PostgreSQL then finds the late ones by index
-    late = and_(jobs.c.state == "queued", jobs.c.expires_at_s <= now)
+    late = _free(jobs.c.state == "queued", jobs.c.expires_at_s <= now, jobs.c.started_at_s.is_(None))
     values = {"state": "expired", "finished_at_s": now_s()}
-    return connection.execute(update(jobs).where(late).values(values)).rowcount
+    return connection.execute(update(jobs).where(jobs.c.id.in_(late)).values(values)).rowcount
+
+
+def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
+    """Ids of jobs, without those that somebody is changing now: a sweep waits for nobody.
+
+    A worker that froze inside a transaction would hold up the jobs of all others; and who never waits
+    for a row while it holds others has no part in a deadlock.
+    """
+    return select(jobs.c.id).where(*wanted).with_for_update(skip_locked=True).scalar_subquery()
 
 
 def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
@@ -107,7 +131,7 @@ def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
     waited_s = hinted_at_s - jobs.c.created_at_s
     pause_s = case((waited_s > hint_after_s, waited_s), else_=hint_after_s)
     due = hinted_at_s < now_s() - pause_s
-    first = oldest.limit(MAX_HINTS).scalar_subquery()
+    first = oldest.limit(MAX_HINTS).with_for_update(skip_locked=True).scalar_subquery()
     marked = update(jobs).where(jobs.c.id.in_(first), due).values(hinted_at_s=now_s())
     found = connection.execute(marked.returning(jobs.c.created_at_s, jobs.c.id)).all()
     return tuple(job_id for _, job_id in sorted((created_at_s, job_id) for created_at_s, job_id in found))

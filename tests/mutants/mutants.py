@@ -37,8 +37,8 @@ MUTANTS = (
     Mutant(
         name="a sweep ends leases that last",
         file=SWEEP,
-        old='.where(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())',
-        new='.where(jobs.c.state == "running")',
+        old='_free(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())',
+        new='_free(jobs.c.state == "running")',
     ),
     Mutant(
         name="a sweep never ends a lease",

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import update
@@ -173,6 +174,49 @@ def test_what_nobody_claims_in_time_expires_and_is_never_claimed(
     assert engine.claim_one("worker") is None
     assert engine.sweep().expired == 1
     assert job_in(database).state == "expired"
+
+
+def test_a_job_that_was_claimed_in_time_does_not_expire_when_its_worker_dies_or_leaves(
+    database: Database, engine: JobEngine
+) -> None:
+    for name in ("died", "left"):
+        add_job(database, name)
+        claim = claimed(engine)
+        with database.write() as connection:  # its deadline passes while it is searched
+            connection.execute(update(jobs).where(jobs.c.id == name).values(expires_at_s=0.0))
+        if name == "died":
+            let_lease_run_out(database)
+            swept = engine.sweep()
+        else:
+            assert engine.release(claim)
+            swept = engine.sweep()
+        assert (swept.expired, job_in(database, name).state) == (0, "queued")
+        again = claimed(engine)
+        assert again.job_id == name
+        assert engine.complete(again, replace(SUCCESS, plans=()))
+
+
+FOUND = {"status": "feasible", "plans": [{"plan_id": "ccc", "rank": 1}]}
+
+
+@pytest.mark.parametrize("asked", ["before it is given back", "after it", "after another worker died"])
+def test_what_a_worker_found_that_had_to_leave_is_kept_when_the_job_is_cancelled(
+    database: Database, engine: JobEngine, asked: str
+) -> None:
+    add_job(database)
+    claim = claimed(engine)
+    if asked == "before it is given back":
+        engine.cancel(TENANT, "job")  # too late for its worker to hear of
+    assert engine.release(claim, FOUND)
+    if asked == "after another worker died":
+        claimed(engine)
+        engine.cancel(TENANT, "job")
+        let_lease_run_out(database)
+        engine.sweep()
+    engine.cancel(TENANT, "job")
+    job = job_in(database)
+    assert (job.state, job.answer) == ("cancelled", {"status": "feasible"})
+    assert num_plans(database) == 1
 
 
 def test_the_sweeper_publishes_a_waiting_job_again_once_per_period(
