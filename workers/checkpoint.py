@@ -16,6 +16,8 @@ from service.db.database import compact_json
 from service.engine.states import FinalState, Outcome
 from solver.plan import Answer, Configuration, configuration_from_json
 
+RATES = frozenset({"tokens_per_s_per_gpu"})  # objectives of which more is better
+
 
 def checkpoint_of(answer: Answer | None) -> dict[str, Any] | None:
     """The incumbent of a search that was told to stop, as it is stored; None when it has no plan."""
@@ -37,13 +39,23 @@ def known_in(checkpoint: Mapping[str, Any] | None) -> list[Configuration]:
         return []
 
 
+def passed_on(answer: Answer | None, checkpoint: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a leaving worker passes on; None: nothing, or less than what it was given itself."""
+    found = checkpoint_of(answer)
+    if found is None or checkpoint is None:
+        return found
+    return found if _standing(found) <= _standing(checkpoint) else None
+
+
 def resumed(outcome: Outcome, checkpoint: Mapping[str, Any] | None) -> Outcome:
-    """The outcome, or what the checkpoint holds where that is better proved.
+    """The outcome, or what the checkpoint holds where that is better.
 
     Proofs (``optimal``, ``infeasible``) and errors of the search stand. An answer cut by its limit is
-    replaced when it has no plan, or when its gap to the bound is the larger one.
+    replaced when it has no plan, when its first plan is the worse one, or when of equal ones less is proved.
     """
-    if checkpoint is None or not _is_cut(outcome) or _gap(outcome.answer) <= _gap(checkpoint):
+    if checkpoint is None or not _is_cut(outcome):
+        return outcome
+    if _standing({**(outcome.answer or {}), "plans": outcome.plans}) <= _standing(checkpoint):
         return outcome
     body = dict(checkpoint)
     plans = body.pop("plans")
@@ -58,10 +70,14 @@ def _is_cut(outcome: Outcome) -> bool:
     return code in {"no_plan", "time_limit"} or outcome.state == "cancelled" or status == "feasible"
 
 
-def _gap(answer: Mapping[str, Any] | None) -> float:
-    """Relative gap between incumbent and bound, of what the request ranks by; without a plan infinite."""
-    if answer is None or answer["status"] == "unknown":
-        return inf
-    claim = answer.get("objective") or answer
-    gap = claim.get("gap")
-    return inf if gap is None else float(gap)
+def _standing(answer: Mapping[str, Any]) -> tuple[float, float]:
+    """What unproved answers are compared by, less is better: the first plan, then its gap to the bound."""
+    if not answer.get("plans"):
+        return inf, inf
+    claim = answer.get("objective") or {}
+    value, gap = claim.get("value"), (claim or answer).get("gap")
+    if value is None:
+        value = answer["plans"][0]["prediction"]["step_time_s"]
+    elif claim["name"] in RATES:
+        value = -value
+    return float(value), inf if gap is None else float(gap)

@@ -27,7 +27,7 @@ from service.versions import cache_key_of, versions_of
 from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
-from workers.checkpoint import checkpoint_of, known_in, resumed
+from workers.checkpoint import known_in, passed_on, resumed
 from workers.heartbeat import Heartbeat
 from workers.outcome import outcome_of, outcome_without_answer
 
@@ -165,13 +165,12 @@ class Runner:
         if isinstance(running.error, DATABASE_AWAY) and not cancelled:
             return lambda: False  # it did not get its profile; the sweeper takes the job, three times
         if self._leaving.is_set() and not cancelled and not proved:
-            return lambda: engine.release(claim, checkpoint_of(answer))
+            return lambda: engine.release(claim, passed_on(answer, claim.checkpoint))
         if answer is None:
             outcome = outcome_without_answer(running.error, cancelled=cancelled)
         else:
             outcome = outcome_of(answer, cache_key=running.cache_key, cancelled=cancelled)
-        best = outcome if cancelled and outcome.plans else resumed(outcome, claim.checkpoint)
-        last = replace(best, progress=heartbeat.last_progress())
+        last = replace(resumed(outcome, claim.checkpoint), progress=heartbeat.last_progress())
         return lambda: engine.complete(claim, last)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:

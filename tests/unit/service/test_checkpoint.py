@@ -5,14 +5,18 @@ from dataclasses import replace
 import pytest
 
 from service.engine.states import Outcome
-from solver.plan import Answer
+from solver.plan import Answer, Plan
 from tests.builders import a_plan, an_answer
-from workers.checkpoint import checkpoint_of, resumed
+from workers.checkpoint import checkpoint_of, passed_on, resumed
 from workers.outcome import outcome_of, outcome_without_answer
 
 
 def cut(gap: float) -> Answer:
-    return an_answer(a_plan(plan_id=f"gap-{gap}"), status="feasible", gap=gap)
+    return cut_of(a_plan(plan_id=f"gap-{gap}"), gap)
+
+
+def cut_of(plan: Plan, gap: float | None) -> Answer:
+    return an_answer(plan, status="feasible", gap=gap)
 
 
 def ended(answer: Answer, *, cancelled: bool = False) -> Outcome:
@@ -40,6 +44,36 @@ def test_a_resumed_search_that_finds_nothing_in_time_ends_with_what_was_kept(out
 def test_of_two_answers_that_were_cut_the_better_proved_one_is_stored() -> None:
     assert [plan["plan_id"] for plan in resumed(ended(cut(0.05)), KEPT).plans] == ["gap-0.03"]
     assert [plan["plan_id"] for plan in resumed(ended(cut(0.01)), KEPT).plans] == ["gap-0.01"]
+
+
+def test_plans_without_a_bound_are_kept_too() -> None:
+    """A search that is told to stop before it has priced every row knows a plan and no bound."""
+    boundless = checkpoint_of(replace(cut(0.03), gap=None, bound_step_time_s=None))
+    for outcome in (NO_PLAN, outcome_without_answer(None, cancelled=False)):
+        assert [plan["plan_id"] for plan in resumed(outcome, boundless).plans] == ["gap-0.03"]
+
+
+def faster(step_s: float, gap: float | None) -> Answer:
+    plan = a_plan(plan_id=f"{step_s:g} s")
+    return cut_of(replace(plan, prediction=replace(plan.prediction, step_time_s=step_s)), gap)
+
+
+def test_a_resumed_search_never_ends_with_slower_plans_than_it_began_with() -> None:
+    """Placed stages begin anew: a short second try is far from what the first had found."""
+    kept = checkpoint_of(faster(30.0, None))
+    assert [plan["plan_id"] for plan in resumed(ended(faster(31.0, 0.5)), kept).plans] == ["30 s"]
+    assert [plan["plan_id"] for plan in resumed(ended(faster(29.0, None)), kept).plans] == ["29 s"]
+    cancelled = resumed(ended(faster(31.0, 0.5), cancelled=True), kept)
+    assert (cancelled.state, [plan["plan_id"] for plan in cancelled.plans]) == ("cancelled", ["30 s"])
+
+
+def test_a_second_worker_that_leaves_with_less_passes_on_what_the_first_had_found() -> None:
+    kept = checkpoint_of(faster(30.0, 0.1))
+    assert passed_on(faster(31.0, 0.5), kept) is None  # the earlier one stands
+    assert passed_on(replace(an_answer(), status="unknown", plans=()), kept) is None
+    better = passed_on(faster(29.0, 0.5), kept)
+    assert better is not None
+    assert better["plans"][0]["plan_id"] == "29 s"
 
 
 def test_a_proof_and_a_bug_stand_whatever_was_kept() -> None:
