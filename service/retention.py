@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Column, ColumnElement, Connection, and_, delete, exists, null, select
+from sqlalchemy import Column, ColumnElement, Connection, and_, delete, exists, null, or_, select
 
 from service.db.clock import now_s
 from service.db.database import Database
@@ -39,7 +39,11 @@ class Retention:
         """Remove finished jobs that are too old, with plans and events, and expired keys."""
         with self._database.write() as connection:
             finished = _delete_older(
-                connection, jobs.c.finished_at_s, jobs.c.id, age_s=self._keep_jobs_s, only=_whole()
+                connection,
+                jobs.c.finished_at_s,
+                jobs.c.id,
+                age_s=self._keep_jobs_s,
+                only=_whole(self._keep_jobs_s),
             )
         with self._database.write() as connection:
             keys = _delete_older(
@@ -51,12 +55,13 @@ class Retention:
         return Pruned(jobs=finished, keys=keys)
 
 
-def _whole() -> ColumnElement[bool]:
+def _whole(age_s: float) -> ColumnElement[bool]:
     """Jobs that no sweep still needs: its points go when it has ended as long ago, and before it does."""
     sweep, child = jobs.alias("sweep"), jobs.alias("child")
-    ended = select(null()).where(sweep.c.id == jobs.c.parent_id, sweep.c.finished_at_s.is_(None))
+    is_kept = or_(sweep.c.finished_at_s.is_(None), sweep.c.finished_at_s >= now_s() - age_s)
+    kept = select(null()).where(sweep.c.id == jobs.c.parent_id, is_kept)
     has_points = select(null()).where(child.c.parent_id == jobs.c.id)
-    return and_(~exists(ended), ~exists(has_points))
+    return and_(~exists(kept), ~exists(has_points))
 
 
 def _delete_older(

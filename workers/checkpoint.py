@@ -51,7 +51,7 @@ def resumed(outcome: Outcome, checkpoint: Mapping[str, Any] | None) -> Outcome:
     """The outcome, or what the checkpoint holds where that is better.
 
     Proofs (``optimal``, ``infeasible``) and errors of the search stand. An answer cut by its limit is
-    replaced when it has no plan, when its first plan is the worse one, or when of equal ones less is proved.
+    replaced when it has no plan, when its first plan is the worse one, or of equal ones the less proved.
     """
     if checkpoint is None or not _is_cut(outcome):
         return outcome

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from dataclasses import asdict
+from math import isfinite
 from types import TracebackType
 from typing import Self
 
@@ -58,8 +59,14 @@ class Heartbeat:
         self._latest = progress
 
     def last_progress(self) -> dict[str, object] | None:
-        """The newest progress as it is stored."""
-        return None if self._latest is None else asdict(self._latest)
+        """The newest progress as it is stored: JSON has no infinity, and no report may cost the lease."""
+        if self._latest is None:
+            return None
+        told = asdict(self._latest)
+        return {
+            name: None if isinstance(one, float) and not isfinite(one) else one
+            for name, one in told.items()
+        }
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S) and self.verdict != "lost":

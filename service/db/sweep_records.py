@@ -34,10 +34,9 @@ def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChil
         values = {**job_values(new), "id": f"{stem}{position:04x}", "request": child.request}
         values |= {"parent_id": new.id, "position": position}
         values["point"] = {"values": dict(child.values), "reused_from": child.known}
-        if child.known is None:
+        if child.known is None or not _copy(connection, new.tenant, child.known, values):
+            values["point"] = {"values": dict(child.values), "reused_from": None}
             connection.execute(insert(jobs).values(values))
-        else:
-            _copy(connection, new.tenant, child.known, values)
     return JobRecord(**row)
 
 
@@ -80,18 +79,24 @@ def answered_jobs(connection: Connection, tenant: str, cache_keys: Collection[st
     return found
 
 
-def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, Any]) -> None:
-    """Add a child that has ended already, with the answer and the plans of the job ``known``."""
+def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, Any]) -> bool:
+    """Add a child that has ended already, with the answer and the plans of the job ``known``.
+
+    False: that job was forgotten a moment ago. Else it stays until all of it is copied.
+    """
     moments = {"started_at_s": now_s(), "finished_at_s": now_s()}
     own = {name: value for name, value in {**values, **moments}.items() if name not in _COPIED}
     new = [literal(value, jobs.c[name].type) if _is_plain(value) else value for name, value in own.items()]
     source = select(*(jobs.c[name] for name in _COPIED), *new).where(
         jobs.c.id == known, jobs.c.tenant == tenant
     )
-    connection.execute(insert(jobs).from_select([*_COPIED, *own], source))
+    held = source.with_for_update(read=True)
+    if connection.execute(insert(jobs).from_select([*_COPIED, *own], held)).rowcount != 1:
+        return False
     body = select(literal(values["id"]), plans.c.rank, plans.c.tenant, plans.c.plan_id, plans.c.body)
     names = ["job_id", "rank", "tenant", "plan_id", "body"]
     connection.execute(insert(plans).from_select(names, body.where(plans.c.job_id == known)))
+    return True
 
 
 def _is_plain(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -83,8 +84,12 @@ class Sweeps:
         )
 
     def _points(self, claim: Claim, count: int, top_k: int) -> Iterator[SolvedPoint]:
-        """The children in order, one at a time in memory."""
+        """The children in order, one at a time in memory; the lease is renewed as a worker's is."""
+        renewed_at = time.monotonic()
         for position in range(count):
+            if time.monotonic() - renewed_at > self._engine.lease_s / 4:
+                renewed_at = time.monotonic()
+                self._engine.heartbeat(claim)
             with self._database.read() as connection:
                 child = child_at(connection, claim.job_id, position)
                 if child is None:

@@ -217,6 +217,22 @@ def test_progress_is_stored_while_the_search_runs(database: Database, engine: Jo
     assert seen[0]["incumbent_step_time_s"] == 33.0
 
 
+def test_progress_that_is_no_json_costs_a_report_and_not_the_lease(database: Database) -> None:
+    engine = JobEngine(database, lease_s=0.8)
+    add_job(database)
+
+    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+        del problem
+        on_progress(replace(REPORT, bound_step_time_s=float("inf")))
+        ends = time.monotonic() + 1.2
+        while time.monotonic() < ends and not should_stop():
+            time.sleep(0.02)
+        return an_answer(status="feasible")
+
+    runner_of(engine, search).run_next()
+    assert (job_in(database).state, job_in(database).attempts, num_plans(database)) == ("succeeded", 1, 1)
+
+
 def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
     database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

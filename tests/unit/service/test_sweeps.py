@@ -1,13 +1,16 @@
 """Sweeps as jobs: children that workers share, joined once, on a real SQLite file."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from service.db.clock import now_s
 from service.db.database import Database
+from service.db.records import JobRecord
+from service.db.sweep_records import child_at
 from service.db.tables import jobs as job_table
 from service.engine.job_engine import JobEngine
 from service.engine.states import MAX_ATTEMPTS
@@ -105,6 +108,28 @@ def test_a_join_that_was_broken_off_is_done_again_and_the_first_one_writes_nothi
     assert record_in(database, parent.id).state == "succeeded"
     assert not engine.fail(lost, code="late", detail="")
     assert record_in(database, parent.id).state == "succeeded"
+
+
+def test_a_join_that_takes_longer_than_a_lease_keeps_it(
+    jobs: Jobs, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = JobEngine(database, lease_s=0.4)
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+
+    def slowly(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
+        time.sleep(0.25)  # three of them take 0.75 s
+        engine.sweep()
+        assert engine.claim_ready("another") is None
+        return child_at(connection, parent_id, position)
+
+    monkeypatch.setattr("service.sweep.sweeps.child_at", slowly)
+    Sweeps(database, engine, worker="slow").child_ended(parent.id)
+    assert (record_in(database, parent.id).state, record_in(database, parent.id).attempts) == (
+        "succeeded",
+        1,
+    )
 
 
 def test_a_sweep_that_kills_whoever_joins_it_is_poison(
@@ -269,6 +294,35 @@ def test_an_old_sweep_is_forgotten_with_its_children(
     with database.write() as connection:
         connection.execute(update(job_table).values(finished_at_s=now_s() - 2 * DAY_S))
     assert [retention.prune().jobs for _ in range(3)] == [3, 1, 0]
+
+
+def test_the_points_of_a_sweep_that_took_long_are_kept_as_long_as_the_sweep(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    with database.write() as connection:  # the first points ended long before the last one
+        ended = job_table.c.finished_at_s.is_not(None)
+        connection.execute(update(job_table).where(ended).values(finished_at_s=now_s() - 2 * DAY_S))
+    sweeps.child_ended(parent.id)
+    assert Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=60.0).prune().jobs == 0
+    assert len(children_in(database, parent.id)) == 3
+
+
+def test_a_known_answer_that_is_forgotten_at_that_moment_is_searched_again(
+    jobs: Jobs, engine: JobEngine, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "service.intake.answered_jobs", lambda _connection, _tenant, keys: dict.fromkeys(keys, "gone")
+    )
+    parent = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 32]))
+    assert states_of(database, parent.id) == ["queued", "queued"]
+    for _ in range(2):
+        answer_child(engine)
+    Sweeps(database, engine, worker="worker").child_ended(parent.id)
+    record = record_in(database, parent.id)
+    assert [row["reused"] for row in (record.answer or {})["points"]] == [False, False]
 
 
 def test_an_answer_that_is_no_json_of_ours_fails_the_sweep_and_no_other(
