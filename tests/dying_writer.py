@@ -1,7 +1,7 @@
-"""``python -m tests.dying_writer URL N``: claims a job, begins to store its result, and is killed.
+"""``python -m tests.dying_writer URL N [SIGNAL]``: claims a job, begins to store its result, and is killed.
 
-SIGKILL comes just before the N-th thing that is sent to the database (BEGIN, each statement, COMMIT);
-with N beyond the last one it comes after the commit. Prints nothing; ends by the signal in any case.
+SIGKILL, or the signal of that name, comes just before the N-th thing that is sent to the database (BEGIN,
+each statement, COMMIT); with N beyond the last one SIGKILL comes after the commit. Prints nothing.
 """
 
 import os
@@ -15,7 +15,7 @@ from service.engine.job_engine import JobEngine
 from tests.job_records import SUCCESS, claimed
 
 
-def main(url: str, fatal: int) -> None:
+def main(url: str, fatal: int, number: signal.Signals = signal.SIGKILL) -> None:
     database = Database(url)
     engine = JobEngine(database, lease_s=1.0)
     claim = claimed(engine)
@@ -25,7 +25,7 @@ def main(url: str, fatal: int) -> None:
         nonlocal sent
         sent += 1
         if sent == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
 
     for moment in ("begin", "before_cursor_execute", "commit"):
         event.listen(database._engine, moment, send)
@@ -34,4 +34,4 @@ def main(url: str, fatal: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *(signal.Signals[name] for name in sys.argv[3:]))

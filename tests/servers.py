@@ -3,17 +3,19 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from service.db.database import sqlite_path
 from service.engine.states import TERMINAL_STATES
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +90,42 @@ def working(
     stderr = subprocess.DEVNULL if quiet else None
     with ended(subprocess.Popen(command, env=environment(settings), stderr=stderr, text=True)) as process:
         yield process
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether every thread of a process stands still, or is over; one in a system call stops after it."""
+    try:
+        found = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # a thread ended meanwhile
+        return False
+    return {stat.rpartition(")")[2].split()[0] for stat in found} <= {"T", "Z"}
+
+
+def freeze(pid: int, database_url: str) -> None:
+    """SIGSTOP a process, on SQLite between two of its writes.
+
+    Who is stopped inside the milliseconds of a write to SQLite keeps the file's only write lock, so that
+    nobody works until it goes on or dies: that is another fault, which no other process can mend.
+    """
+    path = sqlite_path(database_url)
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: is_stopped(pid))
+        if path is None or _takes_writes(path):
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def _takes_writes(path: Path) -> bool:
+    """Whether a write to a SQLite file can begin within half a second."""
+    with closing(sqlite3.connect(path, timeout=0.5, isolation_level=None)) as probe:
+        try:
+            probe.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        probe.execute("ROLLBACK")
+        return True
 
 
 @contextmanager

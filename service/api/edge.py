@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.errors import BodyTooLargeError
 from service.api.metrics import Metrics
-from service.api.problems import problem_response
+from service.api.problems import NO_PAGE, problem_response
 from service.json_input import MAX_INPUT_BYTES
 from service.logs import REQUESTS, about
 from service.settings import LOOPBACK_HOSTS
@@ -47,6 +47,9 @@ class Edge:
         with about(request_id=request_id):
             try:
                 await self._serve(scope, _bounded(receive, headers), sent, headers)
+            except Exception:
+                sent.status = 500  # a bug: the layer outside of this one answers
+                raise
             finally:
                 self._tell(scope, sent.status, time.monotonic() - began_s)
 
@@ -69,7 +72,7 @@ class Edge:
 
 
 class _Sent:
-    """``send`` that adds the request's id and remembers the status."""
+    """``send`` that adds the request's id, and a policy where there is none, and remembers the status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -80,7 +83,10 @@ class _Sent:
         """Send one message."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self._request_id
+            for name, value in NO_PAGE.items():
+                headers.setdefault(name, value)
         await self._send(message)
 
 

@@ -43,6 +43,14 @@ class ProblemView(BaseModel):
     errors: list[FaultView] | None = None
 
 
+# What is no page loads nothing and is framed nowhere, should a browser show it (OWASP, REST Security Cheat
+# Sheet, "Security Headers"); pages bring a policy of their own.
+NO_PAGE = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
 def type_of(code: str) -> str:
     """The stable type of a problem, from the code of its error."""
     return f"urn:meshwright:problem:{code}"
@@ -68,7 +76,7 @@ def problem_response(
         request_id=request_id,
         errors=[FaultView.of(error) for error in errors] or None,
     )
-    sent = {**(headers or {}), **({"X-Request-ID": request_id} if request_id else {})}
+    sent = {**NO_PAGE, **(headers or {}), **({"X-Request-ID": request_id} if request_id else {})}
     body = view.model_dump_json(exclude_none=True)
     return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=sent)
 

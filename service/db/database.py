@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import (
     DisconnectionError,
     InterfaceError,
@@ -26,7 +26,22 @@ from service.db.grouping import Grouping
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
 POOL_TIMEOUT_S = 5.0
+# A client that froze inside a transaction keeps its locks no longer than this, and nobody waits longer for
+# one: less than a lease, so that another worker takes over in time.
+PATIENCE = "-c idle_in_transaction_session_timeout=5000 -c lock_timeout=5000"
+# A server that vanished without a word is noticed; else a worker would wait a quarter of an hour (Linux's
+# tcp_retries2) or two (tcp_keepalive_time) for its answer.
+KEEPALIVE = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 PING_AFTER_S = 1.0  # of idleness; a connection that broke sooner costs one request a 503
+
+# SQLSTATEs (PostgreSQL 18, appendix A): read_only_sql_transaction, idle_in_transaction_session_timeout,
+# transaction_timeout.
+AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
 
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
@@ -95,15 +110,40 @@ def _engine(url: URL) -> Engine:
     """The engine, its pool and, on SQLite, its pragmas."""
     pool = {"pool_size": 8, "max_overflow": 32, "pool_timeout": POOL_TIMEOUT_S}
     if url.get_backend_name() != "sqlite":
-        timeouts = {"connect_timeout": 5, "application_name": "meshwright"}
-        engine = create_engine(url, json_serializer=compact_json, connect_args=timeouts, **pool)
+        engine = create_engine(url, json_serializer=compact_json, connect_args=_manners(url), **pool)
         event.listen(engine, "checkin", _note_use)
         event.listen(engine, "checkout", partial(_require_alive, engine))
+        event.listen(engine, "handle_error", _tell_away)
         return engine
     engine = create_engine(url, json_serializer=compact_json, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _manners(url: URL) -> dict[str, object]:
+    """How connections to PostgreSQL behave; what the URL itself says goes before."""
+    usual = {"connect_timeout": 5, "application_name": "meshwright", **KEEPALIVE}
+    given = url.query.get("options", "")
+    own = given if isinstance(given, str) else " ".join(given)
+    return {
+        **{name: value for name, value in usual.items() if name not in url.query},
+        "options": f"{PATIENCE} {own}".strip(),
+    }
+
+
+def _tell_away(context: ExceptionContext) -> None:
+    """A server that ended an idle transaction, or that takes no writes since it lost its lead, is away.
+
+    psycopg calls both internal errors, which are bugs elsewhere.
+
+    Raises:
+        OperationalError: instead of them.
+    """
+    fault = context.original_exception
+    if getattr(fault, "sqlstate", None) in AWAY_STATES:
+        context.is_disconnect = True
+        raise OperationalError(context.statement, None, fault, connection_invalidated=True)
 
 
 def _note_use(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 
 from service.db.database import DATABASE_AWAY
-from tests.servers import SERVE, Settings, environment
+from tests.servers import SERVE, Settings, environment, freeze
 
 WORKER = [sys.executable, "-m", "workers"]
 API = [sys.executable, "-c", SERVE]
@@ -58,10 +58,10 @@ class Fleet:
         return len(self._processes)
 
     def freeze(self, pid: int, seconds: float) -> bool:
-        """SIGSTOP one process and let it go on later; False: it is not ours or frozen already."""
+        """Stop one process and let it go on later; False: it is not ours or frozen already."""
         process = self._awake(pid)
         if process is not None:
-            process.send_signal(signal.SIGSTOP)
+            freeze(process.pid, self._settings["database_url"])
             self._thawing.append((time.monotonic() + seconds, process))
         return process is not None
 

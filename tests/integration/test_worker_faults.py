@@ -16,7 +16,7 @@ from service.engine.job_engine import JobEngine
 from tests.figures import measured
 from tests.integration.places import LEASE_S, SWEEP_S, Place
 from tests.job_records import TENANT, add_tiny_job, job_in
-from tests.servers import Settings, until, working
+from tests.servers import Settings, freeze, until, working
 
 SLOW, ODD = "tests.slow_worker", "tests.odd_worker"
 POLL_S = 0.2
@@ -71,7 +71,7 @@ def test_f06_worker_frozen_past_its_lease_writes_nothing_when_it_wakes_up(place:
     add_tiny_job(place.database)
     with working(place.settings, module=SLOW) as frozen:
         busy_slow_worker(place, frozen)
-        frozen.send_signal(signal.SIGSTOP)
+        freeze(frozen.pid, place.settings["database_url"])
         with working(place.settings):
             assert place.await_end() == "succeeded"
         done = job_in(place.database)

@@ -166,6 +166,9 @@ def test_a_bug_is_a_500_problem_without_its_text(client: TestClient, database: D
     assert (answer.status_code, answer.headers["content-type"]) == (500, PROBLEM_TYPE)
     assert answer.json()["request_id"] == answer.headers["X-Request-ID"]
     assert "progress" not in answer.text
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    counted = 'meshwright_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="500"} 1.0'
+    assert counted in client.get("/metrics").text
 
 
 def test_a_harmless_request_id_is_kept_and_another_replaced(client: TestClient) -> None:

@@ -1,0 +1,76 @@
+"""What PostgreSQL does for us: who freezes inside a transaction, or vanishes, holds up nobody for long."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import delete, text
+
+from service.db.database import DATABASE_AWAY, Database
+from service.db.tables import jobs
+from service.engine.job_engine import JobEngine
+from tests.figures import measured
+from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
+from tests.servers import environment, is_stopped, until
+
+LEASE_S, IDLE_S, SLACK_S = 1.0, 5.0, 2.0  # of tests.dying_writer; of service.db.database
+INSIDE = "3"  # BEGIN, UPDATE jobs; stopped before INSERT plans: it holds the lock of its job's row
+
+
+@pytest.fixture
+def database(postgres: Database) -> Iterator[Database]:
+    with postgres.write() as connection:
+        connection.execute(delete(jobs))
+    yield postgres
+    with postgres.write() as connection:
+        connection.execute(delete(jobs))
+
+
+def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database, "other")
+    claimed(engine)
+    let_lease_run_out(database)
+    add_job(database)
+    url = database.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-m", "tests.dying_writer", url, INSIDE, "SIGSTOP"]
+    with subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True) as frozen:
+        until(lambda: is_stopped(frozen.pid), within_s=20.0)
+        stopped_at = time.monotonic()
+        assert engine.sweep().requeued == 1  # the other one: nobody waits for who is frozen
+        assert time.monotonic() - stopped_at < 1.0
+        until(lambda: engine.sweep().requeued == 1, within_s=LEASE_S + IDLE_S + SLACK_S)
+        measured(6, "queued again, frozen inside a transaction", time.monotonic() - stopped_at, "s")
+        ended = [engine.complete(claim, SUCCESS) for claim in (claimed(engine), claimed(engine))]
+        frozen.send_signal(signal.SIGCONT)
+        _, said = frozen.communicate(timeout=20)
+    assert ended == [True, True]
+    assert frozen.returncode == 1
+    assert "sqlalchemy.exc.OperationalError" in said  # a database that is away, not a bug of the worker's
+    assert (job_in(database).state, job_in(database).attempts, num_plans(database)) == ("succeeded", 2, 4)
+
+
+def test_a_server_that_takes_no_writes_since_it_lost_its_lead_is_away(
+    database: Database, engine: JobEngine
+) -> None:
+    add_job(database)
+    with database.write() as connection:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        with pytest.raises(DATABASE_AWAY):
+            connection.execute(delete(jobs))
+    assert engine.cancel(TENANT, "job")  # over another connection
+
+
+def test_what_the_url_says_of_a_connection_goes_before(database: Database) -> None:
+    given = {"options": "-c lock_timeout=200", "application_name": "somebody"}
+    other = Database(database.url.update_query_dict(given).render_as_string(hide_password=False))
+    shown = []
+    for name in ("lock_timeout", "idle_in_transaction_session_timeout", "application_name"):
+        with other.read() as connection:
+            shown.append(connection.execute(text(f"SHOW {name}")).scalar_one())
+    other.close()
+    assert shown == ["200ms", "5s", "somebody"]
