@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from service.db.database import Database
 from service.db.event_records import EventRecord, events_after
 from service.engine.job_engine import JobEngine
 from tests.api_client import PROBLEM_TYPE, answer_next, submit
-from tests.job_records import TENANT, add_job, claimed, let_lease_run_out
+from tests.job_records import SUCCESS, TENANT, add_job, claimed
 
 PROGRESS = {"stage": "frontier", "explored": 1, "total": 9, "elapsed_s": 0.5}
 
@@ -47,7 +47,7 @@ def test_a_stream_tells_everything_that_happened_and_ends_with_the_job(
     here = f"/v1/jobs/{submit(client)}/events"
     claim = claimed(engine)
     engine.heartbeat(claim, PROGRESS)
-    engine.release(claim)
+    engine.release(claim)  # a client that comes later is told the progress by the next event
     answer_next(engine)
     stream = client.get(here)
     assert stream.headers["content-type"].startswith("text/event-stream")
@@ -55,7 +55,6 @@ def test_a_stream_tells_everything_that_happened_and_ends_with_the_job(
     events = sent(stream.text)
     assert [event.name for event in events] == [
         "queued",
-        "running",
         "running",
         "queued",
         "running",
@@ -101,16 +100,46 @@ def test_each_change_that_a_client_can_see_is_one_event(database: Database, engi
     engine.heartbeat(claim, PROGRESS)
     engine.heartbeat(claim, PROGRESS)
     engine.cancel(TENANT, "job")
-    let_lease_run_out(database)
-    engine.sweep()
     seen = [(event.state, event.cancel_requested, event.progress is not None) for event in told(database)]
     assert seen == [
         ("queued", False, False),
         ("running", False, False),
         ("running", False, True),
         ("running", True, True),
-        ("cancelled", True, True),
     ]
+
+
+def test_of_a_job_that_has_ended_each_change_and_the_last_progress_are_kept(
+    client: TestClient, database: Database, engine: JobEngine
+) -> None:
+    here = f"/v1/jobs/{submit(client)}/events"
+    claim = claimed(engine)
+    for explored in range(5):
+        engine.heartbeat(claim, {**PROGRESS, "explored": explored})
+    engine.release(claim)
+    claim = claimed(engine)
+    engine.heartbeat(claim, {**PROGRESS, "explored": 7})
+    engine.cancel(TENANT, claim.job_id)
+    engine.heartbeat(claim, {**PROGRESS, "explored": 8})
+    with database.read() as connection:
+        before = [one.id for one in events_after(connection, TENANT, claim.job_id, after=0, limit=100)]
+    assert len(before) == 2 + 5 + 2 + 1 + 1 + 1
+    done = replace(SUCCESS, progress={**PROGRESS, "stage": "done", "explored": 9})
+    engine.complete(claim, done)
+    kept = sent(client.get(here).text)
+    story = [(event.name, event.data["cancel_requested"]) for event in kept]
+    assert story == [
+        ("queued", False),
+        ("running", False),
+        ("queued", False),
+        ("running", False),
+        ("running", True),
+        ("succeeded", True),
+    ]
+    assert kept[-1].data["progress"]["explored"] == 9
+    for last_seen in before:  # whoever comes back after an event, forgotten or not, hears the rest
+        rest = sent(client.get(here, headers={"Last-Event-ID": str(last_seen)}).text)
+        assert [event.id for event in rest] == [event.id for event in kept if event.id > last_seen]
 
 
 def test_a_change_that_is_rolled_back_is_no_event(database: Database) -> None:

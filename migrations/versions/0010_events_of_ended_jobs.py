@@ -1,0 +1,53 @@
+"""Of a job that has ended, events that only told how far its search was are forgotten.
+
+What is kept: every change of the state, every request to cancel, and the last progress, which comes with
+the end. A client that comes back is told the same story: Last-Event-ID names a moment, not a row that must
+be there. The database itself does it, in the transaction of the end, as it writes the events.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+_TERMINAL = "('succeeded', 'infeasible', 'failed', 'cancelled', 'expired')"
+# An event says no more than how far the search was if the one before it tells the same otherwise.
+_FORGET = """DELETE FROM job_events WHERE id IN (
+    SELECT id FROM (
+        SELECT id, state, cancel_requested,
+               lag(state) OVER told AS state_before, lag(cancel_requested) OVER told AS asked_before
+        FROM job_events WHERE job_id {of} WINDOW told AS (PARTITION BY job_id ORDER BY id)
+    ) AS events
+    WHERE state = state_before AND cancel_requested = asked_before);"""
+_OF_ENDED = f"IN (SELECT id FROM jobs WHERE state IN {_TERMINAL})"  # noqa: S608 - constants
+_ENDS = f"NEW.state IN {_TERMINAL} AND OLD.state NOT IN {_TERMINAL}"
+
+
+def upgrade() -> None:
+    op.execute(_FORGET.format(of=_OF_ENDED).rstrip(";"))
+    forget = _FORGET.format(of="= NEW.id")
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute(
+            f"CREATE TRIGGER jobs_ended AFTER UPDATE OF state ON jobs WHEN {_ENDS} BEGIN {forget} END"
+        )
+        return
+    op.execute(
+        "CREATE FUNCTION forget_job_progress() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN {forget} RETURN NULL; END $$"
+    )
+    op.execute(
+        f"CREATE TRIGGER jobs_ended AFTER UPDATE OF state ON jobs FOR EACH ROW WHEN ({_ENDS}) "
+        "EXECUTE FUNCTION forget_job_progress()"
+    )
+
+
+def downgrade() -> None:
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute("DROP TRIGGER jobs_ended")
+        return
+    op.execute("DROP TRIGGER jobs_ended ON jobs")
+    op.execute("DROP FUNCTION forget_job_progress")
