@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from profiles.profile import Profile
 from solver.ask_placed import ask_placed
@@ -38,7 +37,7 @@ def ask(
 ) -> Answer:
     """The answer to a request; errors as ``search``.
 
-    ``known``: configurations that a search which was broken off had found; one space begins with them.
+    ``known``: configurations that a search which was broken off had found; placed stages begin without them.
     """
     if places_stages(problem, profile):
         return ask_placed(problem, profile, on_progress=on_progress, should_stop=should_stop)
@@ -48,8 +47,7 @@ def ask(
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        look = partial(search, known=known)
-        answer = _answer(one, variant.profile, look, on_progress, should_stop)
+        answer = _answer(one, variant.profile, known, on_progress, should_stop)
         answered.append(Answered(variant=variant, answer=answer))
         if should_stop is not None and should_stop():
             break
@@ -65,19 +63,19 @@ def ask(
 def _answer(
     problem: Problem,
     profile: Profile,
-    look: Callable[..., Answer],
+    known: Sequence[Configuration],
     on_progress: OnProgress | None,
     should_stop: ShouldStop | None,
 ) -> Answer:
-    """The answer where neither launcher nor workload is open; ``look`` searches one space."""
-    run = fewest if problem.options.gpus == "fewest" else look
+    """The answer where neither launcher nor workload is open."""
+    run: Callable[..., Answer] = fewest if problem.options.gpus == "fewest" else search
     if problem.options.batch_ramp:
         run = ramp_search
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
-    answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop)
+    answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop, known=known)
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
-    elif answer.infeasible is not None and run is look:
+    elif answer.infeasible is not None and run is search:
         reasons = with_remedies(problem, profile, answer.infeasible, watch.interrupted)
         answer = replace(answer, infeasible=reasons)
     return replace(answer, plans=with_reasons(problem, profile, answer.plans))

@@ -7,6 +7,7 @@ deadline. So the first one with a plan is the fewest, and its ranking is the ans
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from profiles.profile import Profile
 from solver.columns import Columns
 from solver.crossing import Crossing
-from solver.plan import Answer
+from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.fitting import fitting
@@ -43,9 +44,11 @@ def fewest(
     *,
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
 ) -> Answer:
     """The answer on the fewest nodes; on the most of them where none has a plan.
 
+    ``known``: configurations to begin with, as ``search``; those of other numbers of nodes say nothing.
     A limit before the first plan leaves status ``unknown``. Errors as ``search``.
     """
     watch = Watch(
@@ -60,7 +63,7 @@ def fewest(
         if covered:
             refuted += covered
             continue
-        answer = search(here, profile, on_progress=on_progress, should_stop=should_stop)
+        answer = search(here, profile, on_progress=on_progress, should_stop=should_stop, known=known)
         if last or answer.status != "infeasible":
             return _with_refuted(answer, refuted, watch)
         refuted += answer.space_size

@@ -22,13 +22,23 @@ from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
 from solver.objective import DAY_S, slowdown
 from solver.outlook import outlook_of
-from solver.plan import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Status, plan_id_of
+from solver.plan import (
+    Answer,
+    Configuration,
+    Infeasibility,
+    ObjectiveClaim,
+    Outlook,
+    Plan,
+    Status,
+    plan_id_of,
+)
 from solver.predict import predict
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.ramp_stages import RampStage, ramp_stages
 from solver.search.arrange import fastest
 from solver.search.frontier import Frontier
+from solver.search.known import rows_of
 from solver.search.priced import priced_space
 from solver.search.ranking import layouts_of
 from solver.search.watch import Watch, relative_gap
@@ -62,8 +72,11 @@ class _Ramp:
         """The best K layouts so far."""
         return sorted(self.found.values())[: self.top_k]
 
-    def run(self, watch: Watch) -> None:
-        """Open rows until nothing can rank higher."""
+    def run(self, watch: Watch, first: Sequence[int] = ()) -> None:
+        """Open rows until nothing can rank higher; ``first`` are opened before, to have a good cutoff."""
+        for row in first:
+            if np.isfinite(self.bound_s[row]):
+                self._open(row)
         order = np.argsort(self.bound_s, kind="stable")
         order = order[np.isfinite(self.bound_s[order])]
         for row in order.tolist():
@@ -110,8 +123,11 @@ def ramp_search(
     *,
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
 ) -> Answer:
     """The ``top_k`` layouts with the shortest ramp, legal and fitting in every stage.
+
+    ``known``: configurations to begin with, of a search that was broken off; they change no answer.
 
     Raises:
         InvalidPlanError: the independent check refuses a plan in one of its stages (a bug).
@@ -136,7 +152,7 @@ def ramp_search(
         bound = bound + stage.steps * frontier.bound_s[: len(bound)]
     ramp = _Ramp(stages=stages, frontiers=frontiers, bound_s=bound, top_k=problem.options.top_k, found={})
     if whole:
-        ramp.run(watch)
+        ramp.run(watch, rows_of(columns, known))
     plans = tuple(_plan(problem, profile, ramp, at) for at in range(len(ramp.ranked)))
     return _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)
 

@@ -1,7 +1,7 @@
 """A search that was broken off and is resumed gives the answer that it would have given anyway.
 
-One space begins with what was found. Placed stages, the fewest GPUs and batches that grow begin anew:
-what they are given must change nothing either.
+A space, the fewest GPUs and batches that grow begin with what was found; placed stages begin anew. What
+they are given must change nothing.
 """
 
 from collections.abc import Mapping
