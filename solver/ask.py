@@ -37,7 +37,7 @@ def ask(
 ) -> Answer:
     """The answer to a request; errors as ``search``.
 
-    ``known``: configurations that a search which was broken off had found; placed stages begin without them.
+    ``known``: configurations that a search had found which was broken off; placed stages begin anew.
     """
     if places_stages(problem, profile):
         return ask_placed(problem, profile, on_progress=on_progress, should_stop=should_stop)
