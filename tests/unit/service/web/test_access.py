@@ -30,18 +30,6 @@ def test_without_keys_there_is_nothing_to_sign_in_to(browser: TestClient) -> Non
     assert (answer.status_code, answer.headers["location"]) == (303, "/jobs")
 
 
-def test_with_keys_every_page_asks_who_is_there(browser: TestClient, database: Database) -> None:
-    token_of(database, "ours")
-    pages = (
-        "/ /own /jobs /jobs/none /plans/none /plans/x/export /compare?first=a&second=b /models /models/x"
-    )
-    for address in (*pages.split(), "/clusters", "/profiles", "/keys"):
-        answer = browser.get(address)
-        assert answer.status_code == 303, address
-        assert answer.headers["location"].startswith("/sign-in?next=/")
-    assert browser.get("/sign-in").status_code == 200
-
-
 def test_the_session_is_out_of_reach_of_scripts_and_is_not_the_key(
     browser: TestClient, database: Database
 ) -> None:
