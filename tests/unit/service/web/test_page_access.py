@@ -32,9 +32,9 @@ def asked(
     route: Served,
     *,
     session: str | None = None,
-    origin: str | None = "own",
+    origin: str = "own",
     **ids: str,
-) -> Response:
+) -> Any:  # noqa: ANN401 - the test client's own
     """One call of a page with a session, by a form of this origin unless another is given."""
     browser.cookies.clear()
     headers = {} if session is None else {"cookie": f"{SESSION_COOKIE}={session}"}
