@@ -1,8 +1,9 @@
 """``make fuzz-api``: requests that mean the API no good, by schemathesis and by a corpus of our own.
 
 A server of this checkout is started with a key; schemathesis (in an environment of its own) draws requests,
-right and wrong ones, from the served OpenAPI document. Any 5xx, any undeclared status or content type and
-any answer that its schema does not allow is a failure. ``--quick``: the short form, for CI.
+right and wrong ones, from the served OpenAPI document, and ``fuzz_pages`` sends others to the pages. Any
+5xx, any undeclared status or content type and any answer that its schema does not allow is a failure.
+``--quick``: the short form, for CI.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.fuzz_pages import BAD, Pages
 from service.db import migrations
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
@@ -40,6 +42,7 @@ from workers.search import StoredSearch
 ROOT = Path(__file__).parents[1]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 EXAMPLES, QUICK_EXAMPLES = 390, 12  # drawn for each address
+QUICK_EVERY = 50  # of the cases of pages one is sent
 FOUND = 0.5  # of the names in paths are of something that is there
 # Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
 PHASES = (
@@ -171,7 +174,8 @@ def main() -> int:
         migrations.upgrade(database)
         token = Keys(database, actor="fuzz").create(NewKey(tenant="fuzz", scope="admin"))[1]
         own = Path(folder) / "schemathesis.toml"
-        own.write_text(configuration(known_names(database)))
+        names = known_names(database)
+        own.write_text(configuration(names))
         database.close()
         headers = {"Authorization": f"Bearer {token}"}
         settings = {
@@ -182,14 +186,18 @@ def main() -> int:
         }
         with serving(settings) as server:
             found = hostile(server.url, headers)
+            pages = Pages(url=server.url, token=token, ids=names)
+            page_cases = pages.fuzz(QUICK_EVERY if arguments.quick else 1)
             examples = QUICK_EXAMPLES if arguments.quick else EXAMPLES
             drawn, sound = schemathesis(
                 arguments.schemathesis, server.url, headers, examples=examples, settings=own
             )
             alive = httpx.get(f"{server.url}/readyz").json()["ready"]
-    bad = found["5xx"] + found["undeclared"]
+    bad = found["5xx"] + found["undeclared"] + sum(page_cases[kind] for kind in BAD)
     verdict = "sound" if sound and alive and not bad else "NOT SOUND"
-    print(f"cases={drawn + found.total()} schemathesis={drawn} corpus={dict(found)}: {verdict}")
+    cases = drawn + found.total() + page_cases.total()
+    corpora = f"corpus={dict(found)} pages={dict(page_cases)}"
+    print(f"cases={cases} schemathesis={drawn} {corpora}: {verdict}")
     return 0 if verdict == "sound" else 1
 
 

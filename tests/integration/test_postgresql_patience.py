@@ -54,14 +54,18 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     assert (job_in(database).state, job_in(database).attempts, num_plans(database)) == ("succeeded", 2, 4)
 
 
+def write_to_a_standby(database: Database) -> None:
+    with database.write() as connection:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")  # as every one of a standby is
+        connection.execute(delete(jobs))
+
+
 def test_a_server_that_takes_no_writes_since_it_lost_its_lead_is_away(
     database: Database, engine: JobEngine
 ) -> None:
     add_job(database)
-    with database.write() as connection:
-        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
-        with pytest.raises(DATABASE_AWAY):
-            connection.execute(delete(jobs))
+    with pytest.raises(DATABASE_AWAY):
+        write_to_a_standby(database)
     assert engine.cancel(TENANT, "job")  # over another connection
 
 
