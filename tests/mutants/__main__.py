@@ -15,7 +15,14 @@ from tests.servers import ROOT, environment
 ROOMS = ("profiles", "solver", "service", "workers", "migrations", "tests")
 SUITE = [
     f"tests/unit/service/{name}.py"
-    for name in ("test_engine", "test_engine_order", "test_sweeps", "test_runner", "test_engine_machine")
+    for name in (
+        "test_engine",
+        "test_engine_order",
+        "test_sweeps",
+        "test_joins",
+        "test_runner",
+        "test_engine_machine",
+    )
 ]
 TIMEOUT_S = 180
 
