@@ -18,63 +18,30 @@ rank's own. That makes the bounds weaker, and keeps them valid for every split.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.search.bounds import SAFETY, end_tail_s, in_turn, whole_layers_s
-from solver.search.caps import Caps, layer_caps
+from solver.cost.schedule import runs_all_forward_first
+from solver.search.bounds import SAFETY, in_turn, whole_layers_s
+from solver.search.caps import layer_caps
 from solver.search.early import Early
+from solver.search.fill import Fill, share_of
 from solver.search.mixed import can_beat_mixed
 from solver.search.per_stage import can_be_busy
 from solver.search.rank_costs import RankCosts, column
-from solver.search.reach_split import can_beat_split
+from solver.search.reach_split import room_of_split
 from solver.search.rows import Rows
 
 _BATCH = 256
-_CLOSE = 1e-5  # share of a time up to which it is bisected
 _ROUNDING = 1e-9  # of a layer
+_CLOSE = 1e-5  # share of a time up to which it is bisected
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fill:
-    """One batch of rows and the tries of rank 0's layers, (1, L)."""
-
-    rows: Rows
-    caps: Caps
-    tries: FloatArray
-    limit_s: FloatArray  # (n, 1) end + tail of the slowest rank
-    tail_s: FloatArray  # (n, L) of rank 0
-
-    @classmethod
-    def of(cls, rows: Rows, step_s: FloatArray) -> _Fill:
-        """Ready to fill within ``step_s``, shape (n,)."""
-        prices = rows.prices
-        tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
-        limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
-        tail = column(end_tail_s(rows)) + tries * column(prices.tail_s[:, 0])
-        return cls(rows=rows, caps=layer_caps(rows), tries=tries, limit_s=column(limit), tail_s=tail)
-
-    def among(self, tried: BoolArray) -> _Fill:
-        """The same with some of the tries."""
-        return replace(self, tries=self.tries[:, tried], tail_s=self.tail_s[:, tried])
-
-
-def _first_chunks(fill: _Fill, rank: int, used: FloatArray) -> FloatArray:
-    """Least number of layers in the first chunks of the ranks before ``rank``, (n, L)."""
-    if rank == 0:
-        return np.zeros_like(used)
-    v, smallest = column(fill.rows.v), column(fill.rows.smallest_chunk)
-    share = (used - fill.tries - (rank - 1) * (v - 1.0)) / v
-    chunks = smallest + np.maximum(share, (rank - 1) * smallest)
-    return np.where(v == 1.0, used, chunks)
-
-
-def _chain_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
+def _chain_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
     """Layers that (A) and (C) let a rank hold behind ``used`` layers, (n, L)."""
     rows, prices = fill.rows, fill.rows.prices
-    first, each, m = _first_chunks(fill, rank, used), column(rows.layer_s[:, 0]), column(rows.m)
+    first, each, m = fill.first_chunks(rank, used), column(rows.layer_s[:, 0]), column(rows.m)
     there, both = first * column(prices.forward_s[:, 0]), first * each
     if rank:
         there = there + column(prices.forward_s[:, -2] + rank * prices.transfer_s)
@@ -84,7 +51,7 @@ def _chain_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> F
     return np.minimum(back / each, away / (m * each + column(prices.tail_s[:, 0])))
 
 
-def _first_backward_s(fill: _Fill, rank: int, used: FloatArray) -> FloatArray:
+def _first_backward_s(fill: Fill, rank: int, used: FloatArray) -> FloatArray:
     """When a rank's first backward pass starts at the earliest, without what its layers shorten, (n, L).
 
     All forward passes of the first micro-batch, and the backward passes of the last chunks behind it.
@@ -104,23 +71,23 @@ def _back_s(rows: Rows) -> FloatArray:
     return np.asarray(rows.chunk_s - rows.prices.transfer_s)
 
 
-def _return_layers(fill: _Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
+def _return_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
     """Layers that (B), (D) and (H) let a rank hold behind ``used`` layers, (n, L)."""
     rows, prices, m = fill.rows, fill.rows.prices, column(fill.rows.m)
     forward, each, tail = column(prices.forward_s[:, 0]), column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
     early = Early.of(rows, rank)
     end = _first_backward_s(fill, rank, used) + m * own.time_s - early.beside_s - forward * early.offset
-    way_back = _first_chunks(fill, rank, used) * (each - forward)
+    way_back = fill.first_chunks(rank, used) * (each - forward)
     if rank:
         way_back = way_back + column(rows.embedding_s - prices.forward_s[:, -2] + rank * _back_s(rows))
     slope = m * each - forward * early.slope - np.where(column(rows.v) == 1.0, each - forward, 0.0)
-    back = _share(fill.limit_s - fill.tail_s - end - way_back, slope)
-    late = np.minimum(back, _share(fill.limit_s - own.tail_s - end, slope + column(tail)))
+    back = share_of(fill.limit_s - fill.tail_s - end - way_back, slope)
+    late = np.minimum(back, share_of(fill.limit_s - own.tail_s - end, slope + column(tail)))
     return np.minimum(late, _steady_layers(fill, rank, used, own, way_back))
 
 
 def _steady_layers(
-    fill: _Fill, rank: int, used: FloatArray, own: RankCosts, way_back: FloatArray
+    fill: Fill, rank: int, used: FloatArray, own: RankCosts, way_back: FloatArray
 ) -> FloatArray:
     """Layers that (H) lets a rank hold behind ``used`` layers, (n, L); no limit where it is not theirs.
 
@@ -135,37 +102,56 @@ def _steady_layers(
     before = used * each + (column(rows.embedding_s + rank * rows.chunk_s) if rank else 0.0)
     slope = np.maximum(column(turns), 0.0)
     end = 2.0 * column(rows.total_s) - before + slope * own.time_s
-    home = _share(fill.limit_s - fill.tail_s - end, slope * each)
+    home = share_of(fill.limit_s - fill.tail_s - end, slope * each)
     away = fill.limit_s - own.tail_s - end + way_back
-    away = _share(away, slope * each + column(rows.prices.tail_s[:, 0]))
+    away = share_of(away, slope * each + column(rows.prices.tail_s[:, 0]))
     return np.where(theirs, np.minimum(home, away), np.inf)
 
 
-def _share(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
-    """Layers in a time; without limit where they take none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(each_s > 0.0, room_s / each_s, np.where(room_s >= 0.0, np.inf, -1.0))
+def _all_first_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
+    """Layers that (B') lets a rank hold behind ``used`` layers, (n, L); no limit where it is not theirs.
+
+    The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
+    the rank and the last one, whose last chunk may be smaller, their share of all layers that are left.
+    """
+    rows, prices, m = fill.rows, fill.rows.prices, column(fill.rows.m)
+    theirs = column(runs_all_forward_first(rows.columns)) > 0.0
+    if not theirs.any():
+        return np.full_like(used, np.inf)
+    v, smallest, each = column(rows.v), column(rows.smallest_chunk), column(rows.layer_s[:, 0])
+    behind = np.maximum(column(rows.p) - rank - 1.0, 0.0)
+    between = np.where(v == 1.0, 0.0, np.maximum(behind - 1.0, 0.0))
+    first, beside = fill.first_chunks(rank, used), m * own.time_s + behind * column(rows.chunk_s)
+    beside = beside + np.where(behind > 0.0, column(rows.head_s), 0.0)
+    ahead = column(prices.forward_s[:, -2] + rank * prices.transfer_s) if rank else 0.0
+    both = column(rows.embedding_s + rank * rows.chunk_s) if rank else 0.0
+    home = fill.limit_s - fill.tail_s - beside - both - first * each
+    away = fill.limit_s - own.tail_s - beside - ahead - first * column(prices.forward_s[:, 0])
+    last = np.where(v == 1.0, 0.0, _most_on_the_last(fill))
+    shared = (rows.layout.num_layers - used - last - between * (v - 1.0)) / v
+    shared = shared + np.where(v == 1.0, 0.0, smallest)
+    tail, most = column(prices.tail_s[:, 0]), np.full_like(used, np.inf)
+    for chunks, own_share in ((behind * smallest, 0.0), (shared, 1.0 / v)):
+        slope, wait = (m - own_share) * each, chunks * each
+        room = np.minimum(share_of(home - wait, slope), share_of(away - wait, slope + tail))
+        most = np.minimum(most, np.where(behind > 0.0, room, np.inf))
+    return np.where(theirs, most, np.inf)
 
 
-def _can_beat(fill: _Fill) -> BoolArray:
-    """Whether the bounds leave a split of a row that steps within the fill's time, shape (n,)."""
-    rows, caps, num_layers = fill.rows, fill.caps, fill.rows.layout.num_layers
-    used = np.zeros(fill.tail_s.shape)
-    alive: BoolArray = np.ones(used.shape, dtype=np.bool_)
-    for rank in range(int(rows.p.max(initial=1))):
-        present, own = (rows.p > rank)[:, None], RankCosts.of(rows, rank)
-        low, high = column(caps.least[:, rank]), column(caps.most[:, rank])
-        room = np.minimum(_chain_layers(fill, rank, used, own), _return_layers(fill, rank, used, own))
-        behind = column(caps.least[:, rank + 1 :].sum(axis=1))
-        take = np.floor(np.minimum(np.minimum(room + _ROUNDING, high), num_layers - behind - used))
-        if rank == 0:
-            alive = np.asarray((fill.tries <= take) & (fill.tries >= low))
-            tried = np.asarray(alive.any(axis=0))  # a few of them in most cases
-            fill, alive, used = fill.among(tried), alive[:, tried], used[:, tried]
-            take = np.broadcast_to(fill.tries, used.shape)
-        alive = alive & np.asarray((take >= low) | ~present)
-        used = used + np.where(present & alive, take, 0.0)
-    return np.asarray((alive & (used >= num_layers)).any(axis=1))
+def _most_on_the_last(fill: Fill) -> FloatArray:
+    """Most layers that the last rank can work off behind the smallest chunks, (n, 1)."""
+    rows, prices = fill.rows, fill.rows.prices
+    ahead = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
+    beside = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
+    each = rows.m * rows.layer_s[:, 0] + prices.tail_s[:, 0]
+    most = (fill.limit_s - column(ahead + beside)) / column(each)
+    return np.asarray(np.maximum(np.floor(most + _ROUNDING), 0.0))
+
+
+def _room(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
+    """Layers that the bounds let a rank hold behind ``used`` layers, (n, L)."""
+    room = np.minimum(_chain_layers(fill, rank, used, own), _return_layers(fill, rank, used, own))
+    return np.minimum(room, _all_first_layers(fill, rank, used, own))
 
 
 def _batches(rows: Rows) -> list[IntArray]:
@@ -180,15 +166,13 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
         return can_beat_mixed(rows, step_s)
     answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
     answer &= layer_caps(rows).feasible(rows.layout.num_layers)
-    apart = np.flatnonzero(answer & rows.splits_backward)
-    some = rows.take(apart)
-    answer[apart] = can_beat_split(some, layer_caps(some), step_s[apart])
     own = np.flatnonzero(answer & rows.per_stage)
     answer[own] = can_be_busy(rows.take(own), step_s[own])
-    filled = np.flatnonzero(answer & ~rows.splits_backward)
-    for batch in _batches(rows.take(filled)):
-        index = filled[batch]
-        answer[index] = _can_beat(_Fill.of(rows.take(index), step_s[index]))
+    for room, which in ((_room, ~rows.splits_backward), (room_of_split, rows.splits_backward)):
+        asked = np.flatnonzero(answer & which)
+        for batch in _batches(rows.take(asked)):
+            index = asked[batch]
+            answer[index] = Fill.of(rows.take(index), step_s[index]).reaches(room)
     return answer
 
 

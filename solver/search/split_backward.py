@@ -10,13 +10,18 @@ Whatever the order of a rank's passes,
     those behind z_s backward. At most held_c forward passes of each own chunk came before (the room of
     its memory, ``schedule.in_flight``), and no weight gradient:
     end_s - start_s >= sum_{c >= a_s} F_c + sum_{c > z_s} I_c + sum_{own c} ((m - held_c) F_c + m B_c).
-(G) before its last input gradient of chunk a_s all m forward passes and input gradients of that chunk
-    are done. The chunks before still pass that micro-batch backward, and rank 0 has its weight
-    gradient left: end_0 >= start_s + m (F_{a_s} + I_{a_s}) + sum_{c < a_s} I_c + W_0.
+(G) when its last input gradient of chunk a_s ends, all its forward passes and input gradients are done,
+    because a micro-batch passes its other chunks behind a_s forward and before a_s backward. The chunks
+    a_s - 1 ... a_u of a rank u <= s, whose first chunk a_u lies before a_s, still pass that micro-batch
+    backward, and rank u has that weight gradient left:
+    end_u >= start_s + sum_{own c of s} m (F_c + I_c) + sum_{a_u <= c < a_s} I_c + W_{a_u}.
+(K) the same from its first input gradient on, which waits as in (F): end_u >= start_s + sum_{c >= a_s} F_c +
+    sum_{c > z_s} I_c + sum_{own c of s} ((m - held_c) F_c + m I_c) + sum_{a_u <= c < a_s} I_c + W_{a_u}.
 
-start_s >= sum_{c < a_s} F_c. Schedules that leave out the synchronisation of ranks between steps
+start_s >= sum_{c < a_s} F_c, rank 0's is 0. Schedules that leave out the synchronisation of ranks between steps
 (``BYPASSES_SYNC``) count a rank's time from its own start, as ``simulate`` does; for those of the others
-that start counts as well. (E) and (F) bound a rank's own end, (G) rank 0's, whose start is 0.
+that start counts as well: end_u - start_u is what (G) and (K) bound for the former, start_u being
+sum_{c < a_u} F_c.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
 def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
-    """(E), (F) and (G): the least end of every rank of rows that split the backward pass, shape (n, R)."""
+    """(E), (F), (G) and (K): the least end of every rank of rows that split the backward pass, shape (n, R)."""
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
     back = stages.chunk_backward_s - weight
     num_ranks, width = stages.rank_valid.shape[1], forward.shape[1]
@@ -47,10 +52,14 @@ def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
     wait = forward.sum(axis=1, keepdims=True) - ahead + back.sum(axis=1, keepdims=True) - behind
     busy = m * stages.rank_time_s
     end = np.maximum(busy, wait + busy - spared)
+    done = m * (own * (forward + back)[:, None, :]).sum(axis=2)
+    returned = _prefix(back, first)
+    done = ahead + np.maximum(done, wait + done - spared) + returned
+    done = np.where(stages.rank_valid, done, -np.inf)
+    done = np.maximum.accumulate(done[:, ::-1], axis=1)[:, ::-1]
+    last_weight = np.take_along_axis(weight, np.minimum(first, width - 1), axis=1)
+    end = np.maximum(end, done - returned + last_weight - ahead)
     end = end + np.where(_BYPASSES[rows.columns.pipeline_schedule][:, None], 0.0, ahead)
-    at = np.minimum(first, width - 1)
-    way = ahead + m * np.take_along_axis(forward + back, at, axis=1) + _prefix(back, first) + weight[:, :1]
-    end[:, 0] = np.maximum(end[:, 0], np.where(stages.rank_valid, way, 0.0).max(axis=1))
     return np.asarray(np.where(stages.rank_valid, end, 0.0))
 
 

@@ -1,0 +1,87 @@
+"""The fill: ranks take as many layers as the bounds and their memory leave them, one after the other.
+
+For layers of one kind and a time Z. What a bound leaves a rank depends on the layers before it and on its
+own alone. Where one layer more before it takes at most one layer from it, more layers before a rank never
+leave fewer for it and those before it together, so that the fill reaches layer L if some split keeps every
+bound within Z. Rank 0's tail depends on its layers, so every number of them is tried side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from solver.columns import BoolArray, FloatArray
+from solver.search.bounds import SAFETY
+from solver.search.caps import Caps, layer_caps
+from solver.search.rank_costs import RankCosts, column
+from solver.search.rows import Rows
+
+_ROUNDING = 1e-9  # of a layer
+# Layers that the bounds let a rank hold behind others: fill, rank, layers used so far (n, L), its costs.
+Room: TypeAlias = "Callable[[Fill, int, FloatArray, RankCosts], FloatArray]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """One batch of rows and the tries of rank 0's layers, (1, L)."""
+
+    rows: Rows
+    caps: Caps
+    tries: FloatArray
+    limit_s: FloatArray  # (n, 1) end + tail of the slowest rank
+    tail_s: FloatArray  # (n, L) of rank 0
+
+    @classmethod
+    def of(cls, rows: Rows, step_s: FloatArray) -> Fill:
+        """Ready to fill within ``step_s``, shape (n,)."""
+        prices = rows.prices
+        tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
+        limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
+        tail = RankCosts.of(rows, 0).tail_s + tries * column(prices.tail_s[:, 0])
+        return cls(rows=rows, caps=layer_caps(rows), tries=tries, limit_s=column(limit), tail_s=tail)
+
+    def among(self, tried: BoolArray) -> Fill:
+        """The same with some of the tries."""
+        return replace(self, tries=self.tries[:, tried], tail_s=self.tail_s[:, tried])
+
+    def first_chunks(self, rank: int, used: FloatArray) -> FloatArray:
+        """Least number of layers in the first chunks of the ranks before ``rank``, (n, L).
+
+        A chunk of a rank of n layers holds at least (n - v + 1) / v of them; rank 0's first the smallest.
+        """
+        if rank == 0:
+            return np.zeros_like(used)
+        v, smallest = column(self.rows.v), column(self.rows.smallest_chunk)
+        share = (used - self.tries - (rank - 1) * (v - 1.0)) / v
+        chunks = smallest + np.maximum(share, (rank - 1) * smallest)
+        return np.where(v == 1.0, used, chunks)
+
+    def reaches(self, room: Room) -> BoolArray:
+        """Whether the ranks find room for all layers, shape (n,)."""
+        fill, rows, caps, num_layers = self, self.rows, self.caps, self.rows.layout.num_layers
+        used = np.zeros(self.tail_s.shape)
+        alive: BoolArray = np.ones(used.shape, dtype=np.bool_)
+        for rank in range(int(rows.p.max(initial=1))):
+            present, own = (rows.p > rank)[:, None], RankCosts.of(rows, rank)
+            low, high = column(caps.least[:, rank]), column(caps.most[:, rank])
+            most = np.minimum(room(fill, rank, used, own) + _ROUNDING, high)
+            behind = column(caps.least[:, rank + 1 :].sum(axis=1))
+            take = np.floor(np.minimum(most, num_layers - behind - used))
+            if rank == 0:
+                alive = np.asarray((fill.tries <= take) & (fill.tries >= low))
+                tried = np.asarray(alive.any(axis=0))  # a few of them in most cases
+                fill, alive, used = fill.among(tried), alive[:, tried], used[:, tried]
+                take = np.broadcast_to(fill.tries, used.shape)
+            alive = alive & np.asarray((take >= low) | ~present)
+            used = used + np.where(present & alive, take, 0.0)
+        return np.asarray((alive & (used >= num_layers)).any(axis=1))
+
+
+def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
+    """Layers in a time; without limit where they take none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(each_s > 0.0, room_s / each_s, np.where(room_s >= 0.0, np.inf, -1.0))
