@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from solver.search.patterns import Effort, dominates, is_branchable, least_simulation_s
+from solver.search.bounds import whole_layers_s
+from solver.search.patterns import Effort, are_tried, dominates, is_branchable, least_simulation_s
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
 
 _SHARE = 0.01  # of the first plan's step: a gap that small is left as it is
-_EQUAL = 1e-6
 _EFFORT = 2**27  # passes simulated; about half a second
 
 
@@ -35,21 +35,22 @@ def least_step_bound_s(
 
 def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> float:
     """The same up to ``target_s``."""
-    binding = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), low_s * (1.0 + _EQUAL)))))
-    if not all(is_branchable(binding.take([row]), target_s) for row in range(len(binding))):
-        return low_s
     left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), target_s))))
-    hopeless = [row for row in range(len(left)) if not is_branchable(left.take([row]), target_s)]
-    if hopeless:  # they hold the bound down, so nothing more has to be shown of the others
-        target_s = least_bound_s(left.take(hopeless), low_s, target_s, effort.tick)
-        left = left.take(np.flatnonzero(can_beat(left, np.full(len(left), target_s))))
+    left = left.take(np.argsort(whole_layers_s(left), kind="stable"))  # quick rows dominate others
+    tried = are_tried(left)
+    hopeless = left.take(np.flatnonzero(~tried))
+    if len(hopeless):  # they hold the bound down, so nothing more has to be shown of the others
+        target_s = least_bound_s(hopeless, low_s, target_s, effort.tick)
     least, refuted = target_s, list[int]()
-    for row in range(len(left)):
+    for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
         effort.tick()
-        one = left.take([row])
-        if not is_branchable(one, target_s) or any(dominates(left, known, row) for known in refuted):
+        if any(dominates(left, known, row) for known in refuted):
             continue
-        found = least_simulation_s(one, target_s, effort)
+        one = left.take([row])
+        if is_branchable(one, target_s):
+            found = least_simulation_s(one, target_s, effort)
+        else:
+            found = least_bound_s(one, low_s, least, effort.tick)
         least = min(least, found)
         if found == target_s:
             refuted.append(row)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from solver.columns import BoolArray, FloatArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.search.bounds import SAFETY
 from solver.search.caps import Caps, layer_caps
 from solver.search.rank_costs import RankCosts, column
@@ -79,6 +79,30 @@ class Fill:
             alive = alive & np.asarray((take >= low) | ~present)
             used = used + np.where(present & alive, take, 0.0)
         return np.asarray((alive & (used >= num_layers)).any(axis=1))
+
+    def most(self, room: Room) -> IntArray:
+        """Most layers that each rank of one row may hold, (p,), whatever lies before it; memory aside."""
+        p, num_layers = int(self.rows.p[0]), self.rows.layout.num_layers
+        least = int(self.rows.v[0] * self.rows.smallest_chunk[0])
+        own, nothing = RankCosts.of(self.rows, 0), np.zeros(self.tail_s.shape)
+        tried = (np.floor(room(self, 0, nothing, own) + _ROUNDING) >= self.tries)[0]
+        if not tried.any():
+            return np.zeros(p, dtype=np.int64)
+        fill, most = self.among(tried), [self.tries[0, tried].max()]
+        used = np.tile(np.arange(num_layers + 1.0), fill.tries.shape[1])[None, :]
+        fill = replace(
+            fill,
+            tries=np.repeat(fill.tries, num_layers + 1, axis=1),
+            tail_s=np.repeat(fill.tail_s, num_layers + 1, axis=1),
+        )
+        for rank in range(1, p):
+            own = RankCosts.of(self.rows, rank)
+            there = used >= fill.tries + (rank - 1) * least
+            take = np.minimum(
+                room(fill, rank, used, own) + _ROUNDING, num_layers - used - (p - 1 - rank) * least
+            )
+            most.append(max(float(np.floor(take[there]).max(initial=0.0)), 0.0))
+        return np.array(most).astype(np.int64)
 
 
 def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:

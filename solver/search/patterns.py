@@ -4,14 +4,17 @@ A schedule fixes which pass waits for which, so a simulation is the longest path
 depend on the split, with a pass's seconds at its nodes. Longer passes never make a longest path shorter:
 the simulation is monotone in the layers of every chunk, and so is every rank's tail. Hence a split of
 which only some ranks are known, simulated with as few layers in the other ranks' chunks as they can hold,
-bounds every split that has those ranks in common.
+bounds every split that has those ranks in common. Where ranks do not wait for one another between steps, a
+rank's end less its start is no such path, so that only rank 0's end counts, and the work of the others.
+Orders made for the times grow no longer with every pass; there known ranks are held against the bounds, and
+the splits that are left are simulated.
 
 That is a branch and bound over the *patterns* of the ranks, the layers of a rank's chunks. They are few:
 chunks of a rank differ by at most one layer, and a time to be beaten limits the layers of every rank to
-``most``, because a rank works m t_r; as the ranks together hold L layers, a rank lacks at most
-``spare = sum(most) - L`` of them. Ranks far apart are fixed first, the ends before all: what
-makes them wait for one another shows soonest there. All splits that are not refuted are kept side by side
-and simulated together (``wavefront``).
+``most``, because a rank works m t_r, and by the bounds of ``reach``; as the ranks together hold L layers, a
+rank lacks at most ``spare = sum(most) - L`` of them, less what those that are known lack. Ranks far apart
+are fixed first, the ends before all: what makes them wait for one another shows soonest there. All splits
+that are not refuted are kept side by side and simulated together (``partial``).
 
 Memory is left aside, so that a bound also holds for every row of the same shape whose passes are no
 shorter (``dominates``).
@@ -27,16 +30,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.columns import SCHEDULES, FloatArray, IntArray
-from solver.cost.assemble import assemble
+from solver.columns import BoolArray, IntArray
 from solver.search.bounds import SAFETY
+from solver.search.partial import MAKES_ORDER, least_steps_s, made_steps_s, makes_its_order, passes_of
+from solver.search.reach import most_layers
 from solver.search.rows import Rows
-from solver.search.wavefront import finish_of_many_s
 
 _MOST_PASSES = 2**15  # of a schedule whose splits are simulated side by side
-_MOST_SPARE = 4  # layers that the ranks may lack together
+_MOST_MADE = 2**10  # the same where the order is made on the way
+_MOST_SPARE = 4  # layers that the ranks may lack together,
+_MOST_WAYS = 5000  # or else ways to lack them
+_MOST_TRIED = 2**18  # ranks times pairs of layer counts, up to which the bounds are asked for each
 _MOST_PATTERNS = 2**12  # of one rank
-_AT_ONCE = 2**21  # passes simulated together
+_FEW, _SLOWER = 64, 16  # making an order takes so many times as long as running one, of so many at least
 
 
 @dataclass(slots=True)
@@ -45,6 +51,12 @@ class Effort:
 
     passes: int
     tick: Callable[[], object] = lambda: None  # called meanwhile
+
+    def takes(self, passes: int) -> bool:
+        """Spend so many passes, if they are left."""
+        able = passes <= self.passes
+        self.passes -= passes if able else 0
+        return able
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +67,35 @@ class _Partial:
     lacking: IntArray
 
 
+def are_tried(rows: Rows) -> BoolArray:
+    """Rows whose splits are free, and whose passes are few, shape (n,).
+
+    No weight gradient may exceed a part's backward pass, so that more layers shorten no pass.
+    """
+    makes_order = MAKES_ORDER[rows.columns.pipeline_schedule]
+    kinds = 2 + rows.splits_backward.astype(np.int64)
+    few = kinds * rows.p * rows.v * rows.columns.num_microbatches <= np.where(
+        makes_order, _MOST_MADE, _MOST_PASSES
+    )
+    even = (rows.prices.weight_gradient_s <= rows.prices.backward_s).all(axis=1)
+    free = rows.is_uniform and rows.uneven_stages and not rows.only_split
+    return np.asarray(few & even & (rows.p > 1) & ~rows.per_stage & free)
+
+
 def is_branchable(row: Rows, target_s: float) -> bool:
     """Whether the patterns of a row's ranks are few enough to be tried against a time."""
-    able = row.is_uniform and row.uneven_stages and not row.only_split and not row.per_stage[0]
-    passes = 2 * int(row.p[0] * row.v[0]) * int(row.m[0])
-    if not able or row.p[0] == 1 or row.splits_backward[0] or passes > _MOST_PASSES:
-        return False
-    return _spare(row, target_s) <= _MOST_SPARE
+    return bool(are_tried(row)[0]) and _are_few(_most_layers(row, target_s), row)
 
 
-def _spare(row: Rows, target_s: float) -> int:
+def _are_few(most: IntArray, row: Rows) -> bool:
+    """Whether ranks that hold at most so many layers lack few, or can lack them in few ways."""
+    spare = _spare(most, row)
+    return spare <= _MOST_SPARE or comb(spare + len(most), spare) <= _MOST_WAYS
+
+
+def _spare(most: IntArray, row: Rows) -> int:
     """How many layers more than there are the ranks could hold; below 0 none can beat the time."""
-    return int(_most_layers(row, target_s).sum()) - row.layout.num_layers
+    return int(most.sum()) - row.layout.num_layers
 
 
 def dominates(rows: Rows, one: int, other: int) -> bool:
@@ -75,12 +104,15 @@ def dominates(rows: Rows, one: int, other: int) -> bool:
     same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
     alike = all(getattr(columns, name)[one] == getattr(columns, name)[other] for name in same)
     layers = columns.recompute_layers
-    if not alike or layers[one] not in (0, layers[other]):
+    if not alike or makes_its_order(rows.take([one])) or layers[one] not in (0, layers[other]):
         return False
-    names = ("forward_s", "backward_s", "tail_s", "transfer_s", "rank_tail_s", "straggler", "fixed_s")
+    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", "transfer_s", "rank_tail_s",
+             "straggler", "fixed_s")  # fmt: skip
     shorter = all(
         bool((getattr(prices, name)[one] <= getattr(prices, name)[other]).all()) for name in names
     )
+    inputs = prices.backward_s - prices.weight_gradient_s
+    shorter = shorter and bool((inputs[one] <= inputs[other]).all())
     return shorter and bool(layers[one] == 0 or (prices.replay_s[one] <= prices.replay_s[other]).all())
 
 
@@ -90,38 +122,48 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
     What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
     with the ranks that are known.
     """
-    most, spare, chunks = _most_layers(row, target_s), _spare(row, target_s), int(row.p[0] * row.v[0])
+    most = _most_layers(row, target_s)
+    spare, chunks = _spare(most, row), int(row.p[0] * row.v[0])
     if spare < 0:
         return target_s
     nothing = np.full((1, chunks), row.smallest_chunk[0], dtype=np.int64)
     left, steps = _Partial(nothing, np.zeros(1, dtype=np.int64)), np.zeros(1)
+    open_ranks = list(range(int(row.p[0])))
     for rank in _far_apart(int(row.p[0])):
         counts = range(int(most[rank]) - spare, int(most[rank]) + 1)
         if number_of_patterns(row, rank, counts) > _MOST_PATTERNS:
             return min(float(steps.min()), target_s)
         ways = patterns(row, rank, counts)
         branches = _branched(row, left, rank, _Partial(ways, most[rank] - ways.sum(axis=1)), spare)
-        cost = len(branches.lacking) * 2 * chunks * int(row.m[0])
-        if cost > effort.passes:
+        if not effort.takes(len(branches.lacking) * passes_of(row)):
             return min(float(steps.min()), target_s)
-        effort.passes -= cost
-        steps = _steps_s(row, branches.sizes, effort.tick)
+        open_ranks.remove(rank)
+        _fill_up(row, branches, most[open_ranks] - spare, open_ranks)
+        steps = least_steps_s(row, branches.sizes, effort.tick)
         alive = steps < target_s
         left, steps = _Partial(branches.sizes[alive], branches.lacking[alive]), steps[alive]
         if not len(steps):
             return target_s
+    if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
+        steps = made_steps_s(row, left.sizes)
     return min(float(steps.min()), target_s)
 
 
 def _most_layers(row: Rows, target_s: float) -> IntArray:
-    """Most layers that each rank can hold and work all its micro-batches by ``target_s``, shape (p,)."""
+    """Most layers that each rank can hold within ``target_s``, shape (p,), by its work and the bounds.
+
+    Where ranks and layers are many its work alone is asked.
+    """
     prices, p = row.prices, int(row.p[0])
     beside = np.full(p, row.m[0] * row.v[0] * row.chunk_s[0] + prices.rank_tail_s[0])
     beside[0] += row.m[0] * row.embedding_s[0] + prices.tail_s[0, -2]
-    beside[-1] += row.m[0] * row.head_s[0] + prices.tail_s[0, -1]
+    beside[row.head_rank[0]] += row.m[0] * row.head_s[0] + prices.tail_s[0, -1]
     each = row.m[0] * row.layer_s[0, 0] + prices.tail_s[0, 0]
     limit = (target_s / SAFETY**2 - prices.fixed_s[0]) / prices.straggler[0]
-    return np.asarray(np.floor((limit - beside) / each)).astype(np.int64)
+    most = np.asarray(np.floor((limit - beside) / each)).astype(np.int64)
+    if _spare(most, row) < 0 or p * (row.layout.num_layers + 1) ** 2 > _MOST_TRIED:
+        return most
+    return np.minimum(most, most_layers(row, target_s))
 
 
 def _far_apart(p: int) -> list[int]:
@@ -138,8 +180,12 @@ def patterns(row: Rows, rank: int, counts: range) -> IntArray:
     """Layers of the chunks of one rank that add up to one of ``counts``, (k, v).
 
     Chunks differ by at most one layer; the model's first chunk, on the first rank, and its last one, on the
-    last, may hold fewer.
+    last, may hold fewer. In a V the first rank holds both, of any size.
     """
+    if _holds_both_ends(row, rank):
+        least = int(row.smallest_chunk[0])
+        both = [(first, own - first) for own in counts for first in range(least, own - least + 1)]
+        return np.array(both, dtype=np.int64).reshape(-1, 2)
     found = []
     for way in _ways(row, rank, counts):
         for larger in combinations(range(way.alike), way.more):
@@ -151,7 +197,14 @@ def patterns(row: Rows, rank: int, counts: range) -> IntArray:
 
 def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
     """How many ``patterns`` there are."""
+    if _holds_both_ends(row, rank):
+        return sum(max(own - 2 * int(row.smallest_chunk[0]) + 1, 0) for own in counts)
     return sum(comb(way.alike, way.more) for way in _ways(row, rank, counts))
+
+
+def _holds_both_ends(row: Rows, rank: int) -> bool:
+    """Whether a rank holds the model's first and last chunk."""
+    return rank == 0 and bool(row.in_a_v[0])
 
 
 class _Way(NamedTuple):
@@ -166,7 +219,7 @@ class _Way(NamedTuple):
 def _ways(row: Rows, rank: int, counts: range) -> Iterator[_Way]:
     """All patterns of a rank, those that are alike together."""
     v, least = int(row.v[0]), int(row.smallest_chunk[0])
-    loose = v > 1 and rank in (0, int(row.p[0]) - 1)
+    loose = v > 1 and rank in (0, int(row.p[0]) - 1) and not row.in_a_v[0]
     alike = v - int(loose)
     for each in range(least, counts[-1] // max(alike, 1) + 1):
         for more in range(alike):
@@ -180,24 +233,24 @@ def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int)
     lacking = known.lacking[:, None] + ways.lacking[None, :]
     split, way = np.nonzero(lacking <= spare)
     sizes = known.sizes[split]
-    sizes[:, rank :: int(row.p[0])] = ways.sizes[way]
+    sizes[:, _chunks_of(row, rank)] = ways.sizes[way]
     return _Partial(sizes, lacking[split, way])
 
 
-def _steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> FloatArray:
-    """Simulated step of every split, rounded down, shape (k,)."""
-    p, m = int(row.p[0]), int(row.m[0])
-    schedule = SCHEDULES[int(row.columns.pipeline_schedule[0])]
-    size = max(_AT_ONCE // (2 * sizes.shape[1] * m), 1)
-    found = []
-    for start in range(0, len(sizes), size):
-        tick()
-        part = sizes[start : start + size]
-        many = row.take(np.zeros(len(part), dtype=np.int64))
-        stages = assemble(many.prices, many.columns, many.layout, part)
-        finish = finish_of_many_s(
-            stages.chunk_forward_s, stages.chunk_backward_s, pp=p, num_microbatches=m, schedule=schedule
-        )
-        last = (finish + stages.rank_tail_s).max(axis=1)
-        found.append((row.prices.straggler[0] * last + row.prices.fixed_s[0]) * SAFETY)
-    return np.concatenate(found) if found else np.zeros(0)
+def _chunks_of(row: Rows, rank: int) -> list[int]:
+    """The chunks of a rank in model order."""
+    p, v = int(row.p[0]), int(row.v[0])
+    return [rank, 2 * p - 1 - rank] if row.in_a_v[0] else list(range(rank, p * v, p))
+
+
+def _fill_up(row: Rows, branches: _Partial, least: IntArray, ranks: list[int]) -> None:
+    """Give ranks that are not known yet the layers that they hold at least, as many as the others lack.
+
+    ``least``: of each of ``ranks`` where the others lack nothing. Chunks of n layers hold at least n // v
+    of them, but for the model's first and last, which hold the smallest number.
+    """
+    v, smallest, last = int(row.v[0]), int(row.smallest_chunk[0]), branches.sizes.shape[1] - 1
+    for rank, fewest in zip(ranks, least.tolist(), strict=True):
+        each = np.maximum((fewest + branches.lacking) // v, smallest)
+        for chunk in _chunks_of(row, rank):
+            branches.sizes[:, chunk] = smallest if v > 1 and chunk in (0, last) else each

@@ -176,6 +176,15 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     return answer
 
 
+def most_layers(row: Rows, step_s: float) -> IntArray:
+    """Most layers of each rank of one row, shape (p,), with which its bounds may keep ``step_s``.
+
+    Memory is left aside.
+    """
+    room = room_of_split if row.splits_backward[0] else _room
+    return Fill.of(row, np.array([step_s])).most(room)
+
+
 def least_bound_s(
     rows: Rows, low_s: float, high_s: float, tick: Callable[[], object] = lambda: None
 ) -> float:

@@ -1,8 +1,8 @@
 """What the bounds of split backward passes leave a rank, for layers of one kind (``fill``).
 
-Ranks take as many layers as (E), (F), (G) and (K) of ``split_backward`` and their memory allow. f, i, w and t
-are a layer's forward pass, input gradient, weight gradient and whole time; n layers on rank s lie behind
-``used`` others; what is not layers is left out here.
+Ranks take as many layers as (E), (F), (G) and (K) of ``split_backward`` and their memory allow. f, i, w
+and t are a layer's forward pass, input gradient, weight gradient and whole time; n layers on rank s lie
+behind ``used`` others; what is not layers is left out here.
 
 (E) m n t + tail_s <= Z by itself.
 (F) (L - used) f + (L - used - n) i + m n t - held n f + tail_s <= Z without chunks: more layers before the
@@ -12,10 +12,10 @@ are a layer's forward pass, input gradient, weight gradient and whole time; n la
     the least number y of layers: (L - used + y) f + y i pass before the rank's own work.
 (G) used (f + i) + m n (f + i) + w_0 + tail_0 <= Z without chunks; with chunks the least first chunks of the
     ranks before. One layer more there is worth 1 / m of a layer here.
-(K) L f + (L - n) i + m n (f + i) - held n f + w_0 + tail_0 <= Z without chunks, whatever lies before; in a V
-    ``used`` takes the place of L - n, as each rank before has its chunks on both sides; one layer more of
-    those is worth one layer here at most, as m i >= i of it is left. In loops the least first chunks before
-    and the least last ones behind.
+(K) L f + (L - n) i + m n (f + i) - held n f + w_0 + tail_0 <= Z without chunks, whatever lies before; in
+    a V ``used`` takes the place of L - n, as each rank before has its chunks on both sides; one layer more
+    of those is worth one layer here at most, as m i >= i of it is left. In loops the least first chunks
+    before and the least last ones behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def room_of_split(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> Fl
     """Layers that (E), (F), (G) and (K) let a rank hold behind ``used`` layers, (n, L)."""
     rows, shaped = fill.rows, column(fill.rows.in_a_v) > 0.0
     early = Early.of(rows, rank)
-    late = np.minimum(_late_layers(fill, rank, own, used, early), _home_layers(fill, rank, own, used, early))
+    late = np.minimum(
+        _late_layers(fill, rank, own, used, early), _home_layers(fill, rank, own, used, early)
+    )
     if shaped.any():
         early = Early.in_a_v(rows, rank)
         in_a_v = _late_in_a_v(fill, rank, own, used, early)
@@ -117,7 +119,11 @@ def _home_in_a_v(fill: Fill, rank: int, own: RankCosts, used: FloatArray, early:
     rows, prices, m = fill.rows, fill.rows.prices, column(fill.rows.m)
     forward, back = column(prices.forward_s[:, 0]), _input_gradient_s(rows)
     ends = np.full_like(m, float(rank))
-    end = rows.layout.num_layers * forward + used * back + _passed_s(rows, np.zeros(len(rows), dtype=np.int64))
+    end = (
+        rows.layout.num_layers * forward
+        + used * back
+        + _passed_s(rows, np.zeros(len(rows), dtype=np.int64))
+    )
     end = end + _back_s(rows, 2.0 * ends, head=ends > 0.0, embedding=ends > 0.0)
     end = end + m * _own_beside_s(rows, rank, own) - early.beside_s - forward * early.offset
     slope = m * (forward + back) - forward * early.slope

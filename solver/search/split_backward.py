@@ -15,13 +15,13 @@ Whatever the order of a rank's passes,
     a_s - 1 ... a_u of a rank u <= s, whose first chunk a_u lies before a_s, still pass that micro-batch
     backward, and rank u has that weight gradient left:
     end_u >= start_s + sum_{own c of s} m (F_c + I_c) + sum_{a_u <= c < a_s} I_c + W_{a_u}.
-(K) the same from its first input gradient on, which waits as in (F): end_u >= start_s + sum_{c >= a_s} F_c +
-    sum_{c > z_s} I_c + sum_{own c of s} ((m - held_c) F_c + m I_c) + sum_{a_u <= c < a_s} I_c + W_{a_u}.
+(K) the same from its first input gradient on, which waits as in (F): end_u >= start_s +
+    sum_{c >= a_s} F_c + sum_{c > z_s} I_c + sum_{own c of s} ((m - held_c) F_c + m I_c)
+    + sum_{a_u <= c < a_s} I_c + W_{a_u}.
 
-start_s >= sum_{c < a_s} F_c, rank 0's is 0. Schedules that leave out the synchronisation of ranks between steps
-(``BYPASSES_SYNC``) count a rank's time from its own start, as ``simulate`` does; for those of the others
-that start counts as well: end_u - start_u is what (G) and (K) bound for the former, start_u being
-sum_{c < a_u} F_c.
+start_s >= sum_{c < a_s} F_c. Schedules that leave out the synchronisation of ranks between steps
+(``BYPASSES_SYNC``) count a rank's time from its own start, as ``simulate`` does, and start as early as they
+can: (G) and (K) less sum_{c < a_u} F_c. For those of the others that start counts as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
 def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
-    """(E), (F), (G) and (K): the least end of every rank of rows that split the backward pass, shape (n, R)."""
+    """(E) to (G) and (K): the least end of every rank of rows that split the backward pass, (n, R)."""
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
     back = stages.chunk_backward_s - weight
     num_ranks, width = stages.rank_valid.shape[1], forward.shape[1]
