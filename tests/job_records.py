@@ -5,6 +5,7 @@ from sqlalchemy import func, select, update
 from service.db.clock import now_s
 from service.db.database import Database
 from service.db.records import JobRecord, NewJob, find_job, insert_job
+from service.db.sweep_records import NewChild, insert_sweep
 from service.db.tables import jobs, plans
 from service.engine.job_engine import JobEngine
 from service.engine.states import Claim, Outcome
@@ -65,6 +66,15 @@ def add_tiny_job(
         )
         insert_job(connection, new)
     return job_id
+
+
+def add_tiny_sweep(database: Database, name: str, *, num_points: int) -> None:
+    """A sweep and its points, whose ids are the sweep's with -0000, -0001, …."""
+    request = problem_to_mapping(parse_problem(dict(TINY_PROBLEM)))
+    with database.write() as connection:
+        new = NewJob(id=name, tenant=TENANT, request=request, time_limit_s=30.0, queue_timeout_s=3600.0)
+        points = [NewChild(values={"point": at}, request=request) for at in range(num_points)]
+        insert_sweep(connection, new, points, f"{name}-")
 
 
 def job_in(database: Database, job_id: str = "job") -> JobRecord:

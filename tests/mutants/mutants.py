@@ -64,6 +64,18 @@ MUTANTS = (
         old="jobs.c.tenant == tenant, in_time]",
         new="jobs.c.tenant == tenant]",
     ),
+    Mutant(
+        name="a job that had begun expires",
+        file=SWEEP,
+        old=", jobs.c.started_at_s.is_(None))",
+        new=")",
+    ),
+    Mutant(
+        name="a cancel loses what a worker had found",
+        file="service/engine/keeping.py",
+        old='row.state != "cancelled" or row.checkpoint is None',
+        new="row.state",
+    ),
     Mutant(name="a lost claim stores plans", file=ENGINE, old="if held and rows:", new="if rows:"),
     Mutant(
         name="leaving costs an attempt",
