@@ -46,7 +46,7 @@ def completed(
             configuration = placed(raw, problem, _read)
         else:
             given = _read(raw)
-            configuration = configuration_of({**_derived(given, problem), **raw})
+            configuration = _as_written(configuration_of({**_derived(given, problem), **raw}))
             _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         here = pointer(*at)
@@ -136,16 +136,30 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
 
 
 def _recomputed(given: Configuration, split: Sequence[int]) -> int:
-    """Recomputed layers of each chunk: all of them, or the most that a stage of its own count has."""
+    """Recomputed layers of each chunk: all of the model, or the most that a stage of its own count has."""
     if given.recompute_granularity != "full":
         return 0
-    return max(given.stage_recompute_layers or split)
+    return max(given.stage_recompute_layers, default=sum(split))
+
+
+def _as_written(configuration: Configuration) -> Configuration:
+    """The same with all layers of the model recomputed where a number covers every chunk."""
+    split, own = configuration.stage_layers, configuration.stage_recompute_layers
+    full = configuration.recompute_granularity == "full" and not own
+    every = full and configuration.recompute_layers >= max(split, default=0)
+    return replace(configuration, recompute_layers=sum(split)) if every else configuration
 
 
 def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
-    """Recomputed layers by stage are those of as many chunks, of layers that they have."""
+    """Recomputed layers by stage are those of as many chunks, of layers that they have; not all are 0."""
     own, split = configuration.stage_recompute_layers, configuration.stage_layers
     too_many = any(count > size for count, size in zip(own, split, strict=False))
+    if own and (configuration.recompute_granularity != "full" or not any(own)):
+        yield FieldError(
+            pointer=pointer("configuration", "stage_recompute_layers"),
+            message="goes with recompute_granularity full and a count above 0",
+            allowed="left out where no layer is recomputed, with recompute_granularity none",
+        )
     if own and (too_many or len(own) != len(split)):
         yield FieldError(
             pointer=pointer("configuration", "stage_recompute_layers"),

@@ -11,9 +11,8 @@ from solver.baseline import with_baseline
 from solver.fewest import fewest
 from solver.merged import Answered, merged
 from solver.objective import is_plain
-from solver.outlook import outlook_of
 from solver.pareto import front_of
-from solver.plan import Answer, Configuration, Infeasibility
+from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.ramp import ramp_search
@@ -21,10 +20,10 @@ from solver.search.search import places_stages, search
 from solver.search.watch import Watch
 from solver.variants import variants_of
 from solver.why.explained import with_reasons
+from solver.why.in_time import More, fastest_run, too_late
+from solver.why.relaxed import on_nodes
 from solver.why.remedies import with_remedies
 from solver.why.robust import with_odds
-
-_TENTH = 10.0
 
 
 def ask(
@@ -82,22 +81,10 @@ def _answer(
 
 
 def _too_late(problem: Problem, profile: Profile, answer: Answer, should_stop: ShouldStop | None) -> Answer:
-    """Where the deadline is what stands in the way: how long the fastest plan takes."""
-    options = replace(
-        problem.options, deadline_days=None, objective="step_time", top_k=1, certify="none", gpus="all"
-    )
-    patient = search(replace(problem, options=options), profile, should_stop=should_stop)
-    if not patient.plans:
+    """Where the deadline is what stands in the way: how long the fastest plan takes, what is in time."""
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+    run = fastest_run(problem, profile, watch.interrupted)
+    if run is None:
         return answer
-    plan = patient.plans[0]
-    days = outlook_of(problem, profile, plan.config, plan.prediction).days or 0.0
-    asked = problem.options.deadline_days
-    gpus = plan.config.num_gpus
-    reason = f"deadline: the fastest plan takes {days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
-    change = f"a deadline of {_up(days):.1f} days"
-    return replace(answer, infeasible=Infeasibility(reasons=(reason,), changes=(change,)))
-
-
-def _up(days: float) -> float:
-    """To tenths of a day, never down."""
-    return -(-days * _TENTH // 1.0) / _TENTH
+    more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, profile))
+    return replace(answer, infeasible=too_late(problem, run, [more], watch.interrupted))

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from profiles.profile import Profile
 from solver.baseline import with_baseline
 from solver.objective import slowdown
-from solver.outlook import is_asked_for, outlook_of
-from solver.plan import Answer, Infeasibility, Plan, Status
+from solver.outlook import claim_of, is_asked_for, outlook_of
+from solver.plan import Answer, Plan, Status
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.search import search
-from solver.search.watch import Watch
+from solver.search.watch import Watch, relative_gap
 from solver.why.explained import with_reasons
-from solver.why.placed_remedies import placed_infeasibility
+from solver.why.in_time import More, Run, too_late
+from solver.why.placed_remedies import on_nodes_of, placed_infeasibility
 from solver.why.robust import with_odds
-
-_TENTH = 10.0
 
 
 def ask_placed(
@@ -37,7 +37,8 @@ def ask_placed(
         found = placed_infeasibility(problem, profile, watch.interrupted)
         answer = replace(answer, infeasible=found)
     elif is_asked_for(problem):
-        answer = _in_time(problem, _with_outlook(problem, profile, answer))
+        watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+        answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
     plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
     return with_baseline(problem, profile, replace(answer, plans=plans))
 
@@ -51,25 +52,43 @@ def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     return replace(answer, plans=plans)
 
 
-def _in_time(problem: Problem, answer: Answer) -> Answer:
+def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
     """The plans that meet the deadline; where the fastest step that can be is late, none does."""
     allowed = problem.options.deadline_days
     if allowed is None or not answer.plans:
         return answer
     kept = [plan for plan in answer.plans if _days(plan) <= allowed]
     if kept:
-        plans = tuple(replace(plan, rank=rank) for rank, plan in enumerate(kept, 1))
-        return replace(answer, plans=plans, num_gpus_used=plans[0].config.num_gpus)
-    first = answer.plans[0]
-    days, gpus = _days(first), first.config.num_gpus
-    reason = f"deadline: the fastest plan takes {days:.1f} days on {gpus} GPUs, {allowed:g} are allowed"
-    late = Infeasibility(reasons=(reason,), changes=(f"a deadline of {_up(days):.1f} days",))
+        return _left(problem, profile, answer, kept)
+    first = Run(plan=answer.plans[0], days=_days(answer.plans[0]))
+    groups = enumerate(problem.cluster.distinct_groups)
+    more = [
+        More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at)) for at, one in groups
+    ]
+    late = too_late(problem, first, more, watch.interrupted)
     outcomes: tuple[Status, Status] = ("infeasible", "unknown")
     proved = answer.status == "optimal" and _least_days(problem, answer) > allowed
     return replace(
         answer, status=outcomes[not proved], plans=(), certified_by=answer.certified_by if proved else (),
         gap=None, objective=None, infeasible=late,
     )  # fmt: skip
+
+
+def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) -> Answer:
+    """The answer with the plans that are in time, and what that leaves open."""
+    plans = tuple(replace(plan, rank=rank) for rank, plan in enumerate(kept, 1))
+    if len(plans) == len(answer.plans):
+        return answer
+    late, step = len(answer.plans) - len(plans), plans[0].prediction.step_time_s
+    said = f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
+    return replace(
+        answer,
+        plans=plans,
+        gap=relative_gap(step, answer.bound_step_time_s),
+        num_gpus_used=plans[0].config.num_gpus,
+        objective=claim_of(problem, profile, step, answer.bound_step_time_s),
+        warnings=(*answer.warnings, f"{said}; plans of longer step were not sought in their place"),
+    )
 
 
 def _days(plan: Plan) -> float:
@@ -82,8 +101,3 @@ def _least_days(problem: Problem, answer: Answer) -> float:
     first, bound = answer.plans[0], answer.bound_step_time_s or 0.0
     own = first.prediction.step_time_s * slowdown(problem, first.config.num_gpus)
     return _days(first) * bound * slowdown(problem, 1) / own
-
-
-def _up(days: float) -> float:
-    """To tenths of a day, never down."""
-    return -(-days * _TENTH // 1.0) / _TENTH

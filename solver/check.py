@@ -157,10 +157,10 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
     elif config.recompute_granularity != "full":
         if layers:
             yield "recompute_layers must be 0 unless whole layers are recomputed"
-    elif not own and layers != max(split) and not 1 <= layers <= min(split):
-        yield "recompute_layers must fit every chunk, or cover the largest"
-    if own and (config.recompute_granularity != "full" or layers != max(own)):
-        yield "stage_recompute_layers goes with full recomputation, recompute_layers is its largest"
+    elif not own and layers != sum(split) and not 1 <= layers <= min(*split, max(split) - 1):
+        yield "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's"
+    if own and (config.recompute_granularity != "full" or layers != max(own) or not layers):
+        yield "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0"
     if own and (len(own) != len(split) or any(not 0 <= k <= n for k, n in zip(own, split, strict=False))):
         yield "stage_recompute_layers must name a count for each chunk, of its layers at most"
 

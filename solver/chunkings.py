@@ -28,14 +28,14 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
     layers, options = problem.model.num_layers, problem.options
     limited = "recompute_layers" in options.named | names_of(options.constraints)
-    per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not (
-        limited or options.objective == "energy_per_token"  # its weights would depend on the split
-    )
+    # Energy's weights would depend on the split; the stages of a ramp would each have counts of their own.
+    alike = limited or options.objective == "energy_per_token" or bool(options.batch_ramp)
+    per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not alike
     rows: list[tuple[int, int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
     for vpp in with_request(problem, "virtual_pipeline_size", virtual):
         even = layers // (pp * vpp)
-        last = even if limited or layers % (pp * vpp) else even - 1
+        last = even if layers % (pp * vpp) else even - 1  # all of an even split: ALL_LAYERS
         for name in _schedules(problem, pp, vpp):
             word = SCHEDULES.index(name)
             rows += [(vpp, recompute, 0, word) for recompute in range(_FULL)]

@@ -96,7 +96,8 @@ class Columns:
     def of(cls, configurations: Sequence[Configuration]) -> Columns:
         """Columns of whole configurations; their splits are not part of a row.
 
-        A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``.
+        A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``; a row says so
+        by the number of all layers (``configuration``).
         """
         rows: dict[str, list[int]] = {f.name: [] for f in fields(cls)}
         for configuration in configurations:
@@ -124,7 +125,7 @@ class Columns:
         def get(name: str) -> int:
             return int(getattr(self, name)[row])
 
-        layers = max(replayed) if replayed else min(get("recompute_layers"), max(stage_layers))
+        layers = max(replayed) if replayed else min(get("recompute_layers"), sum(stage_layers))
         sizes: dict[str, Any] = {name: get(name) for name in _PLAIN}
         return Configuration(
             **sizes,

@@ -174,7 +174,7 @@ def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
     if name == "recompute_granularity":
         return columns.recompute
     values: IntArray = getattr(columns, name)
-    if name == "recompute_layers":  # of a row that recomputes every layer: the layers of the model
+    if name == "recompute_layers":  # of a configuration that recomputes every layer: all
         return np.where(values >= ALL_LAYERS, num_layers, values)
     return values
 

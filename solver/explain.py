@@ -126,11 +126,12 @@ def _shortfall(legal: Rows) -> Shortfall | None:
     if found is None:
         return None
     row, split = found
-    stages = rows.take([row]).stages([split])
+    one = rows.take([row])
+    stages = one.stages([split])
     stage = int(stages.peak_memory_bytes[0].argmax())
     memory = {name: round(float(value[0, stage])) for name, value in stages.memory_bytes.items()}
     return Shortfall(
-        config=rows.columns.configuration(row, split),
+        config=one.columns.configuration(0, split, one.replayed([split])[0]),
         stage=stage,
         needed_bytes=sum(memory.values()),
         limit_bytes=int(rows.budget_bytes),

@@ -41,12 +41,12 @@ class Configuration:
     num_microbatches: int = 1  # per pipeline and step
     pipeline_schedule: str = "none"
     recompute_granularity: str = "none"  # none, selective (core attention), full
-    recompute_layers: int = 0  # of each chunk; = max(stage_layers) when every layer recomputes
+    recompute_layers: int = 0  # the first so many of each chunk; all of the model's: every layer
     offload: str = "none"  # to the host: none, optimizer, activations, optimizer+activations
     context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
     rank_order: str = "tp-cp-dp-pp"  # mesh axes, fastest first: which of them crosses which link
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
-    stage_recompute_layers: tuple[int, ...] = ()  # of each chunk; empty: recompute_layers of every one
+    stage_recompute_layers: tuple[int, ...] = ()  # of each chunk, some above 0; empty: all alike
     stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
     replicas: tuple[Configuration, ...] = ()  # unlike ones: each class with its own groups and share
 

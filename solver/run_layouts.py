@@ -85,12 +85,12 @@ def _even(layers: int, chunks: int) -> tuple[int, ...]:
 
 
 def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:
-    """Granularity, and how many layers of a chunk recompute."""
+    """Granularity, and how many layers of a chunk recompute; all of the model: every one."""
     stated = cells.text("recompute") or "none"
     if stated not in RECOMPUTE:
         raise RefusedRunError(f"recompute = {stated[:40]} is not modelled")
     if stated == "full":
-        return "full", max(stage_layers)
+        return "full", sum(stage_layers)
     if stated == "selective" and cells.text("recompute_modules") == "layer":
         return "full", max(max(stage_layers) // 2, 1)  # every other layer (torchtitan)
     return stated, 0

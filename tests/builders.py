@@ -171,7 +171,7 @@ def an_infeasible_answer(*, memory_gib: Mapping[str, float] | None = None) -> An
     memory = {name: int(size * GIB) for name, size in sizes.items()}
     shortfall = Shortfall(
         config=a_configuration(pipeline_parallel_size=8, virtual_pipeline_size=1, data_parallel_size=1,
-                               recompute_granularity="full", recompute_layers=10, stage_layers=(10,) * 8),
+                               recompute_granularity="full", recompute_layers=80, stage_layers=(10,) * 8),
         stage=0,
         needed_bytes=sum(memory.values()),
         limit_bytes=79 * GIB,

@@ -136,7 +136,7 @@ GPT3_BLOCK = Configuration(
 DEEPSEEK_EXPERTS = Configuration(
     pipeline_parallel_size=8, virtual_pipeline_size=2, data_parallel_size=64, expert_parallel_size=64,
     zero_stage=1, zero_shard_size=64, micro_batch_size=1, num_microbatches=64,
-    pipeline_schedule="interleaved_1f1b", recompute_granularity="full", recompute_layers=4,
+    pipeline_schedule="interleaved_1f1b", recompute_granularity="full", recompute_layers=61,
     stage_layers=(3, *(4,) * 14, 2),
 )  # fmt: skip
 MIXTRAL_EXPERTS = Configuration(

@@ -35,7 +35,7 @@ from tests.launcher_cases import (
 SHARDED = replace(LLAMA_70B_FSDP, zero_stage=3)
 STAGES = Configuration(
     pipeline_parallel_size=4, data_parallel_size=16, zero_stage=1, zero_shard_size=16, num_microbatches=8,
-    pipeline_schedule="1f1b", recompute_granularity="full", recompute_layers=20, stage_layers=(20,) * 4,
+    pipeline_schedule="1f1b", recompute_granularity="full", recompute_layers=80, stage_layers=(20,) * 4,
 )  # fmt: skip
 TENSOR = Configuration(
     tensor_parallel_size=8, data_parallel_size=8, zero_stage=2, zero_shard_size=8, num_microbatches=16,

@@ -78,12 +78,12 @@ def stage_layers(args: argparse.Namespace) -> tuple[int, ...]:
 
 
 def recompute_layers(args: argparse.Namespace) -> int:
-    """Fully recomputed layers of each chunk: uniform groups of 1 are all layers of the largest."""
+    """Fully recomputed layers of each chunk: uniform groups of 1 are all layers of the model."""
     if args.recompute_granularity != "full":
         return 0
     if args.recompute_method == "uniform":
         assert args.recompute_num_layers == 1
-        return max(stage_layers(args))
+        return sum(stage_layers(args))
     return int(args.recompute_num_layers)
 
 

@@ -237,7 +237,7 @@ def configuration_of(config: Mapping[str, Any]) -> dict[str, Any]:
         num_microbatches=plan["num_microbatches"],
         pipeline_schedule="1f1b" if plan["pp"] > 1 else "none",
         recompute_granularity="full" if again else "none",
-        recompute_layers=again,
+        recompute_layers=sum(stage_layers) if again == max(stage_layers) else again,
         stage_layers=stage_layers,
     )
     return {name: getattr(found, name) for name in found.__dataclass_fields__}

@@ -32,7 +32,7 @@ def configuration_of(row: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         num_microbatches=int(row["batch"]) // (data * int(row["micro_batch"])),
         pipeline_schedule="none" if pipeline == 1 else "1f1b" if chunks == pipeline else "interleaved_1f1b",
         recompute_granularity=str(row["recompute"]),
-        recompute_layers=max(split) if row["recompute"] == "full" else 0,
+        recompute_layers=sum(split) if row["recompute"] == "full" else 0,
         stage_layers=split,
     )
     return asdict(found)

@@ -84,7 +84,7 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
         yield fault(
             "recompute_layers",
             f"{able.launcher} recomputes every layer or none",
-            nearest=max(config.stage_layers),
+            nearest=sum(config.stage_layers),
         )
 
 

@@ -185,13 +185,14 @@ def recompute_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def recompute_fits_a_chunk(target: Target) -> Iterator[FieldError]:
-    """Full recomputation covers 1 layer up to the largest chunk (a larger N passes every parser)."""
+    """1 layer up to the largest chunk, or all of the model's (a larger N passes every parser)."""
     config, most = target.config, max(target.config.stage_layers, default=0)
-    if config.recompute_granularity == "full" and not 1 <= config.recompute_layers <= most:
+    counts = (*range(1, most + 1), sum(config.stage_layers))
+    if config.recompute_granularity == "full" and config.recompute_layers not in counts:
         yield fault(
             "recompute_layers",
             f"{config.recompute_layers} layers of chunks that hold up to {most}",
-            allowed=f"1 to {most}",
+            allowed=f"1 to {most}; {counts[-1]}: every layer",
             nearest=min(max(1, config.recompute_layers), most),
         )
 

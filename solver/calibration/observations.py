@@ -63,5 +63,5 @@ def memory_configuration(
     """
     if recompute_known or prediction.out_of_memory_probability <= 0.5:  # noqa: PLR2004 (likelier not)
         return configuration
-    every = max(configuration.stage_layers)
+    every = sum(configuration.stage_layers)
     return replace(configuration, recompute_granularity="full", recompute_layers=every)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.columns import BoolArray, FloatArray, IntArray
+from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.mixed.outer import Outer
 from solver.search.bounds import SAFETY
 from solver.search.rows import Rows
@@ -31,6 +31,7 @@ class Floors:
     most_layers: FloatArray  # of a stage, by memory
     forward_share: FloatArray  # at most, of a stage's time
     tail_s: FloatArray  # of the first stage
+    any_tail_s: FloatArray  # of any stage
     straggler: FloatArray
     fixed_s: FloatArray
     room: IntArray
@@ -40,6 +41,15 @@ class Floors:
         parts = {name: getattr(self, name)[berths, rows] for name in self.__slots__}
         parts["room"] = np.where(berths < 0, 0, parts["room"])
         return Floors(**parts)
+
+    def least(self, values: FloatArray) -> FloatArray:
+        """Of the berths that there is room on, (n,)."""
+        return np.asarray(np.where(self.room > 0, values, np.inf).min(axis=0))
+
+    def total_s(self, p: IntArray, layers: int) -> FloatArray:
+        """Least sum of all stages' times, (n,)."""
+        ends = (p - 1) * self.least(self.beside_s) + self.least(self.ends_s)
+        return layers * self.least(self.layer_s) + ends
 
 
 def floors_of(outer: Outer) -> Floors:
@@ -75,6 +85,7 @@ def _of_berth(rows: Rows, hop_s: FloatArray) -> dict[str, FloatArray]:
         "most_layers": np.floor(np.maximum(room, 0.0) / each * (1.0 + 1e-12)),
         "forward_share": np.maximum(share, 0.5),
         "tail_s": prices.rank_tail_s + prices.tail_s[:, -2] + prices.tail_s[:, layers].min(axis=1),
+        "any_tail_s": prices.rank_tail_s + prices.tail_s[:, layers].min(axis=1),
         "straggler": prices.straggler,
         "fixed_s": prices.fixed_s,
     }
@@ -149,20 +160,14 @@ def _chain_s(floors: Floors, groups: IntArray, p: IntArray, m: IntArray, layers:
     return np.asarray((layers + lost) / np.maximum(held.sum(axis=0), 1e-30))
 
 
-def step_bound_s(
-    floors: Floors, groups: IntArray | None, p: IntArray, m: IntArray, layers: int
-) -> FloatArray:
+def step_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, layers: int) -> FloatArray:
     """Lower bound of every row over all placements on the berths it has room on, (n,).
 
     ``groups`` (K,) are the berths'; None: they are of different groups, and each has a stage.
     """
-    present = floors.room > 0
+    p, m, present = columns.pipeline_parallel_size, columns.num_microbatches, floors.room > 0
     stage_s = _least_stage_s(floors, groups, p, layers)
-
-    def least(values: FloatArray) -> FloatArray:
-        return np.asarray(np.where(present, values, np.inf).min(axis=0))
-
-    total = layers * least(floors.layer_s) + (p - 1) * least(floors.beside_s) + least(floors.ends_s)
+    least, total = floors.least, floors.total_s(p, layers)
     share = np.where(present, floors.forward_share, 0.0).max(axis=0)
     slope = np.maximum(m - 1.0 - (np.minimum(m, p) - 1.0) * share, 0.0)
     chain_s = _chain_s(floors, np.arange(len(present)) if groups is None else groups, p, m, layers)
@@ -171,3 +176,13 @@ def step_bound_s(
         ends = ends + least(floors.tail_s)
         step = least(floors.straggler) * ends + least(floors.fixed_s)
     return np.asarray(np.where(np.isfinite(stage_s), step * SAFETY**2, np.inf))
+
+
+def objective_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, layers: int) -> FloatArray:
+    """Lower bound of every row's closed form, as ``step_bound_s``; the slowest stage may be any."""
+    p, m = columns.pipeline_parallel_size, columns.num_microbatches
+    stage_s = _least_stage_s(floors, groups, p, layers)
+    with np.errstate(invalid="ignore"):
+        ends = floors.total_s(p, layers) + (m - 1.0) * stage_s + floors.least(floors.any_tail_s)
+        least = floors.least(floors.straggler) * ends + floors.least(floors.fixed_s)
+    return np.asarray(np.where(np.isfinite(stage_s), least * SAFETY**2, np.inf))

@@ -33,7 +33,7 @@ def settled(cluster: ClusterSpec, config: Configuration, batch: int) -> Configur
         zero_shard_size=ranks if zero else 1,
         num_microbatches=max(batch // (config.data_parallel_size * config.micro_batch_size), 1),
         pipeline_schedule="none" if len(stages) == 1 else "1f1b",
-        recompute_layers=max(config.stage_layers) if config.recompute_granularity == "full" else 0,
+        recompute_layers=sum(config.stage_layers) if config.recompute_granularity == "full" else 0,
         stage_groups=stages,
     )
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 
-from solver.columns import FloatArray, IntArray
+from solver.columns import Columns, FloatArray, IntArray
 from solver.mixed.bounds import Floors, floors_of, step_bound_s
 from solver.mixed.field import Field, Placement
 from solver.mixed.outer import Outer
@@ -29,6 +29,8 @@ _RUNG = 1.00025  # bounds are tried at its powers, in seconds
 _TRIES = 9  # times between the least that the bounds leave and what is known
 _OPENED = 64  # rows whose fields are bounded together
 Layout = tuple[int, ...]
+Waiting = tuple[float, int, tuple[int, ...]]  # a field under its bound: row, berths
+Bound = Callable[[Floors, IntArray | None, Columns, int], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +55,7 @@ class PlacedFrontier:
     bound_s: FloatArray  # (n,) of every row
     ranked: list[Placed] = field(default_factory=list)  # best first
     rivals_s: tuple[float, ...] = ()  # scores of plans that were found elsewhere
-    least_objective_s: float = np.inf
+    objectives: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)  # of solved fields
     proved_s: float = np.inf  # no placement of a solved field is faster
     solved: int = 0
     fields: int = 0
@@ -61,17 +63,13 @@ class PlacedFrontier:
     _best: dict[Layout, Placed] = field(default_factory=dict)
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
-    _heap: list[tuple[float, int, tuple[int, ...]]] = field(default_factory=list)
+    _heap: list[Waiting] = field(default_factory=list)
 
     @classmethod
     def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
         """Bound every row; none is opened yet."""
         floors = floors_of(outer)
-        columns = outer.columns
-        bound = step_bound_s(
-            floors, outer.group_of, columns.pipeline_parallel_size, columns.num_microbatches,
-            outer.layout.num_layers,
-        )  # fmt: skip
+        bound = step_bound_s(floors, outer.group_of, outer.columns, outer.layout.num_layers)
         order = np.argsort(bound, kind="stable")
         order = order[: int(np.isfinite(bound).sum())]
         return cls(outer=outer, floors=floors, top_k=top_k, bound_s=bound, _order=order)
@@ -112,20 +110,20 @@ class PlacedFrontier:
 
     def _open(self, rows: IntArray) -> None:
         """Let the fields of rows wait under their bounds."""
-        choices, of_row = self._choices(rows)
-        self.fields += len(of_row)
-        columns = self.outer.columns.take(of_row)
-        bounds = step_bound_s(
-            self.floors.at(choices, of_row),
-            None,
-            columns.pipeline_parallel_size,
-            columns.num_microbatches,
-            self.outer.layout.num_layers,
-        )
-        bounds = np.maximum(bounds, self.bound_s[of_row])
-        for at in np.flatnonzero(bounds <= self.cutoff_s).tolist():
-            berths = tuple(int(berth) for berth in choices[:, at] if berth >= 0)
-            heapq.heappush(self._heap, (float(bounds[at]), int(of_row[at]), berths))
+        for bound, row, berths in self.fields_of(rows, step_bound_s, self.cutoff_s):
+            if (least := max(bound, float(self.bound_s[row]))) <= self.cutoff_s:
+                heapq.heappush(self._heap, (least, row, berths))
+
+    def fields_of(self, rows: IntArray, bound: Bound, limit_s: float) -> Iterator[Waiting]:
+        """The fields of some rows whose bound is within a limit."""
+        layers = self.outer.layout.num_layers
+        for start in range(0, len(rows), _OPENED):
+            choices, of_row = self._choices(rows[start : start + _OPENED])
+            bounds = bound(self.floors.at(choices, of_row), None, self.outer.columns.take(of_row), layers)
+            self.fields += len(of_row) if bound is step_bound_s else 0
+            for at in np.flatnonzero(bounds <= limit_s).tolist():
+                berths = tuple(int(berth) for berth in choices[:, at] if berth >= 0)
+                yield float(bounds[at]), int(of_row[at]), berths
 
     def _choices(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """One berth of each group (-1: none), whose stages can be those of a row, (G, C); and the row."""
@@ -148,7 +146,7 @@ class PlacedFrontier:
         if best is None:
             return
         self.solved += 1
-        self.least_objective_s = min(self.least_objective_s, best.objective_s)
+        self.objectives[one.row, one.berths] = best.objective_s
         rung = self._least_rung(one, reach)
         self.proved_s = min(self.proved_s, _rung_s(rung - 1))
         placement = min(self._candidates(one, reach, best.placement, rung), key=one.simulated_s)

@@ -19,6 +19,7 @@ Answer
   Beside them stand classes of unlike replicas, each on one group with a share of the batch (``shares``):
   the best split over every set of groups is proved, and ranked as one layout.
   ``bound_step_time_s``: no placement of any row simulates faster (``reach.Reach``).
+  ``objective_gap``: from the least J that is known to a bound on all of them (``least``).
   CP-SAT judges the exact program's least J of the ranked fields (``certify``).
 """
 
@@ -32,6 +33,7 @@ from profiles.profile import Profile
 from solver.mixed.certify import PlacedJudge
 from solver.mixed.fleet import Fleet
 from solver.mixed.frontier import PlacedFrontier
+from solver.mixed.least import Least, least_objective
 from solver.mixed.outer import outer_of
 from solver.mixed.plans import Candidate, of_placement, of_split, plans_of, ranked
 from solver.mixed.sets import sets_of
@@ -67,9 +69,14 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
         best = ranked(problem, candidates)
         bound = _bound_s(frontier, shared, best)
+        least = _least(frontier, shared, best, watch)
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows)
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
+    if least is not None:
+        excess = relative_gap(best[0].objective_s, least.known_s)
+        gap = relative_gap(least.known_s, least.bound_s)
+        answer = replace(answer, objective_gap=gap, objective_excess=excess)
     if answer.status == "infeasible" and not wide:
         return search_placed(problem, profile, watch, wide=True)
     return replace(answer, warnings=(*answer.warnings, *certificate.warnings))
@@ -85,6 +92,15 @@ def _certified(
     every = problem.options.certify == "cp-sat-all"
     placed = PlacedJudge(judge, watch, problem.options.seed)
     return placed.certified([one.fields for one in best], every=every)
+
+
+def _least(frontier: PlacedFrontier, shared: _Shared, best: list[Candidate], watch: Watch) -> Least | None:
+    """The least closed form, as far as it is known and proved; None where time ended before."""
+    if not best or not frontier.finished:
+        return None
+    known = min(one.objective_s for one in best)
+    least = least_objective(frontier, shared.shares, known, watch.interrupted)
+    return None if watch.stopped else least
 
 
 def _bound_s(frontier: PlacedFrontier, shared: _Shared, found: list[Candidate]) -> float | None:

@@ -60,7 +60,8 @@ class GroupShares:
     stage_s: FloatArray  # least slowest stage of one micro-batch
     tail_s: FloatArray  # least of its first stage
     most_micro: IntArray  # micro-batches beyond which no split fits: fewer than p are in flight
-    least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
+    floor_s: FloatArray  # (batch + 1,) no step and no closed form of any option is less; n = 0: +inf
+    least_s: FloatArray  # (batch + 1,) the same, or the score where it is known
     bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
     rules: tuple[Rule, ...]  # of the request, on the number of micro-batches
     solved: dict[int, Share | None] = field(default_factory=dict)
@@ -80,14 +81,14 @@ class GroupShares:
         roomy = fitting(replace(options, columns=columns_full))
         most_micro = np.where(roomy, batch, options.p - 1)
         least = np.full(batch + 1, np.inf)
-        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, rules)
+        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, least, rules)
         for size in np.unique(unit[unit <= batch]).tolist():
             own = np.flatnonzero(unit == size)
             m = np.arange(1, batch // size + 1)
             bound = shares.bounds_s(own, m[:, None])
             bound = np.where(m[:, None] <= most_micro[own], bound, np.inf).min(axis=1)
             least[m * size] = np.minimum(least[m * size], bound)
-        shares.bound_s = least.copy()
+        shares.bound_s, shares.floor_s = least.copy(), least.copy()
         return shares
 
     def bounds_s(self, index: IntArray, m: IntArray | int) -> FloatArray:

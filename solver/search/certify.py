@@ -82,15 +82,9 @@ class Judge:
         if self._child is None or not survivors or not frontier.finished:
             return Certificate()
         watch.report("certifying", now=True, incumbent_s=frontier.ranked[0].score_s)
-        own = frontier.rows.take(list(survivors)).per_stage
-        if own[0]:  # the judge knows one count of recomputed layers for all stages
-            return Certificate(warnings=("CP-SAT does not judge a first plan that recomputes by stage",))
-        among = tuple(row for row, apart in zip(survivors, own, strict=True) if not apart)[: 1 + MAX_RIVALS]
+        among = survivors[: 1 + MAX_RIVALS]
         overall = self._confirms(frontier, among, watch)
         rows = [one.row for one in frontier.ranked]
-        rows = [
-            row for row, apart in zip(rows, frontier.rows.take(rows).per_stage, strict=True) if not apart
-        ]
         if self._options.certify != "cp-sat-all":
             rows = rows[:1]
         least = min(among, key=lambda row: frontier.solved[row].objective_s)

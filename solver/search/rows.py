@@ -66,13 +66,15 @@ class Rows:
         """Layers that every chunk recomputes, (n, C): the least that fit where stages have their own count.
 
         Those are the first of a stage, so the sum of what its first k layers spare decides. A byte more is
-        asked for than needed, so that rounding does not.
+        asked for than needed, so that rounding does not. Where nothing has to be recomputed it is
+        one layer, on the stage where that costs least: without any it would be another row.
         """
         if not self.per_stage.any():
             return None
         counts = np.repeat(self.columns.recompute_layers[:, None], splits.shape[1], axis=1)
         prices, nothing = self.prices, np.zeros_like(splits)
-        whole = assemble(prices, self.columns, self.layout, splits, nothing).peak_memory_bytes
+        stages = assemble(prices, self.columns, self.layout, splits, nothing)
+        whole = stages.peak_memory_bytes
         held = in_flight(self.columns)[:, : whole.shape[1]]
         with np.errstate(divide="ignore"):
             needed = (whole - self.budget_bytes + 1.0) / (prices.reserve[:, None] * held)
@@ -85,7 +87,18 @@ class Rows:
             end = np.searchsorted(sums[row], sums[row, first] + needed[row, :p])
             counts[row] = 0
             counts[row, :p] = np.clip(end - first, 0, splits[row, :p])
+            if not counts[row].any():
+                counts[row, self._idlest(int(row), stages, begin[row, :p])] = 1
         return counts
+
+    def _idlest(self, row: int, stages: Stages, begin: IntArray) -> int:
+        """The stage of a row where one more replayed layer adds least to the closed form."""
+        p, share = len(begin), self.m[row] - self.phi[row]
+        own = share * stages.rank_time_s[row, :p] + stages.rank_tail_s[row, :p]
+        kinds = (np.diff(self.layout.cumulative, axis=0) > 0).argmax(axis=1)
+        replay = self.prices.replay_s[row, kinds[begin]]
+        later = self.phi[row] * replay + np.maximum(own.max(), own + share * replay)
+        return int(later.argmin())
 
     @property
     def is_uniform(self) -> bool:

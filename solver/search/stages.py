@@ -16,6 +16,8 @@ lexicographically least, ties to earlier ranks; (2) makes the sum of squared sta
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
@@ -28,6 +30,7 @@ from solver.search.windows import Split
 
 _NS = 1e9  # tables of the dynamic program are whole nanoseconds, so that ties are ties
 _NEVER = np.int64(2**60)
+Path = tuple[int, ...]  # boundaries from the first to the last
 
 
 def best_splits(rows: Rows) -> list[Split | None]:
@@ -115,15 +118,23 @@ class StageTables:
         beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0]
         self.tail_s = self._spread(row.prices.tail_s) + row.prices.rank_tail_s[0]
         self.fits = self._legal() & (self._memory() <= row.budget_bytes)
-        replay = self._replay_s() if row.per_stage[0] else self._between(row.prices.replay_s, replayed=True)
-        self.time_s = self.forward_s + beside + replay
+        own = self._replayed_ends() if row.per_stage[0] else None
+        self.replays = np.asarray(own > edge[:, None]) if own is not None else None
+        self.time_s = self.forward_s + beside + self._between(row.prices.replay_s, replayed=True, own=own)
 
-    def _between(self, price: FloatArray, *, replayed: bool = False) -> FloatArray:
-        """Sum of a part price over layers i … j-1, or over the recomputed ones, (L + 1, L + 1)."""
+    def _between(
+        self, price: FloatArray, *, replayed: bool = False, own: IntArray | None = None
+    ) -> FloatArray:
+        """Sum of a part price over layers i … j-1, or over the recomputed ones, (L + 1, L + 1).
+
+        ``own``: the ends of the recomputed layers by stage, (p, L + 1, L + 1).
+        """
         sums = self.row.layout.cumulative @ price[0, :-2]
         start = np.arange(self.num_layers + 1)[:, None]
         end = np.broadcast_to(np.arange(self.num_layers + 1)[None, :], self.size.shape)
-        if replayed:
+        if own is not None:
+            end = own
+        elif replayed:
             end = np.minimum(start + int(self.row.columns.recompute_layers[0]), end)
         return np.asarray(np.where(self.size > 0, sums[end] - sums[start], 0.0))
 
@@ -139,8 +150,8 @@ class StageTables:
         ends = np.where(self.is_last, edge[None, :] == self.num_layers, edge[None, :] < self.num_layers)
         return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends)
 
-    def _replay_s(self) -> FloatArray:
-        """Seconds of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed`` counts it."""
+    def _replayed_ends(self) -> IntArray:
+        """Ends of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed_layers`` counts it."""
         prices, cumulative = self.prices, self.row.layout.cumulative.T.astype(np.float64)
         held = in_flight(self.row.columns)[0, : self.p].astype(np.float64)[:, None, None]
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2] @ cumulative
@@ -148,8 +159,12 @@ class StageTables:
         needed = (whole - self.row.budget_bytes + 1.0) / (prices.reserve[0] * held)
         start, last = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
         end = np.searchsorted(spared, spared[start] + needed)
-        replay = prices.replay_s[0, :-2] @ cumulative
-        return np.asarray(replay[np.clip(end, start, np.maximum(last, start))] - replay[start])
+        return np.asarray(np.clip(end, start, np.maximum(last, start)))
+
+    def first_replay_s(self) -> FloatArray:
+        """Seconds that a stage's first layer replays, (L + 1, 1)."""
+        sums = self.row.layout.cumulative @ self.prices.replay_s[0, :-2]
+        return np.append(np.diff(sums), 0.0)[:, None]
 
     def _memory(self, *, lightest: bool = True) -> FloatArray:
         """Peak memory in bytes, as ``assemble`` adds it up; or without recomputation."""
@@ -173,7 +188,7 @@ def min_max(tables: IntArray) -> IntArray:
     return np.asarray(reached)
 
 
-def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Split] | None:
+def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Path] | None:
     """The path of least ``first`` sum, among those the least ``second`` sum; None if there is none."""
     size = first.shape[1]
     best, tie = first[0, 0], second[0, 0]
@@ -187,38 +202,77 @@ def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Split] | None:
         best, tie = np.minimum(sums[chosen, columns], _NEVER), ties[chosen, columns]
     if best[-1] >= _NEVER:
         return None
-    bounds = [size - 1]
+    path = [size - 1]
     for chosen in reversed(back):
-        bounds.append(int(chosen[bounds[-1]]))
-    return int(best[-1]), tuple(int(n) for n in np.diff(bounds[::-1]))
+        path.append(int(chosen[path[-1]]))
+    return int(best[-1]), tuple(path[::-1])
 
 
 def best_boundaries(row: Rows) -> Split | None:
-    """Case (2): min-max first, then smaller sums for a larger maximum while that can still pay."""
+    """Case (2); a row with counts by stage recomputes a layer at least (``_with_a_replay``)."""
     tables = StageTables(row)
-    share, phi = row.m[0] - row.phi[0], row.phi[0]
+    path = _least_path(*_costs(tables, tables.time_s))
+    if path is None:
+        return None
+    if tables.replays is not None and not any(tables.replays[s, i, j] for s, i, j in _steps(path)):
+        path = _with_a_replay(tables, tables.replays)
+    return None if path is None else tuple(np.diff(np.array(path) % (tables.num_layers + 1)).tolist())
+
+
+def _costs(tables: StageTables, time_s: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """g, h and the squares of stage times, which are the last tie."""
+    share, phi = tables.row.m[0] - tables.row.phi[0], tables.row.phi[0]
 
     def whole(values: FloatArray) -> IntArray:
         return np.where(tables.fits, np.rint(values * _NS), _NEVER).astype(np.int64)
 
-    g, h = whole(share * tables.time_s + tables.tail_s), whole(phi * tables.time_s)
-    square = np.where(tables.fits, tables.time_s**2, np.inf)
+    return (
+        whole(share * time_s + tables.tail_s),
+        whole(phi * time_s),
+        np.where(tables.fits, time_s**2, np.inf),
+    )
+
+
+def _with_a_replay(tables: StageTables, replays: BoolArray) -> Path | None:
+    """The best path on which some stage recomputes a layer, over boundaries that know whether one did.
+
+    Boundary L + 1 + j is j behind such a stage; a stage that need not replay may do so with one layer.
+    """
+    plain = _costs(tables, tables.time_s)
+    forced = _costs(tables, tables.time_s + np.where(replays, 0.0, tables.first_replay_s()))
+
+    def doubled(at: int, never: float) -> FloatArray:
+        one, other = plain[at], forced[at]
+        return np.block([[np.where(replays, never, one), other], [np.full(one.shape, never), one]])
+
+    never = float(_NEVER)  # whole nanoseconds below it are exact in float64 up to 2^53, 104 days
+    g, h = (doubled(at, never).astype(np.int64) for at in (0, 1))
+    return _least_path(g, h, doubled(2, np.inf))
+
+
+def _least_path(g: IntArray, h: IntArray, square: FloatArray) -> Path | None:
+    """Min-max of g first, then smaller sums of h for a larger maximum while that can still pay."""
     floor = int(min_max(g)[-1])
     if floor >= _NEVER:
         return None
-    cap, least, best, split = floor, _least_sum(h), int(_NEVER), None
+    cap, least, best, path = floor, _least_sum(h), int(_NEVER), None
     while cap >= floor:
         found = _min_sum(np.where(g <= cap, h, _NEVER), square)
         if found is None:
             break
-        largest = _largest(g, found[1])
+        largest = max(int(g[step]) for step in _steps(found[1]))
         if found[0] + largest < best:
-            best, split = found[0] + largest, found[1]
+            best, path = found[0] + largest, found[1]
         below = largest - 1 if cap > floor else int(_NEVER)
         cap = min(below, best - least - 1)
         if cap <= floor:
             break
-    return split
+    return path
+
+
+def _steps(path: Path) -> list[tuple[int, int, int]]:
+    """Stage, begin and end of every stage."""
+    return [(stage, *ends) for stage, ends in enumerate(pairwise(path))]
 
 
 def _least_sum(h: IntArray) -> int:
@@ -227,9 +281,3 @@ def _least_sum(h: IntArray) -> int:
     for stage in h[1:]:
         reached = np.minimum((reached[:, None] + stage).min(axis=0), _NEVER)
     return int(reached[-1])
-
-
-def _largest(g: IntArray, split: Split) -> int:
-    """The largest stage cost of a split."""
-    ends = np.cumsum(np.array(split))
-    return max(int(g[s, end - size, end]) for s, (size, end) in enumerate(zip(split, ends, strict=True)))

@@ -100,7 +100,7 @@ def carried(
             mixed,
             data_parallel_size=gpus // model,
             stage_layers=split,
-            recompute_layers=max(split) if every else mixed.recompute_layers,
+            recompute_layers=sum(split) if every else mixed.recompute_layers,
         ),
     )
     return None if found is None else _sharded(first, second, found)

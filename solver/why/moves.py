@@ -72,8 +72,8 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
 
 
 def _replayed(layers: int, split: tuple[int, ...]) -> int:
-    """A number of recomputed layers that every chunk has, or all of them."""
-    return max(split) if layers >= min(split) else layers
+    """A number of recomputed layers that every chunk has, or all layers of the model."""
+    return sum(split) if layers >= min(split) else layers
 
 
 def balanced(num_layers: int, num_chunks: int) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Confi
 def _recomputed(c: Configuration) -> Iterator[tuple[str, Configuration]]:
     """None, the scores, or one layer of each chunk more or less."""
     most = max(c.stage_layers)
-    now = {"none": 0, "selective": 0, "full": c.recompute_layers}[c.recompute_granularity]
+    now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
     yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
     yield "recompute of scores only", replace(c, recompute_granularity="selective", recompute_layers=0)
     for layers in sorted({*_near(now), most}):

@@ -48,7 +48,7 @@ def nearest_lack(
 
     A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed.
     """
-    outer, _ = outer_of(Fleet.of(problem, profile))
+    outer, _ = outer_of(Fleet.of(problem, profile), wide=True)
     if not len(outer):
         return None
     least, found = _LARGEST_BYTES, None

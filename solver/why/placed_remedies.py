@@ -23,7 +23,6 @@ from solver.why.relaxed import (
     LARGEST_RISK,
     NODE_FACTORS,
     Change,
-    grown,
     larger_gpus,
     less_work,
     lighter,
@@ -94,10 +93,16 @@ def _asked_less(limits: Limits) -> Iterator[Change]:
 
 def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
     """More nodes of one group, fewest first."""
-    name, now = problem.cluster.group_names[group], problem.cluster.distinct_groups[group].num_nodes
+    now = problem.cluster.distinct_groups[group].num_nodes
     for nodes in sorted({ceil(now * factor) for factor in NODE_FACTORS} - {now}):
-        larger = grown(problem.cluster.distinct_groups[group], nodes / now)
-        yield _with_group(problem, profile, group, larger, f"{nodes} nodes of {name}")
+        yield on_nodes_of(problem, profile, group, nodes)
+
+
+def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> Change:
+    """The problem with so many nodes of one of its distinct groups."""
+    larger = replace(problem.cluster.distinct_groups[group], num_nodes=nodes)
+    words = f"{nodes} nodes of {problem.cluster.group_names[group]}"
+    return _with_group(problem, profile, group, larger, words)
 
 
 def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:

@@ -149,13 +149,23 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
         seq //= 2
 
 
+def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
+    """The problem on so many nodes, all of which may be used; several groups grow alike."""
+    now = problem.cluster.num_nodes
+
+    def grown_group(group: NodeGroup) -> NodeGroup:
+        return replace(group, num_nodes=-(-group.num_nodes * nodes // now))
+
+    cluster = replace(problem.cluster, groups=tuple(map(grown_group, problem.cluster.groups)))
+    larger, wider = _on(problem, cluster), replace(profile, group=grown_group(profile.group))
+    return Change(words=f"{cluster.num_nodes} nodes", problem=larger, profile=wider)
+
+
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
     """More nodes, fewest first."""
+    now = problem.cluster.num_nodes
     for factor in NODE_FACTORS:
-        groups = tuple(grown(group, factor) for group in problem.cluster.groups)
-        larger = _on(problem, replace(problem.cluster, groups=groups))
-        wider = replace(profile, group=grown(profile.group, factor))
-        yield Change(words=f"{larger.cluster.num_nodes} nodes", problem=larger, profile=wider)
+        yield on_nodes(problem, profile, ceil(now * factor))
 
 
 def other_gpus(problem: Problem) -> Iterator[Change]:
@@ -185,11 +195,6 @@ def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
     sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.slug, reverse=True)}
     larger = [sizes[size] for size in sorted(sizes)]
     return larger[:_MOST_GPUS]
-
-
-def grown(group: NodeGroup, factor: float) -> NodeGroup:
-    """The group with more nodes."""
-    return replace(group, num_nodes=ceil(group.num_nodes * factor))
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:

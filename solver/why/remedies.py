@@ -102,6 +102,7 @@ def fastest(
     if not frontier.ranked or not frontier.finished:
         return None
     first = frontier.ranked[0]
-    config = frontier.rows.take([first.row]).columns.configuration(0, first.split)
+    row = frontier.rows.take([first.row])
+    config = row.columns.configuration(0, first.split, row.replayed([first.split])[0])
     faults: Sequence[str] = list(violations(problem, profile, config))
     return None if faults else (config, predict(problem, profile, config))

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.profile import default_profile
-from solver.mixed.bounds import floors_of, step_bound_s
+from solver.cost.assemble import objective_s
+from solver.mixed.bounds import floors_of, objective_bound_s, step_bound_s
 from solver.mixed.field import Field
 from solver.mixed.frontier import PlacedFrontier
+from solver.mixed.least import least_objective
 from solver.mixed.program import Program
 from solver.mixed.reach import Reach
 from solver.mixed.shares import least_split_s, shares_of, solve_split, split_bound_s
@@ -60,13 +62,15 @@ def test_no_placement_simulates_below_the_bounds(problem: Problem, data: st.Data
     outer, columns = field.outer, field.outer.columns
     floors = floors_of(outer)
     layers = outer.layout.num_layers
-    p, m = columns.pipeline_parallel_size, columns.num_microbatches
-    first = step_bound_s(floors, outer.group_of, p, m, layers)[field.row]
+    first = step_bound_s(floors, outer.group_of, outer.columns, layers)[field.row]
     choice = np.full((len(outer.fleet.groups), 1), -1)
     for berth in field.berths:
         choice[outer.group_of[berth], 0] = berth
-    row = slice(field.row, field.row + 1)
-    second = step_bound_s(floors.at(choice, np.array([field.row])), None, p[row], m[row], layers)[0]
+    alone, row = floors.at(choice, np.array([field.row])), columns.take(np.array([field.row]))
+    second = step_bound_s(alone, None, row, layers)[0]
+    least = [objective_bound_s(floors, outer.group_of, columns, layers)[field.row]]
+    least.append(objective_bound_s(alone, None, row, layers)[0])
+    assert all(max(least) <= field.objective_s(placement) for placement in placements(field))
     simulated = [field.simulated_s(placement) for placement in placements(field)]
     reach, every = Reach(field), set(placements(field))
     for step in simulated:
@@ -96,6 +100,7 @@ def test_no_split_of_a_group_simulates_below_the_bounds_of_its_share(
         if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes:
             step, _ = fastest(row, [split])
             assert bound <= step
+            assert share.floor_s[n] <= objective_s(row.prices, row.columns, row.stages([split]))[0]
             assert share.may_step_within(n, step)
 
 
@@ -140,6 +145,10 @@ def test_best_first_ranks_as_solving_every_field_does(problem: Problem, zero_sta
             for placement in placements(field)
         ]
         assert bound <= min(simulated)
+        own = frontier.ranked[0].objective_s
+        least = least_objective(frontier, shares_of(outer), own, lambda: False)
+        assert least.bound_s <= min(every.objectives.values()) * (1 + 1e-9)
+        assert least.known_s in {own, *every.objectives.values()}
 
 
 @pytest.mark.timeout(120)

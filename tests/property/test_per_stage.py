@@ -19,10 +19,10 @@ ROUNDING = 1 + 1e-9
 
 
 def least_of_all_s(rows: Rows) -> float:
-    """The least closed form over every split and every count of every stage, as far as memory allows."""
+    """The least closed form over every split and all counts of its stages, as far as memory allows."""
     free, best = rows, np.inf
     for split in exhaust_splits(free):
-        counts = np.array(list(product(*(range(size + 1) for size in split))))
+        counts = np.array(list(product(*(range(size + 1) for size in split)))[1:])  # not of no layer at all
         many = rows.take([0] * len(counts))
         stages = assemble(many.prices, many.columns, many.layout, np.array([split] * len(counts)), counts)
         fits = stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes

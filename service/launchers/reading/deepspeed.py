@@ -221,7 +221,7 @@ def _configuration(
         num_microbatches=count,
         pipeline_schedule="none" if code.pipeline == 1 else "1f1b",
         recompute_granularity="full" if code.recompute else "none",
-        recompute_layers=max(split) if code.recompute else 0,
+        recompute_layers=sum(split) if code.recompute else 0,
         offload=offload,
         stage_layers=split,
     )

@@ -93,7 +93,7 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
-    """Granularity and recomputed layers of each chunk."""
+    """Granularity and recomputed layers of each chunk; all of the model where it is every one."""
     granularity = given.word("recompute-granularity")
     if given.has("recompute-activations"):
         if granularity == "full":
@@ -109,10 +109,10 @@ def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
             names = ", ".join(sorted(others))[:80]
             given.note(f"recomputed modules {names} are priced as if they were kept")
         return granularity or "none", 0
-    return "full", _recomputed_layers(given, max(split, default=1))
+    return "full", _recomputed_layers(given, split or (1,))
 
 
-def _recomputed_layers(given: Given, most: int) -> int:
+def _recomputed_layers(given: Given, split: tuple[int, ...]) -> int:
     """Uniform: all layers; block: the first of each chunk."""
     method, count = given.word("recompute-method"), given.integer("recompute-num-layers", 1)
     if method not in ("uniform", "block"):
@@ -120,7 +120,7 @@ def _recomputed_layers(given: Given, most: int) -> int:
     if method == "uniform":
         if count > 1:
             given.note(f"recomputation in groups of {count} layers is priced as groups of one")
-        return most
-    if count > most:
+        return sum(split)
+    if count > max(split):
         given.note(f"--recompute-num-layers {count} is more than a chunk has: every layer recomputes")
-    return max(min(count, most), 1)
+    return sum(split) if count >= max(split) else max(count, 1)

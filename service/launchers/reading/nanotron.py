@@ -99,7 +99,7 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
         num_microbatches=count,
         pipeline_schedule=schedule,
         recompute_granularity="full" if recompute else "none",
-        recompute_layers=max(split) if recompute else 0,
+        recompute_layers=sum(split) if recompute else 0,
         stage_layers=split,
     )
 

@@ -142,7 +142,7 @@ def _configuration(
         num_microbatches=count,
         pipeline_schedule=schedule,
         recompute_granularity=recompute,
-        recompute_layers=max(split) if recompute == "full" else 0,
+        recompute_layers=sum(split) if recompute == "full" else 0,
         stage_layers=split,
     )
     return found, found.global_batch_size

@@ -43,12 +43,17 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
             model.add(len(own) * size >= count - (len(own) - 1)).only_enforce_if(literal)
         counts.append(count)
     model.add(sum(counts) == request.num_layers).only_enforce_if(literal)
-    return [[(count, each)] for count in counts]
+    again = request.rows[row].replay[0]
+    replayed = [sum(decision.replayed[chunk][0] for chunk in own_chunks(decision, row, rank))
+                for rank in range(len(counts))]  # fmt: skip
+    return [[(count, each), (own, again)] for count, own in zip(counts, replayed, strict=True)]
 
 
 def _most_layers(request: Request, row: int, rank: int, own: list[int]) -> int:
     """Layers of one kind that a rank's memory holds in its lightest chunks (``caps.lightest_chunks``)."""
-    prices, least = request.rows[row].memory_layer, request.rows[row].smallest_chunk
+    one, least = request.rows[row], request.rows[row].smallest_chunk
+    light = one.memory_replay if one.by_stage else [[0]] * len(one.memory_layer)
+    prices = [[kept[0] + less[0]] for kept, less in zip(one.memory_layer, light, strict=True)]
     room = request.rows[row].room[rank] - least * sum(prices[chunk][0] for chunk in own)
     growing = [chunk for chunk in reversed(own) if chunk or len(own) == 1]
     count, at = least * len(own) if room >= 0 else 0, 0

@@ -6,7 +6,8 @@ n[c, k] of kind k in chunk c and the recomputed ones y[c, k] among them, is for 
     sum_const + sum_c,k sum_replay[k] y[c, k]
       + rank_const[r] + sum over own c, k of (layer[k] n[c, k] + replay[k] y[c, k]),
 
-each coefficient multiplied by ``straggler``. Loads no OR-Tools.
+each coefficient multiplied by ``straggler``. Where stages recompute by their own count, y is a choice.
+Loads no OR-Tools.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class RowRequest:
     rank_of_chunk: Sequence[int]
     smallest_chunk: int
     replayed_layers: int  # of each chunk; 0 where none or every layer is recomputed
+    by_stage: bool  # or as many of each chunk as the judge likes, one layer at least
     splits: Sequence[Sequence[int]] | None  # the splits on offer; None: all that keep chunks alike
     sum_const: int
     sum_replay: Sequence[int]
@@ -86,8 +88,11 @@ def row_request(rows: Rows, row: int) -> RowRequest:
     """Row ``row`` in whole numbers."""
     one = rows.take([row])
     p, v = int(one.p[0]), int(one.v[0])
-    chosen = not one.is_uniform  # which layers replay matters only where layers differ
-    replay = chosen * (one.some_layers[0] > 0) * one.prices.replay_s[0, :-2]
+    own = bool(one.per_stage[0])
+    chosen = (
+        not one.is_uniform or own
+    )  # of layers that are alike the replayed ones are part of the constants
+    replay = (own or chosen * (one.some_layers[0] > 0)) * one.prices.replay_s[0, :-2]
     sum_const, rank_const = _constants_s(one, chosen)
     memory_layer, memory_replay, room = _memory_bytes(one, chosen)
     scale, share = _NS * one.prices.straggler[0], one.m[0] - one.phi[0]
@@ -96,6 +101,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         rank_of_chunk=rank_of_chunk(one.columns, p * v)[0].tolist(),
         smallest_chunk=int(one.smallest_chunk[0]),
         replayed_layers=int(one.some_layers[0]),
+        by_stage=own,
         splits=_offered(one, p, v),
         sum_const=round(_NS * sum_const),
         sum_replay=_whole(scale * one.phi[0] * replay),
@@ -140,7 +146,8 @@ def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[i
     held = in_flight(one.columns)[0].astype(np.float64)
     kept = np.where(one.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])[:-2]
     partial = int(one.some_layers[0])
-    spared = chosen * (partial > 0) * (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2]
+    spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2]
+    spared = spared * (chosen * (partial > 0) or bool(one.per_stage[0]))
     by_chunk = held_by_rank(one, p, v)
     room = room_bytes(one, by_chunk)[0]
     room = room - partial * spared.max() * by_chunk[0].sum(axis=0)  # counted layer by layer instead
@@ -156,6 +163,7 @@ def is_expressible(request: Request) -> bool:
     layers = request.num_layers
     for row in request.rows:
         times = row.sum_const + max(row.rank_const) + layers * (max(row.layer) + max(row.replay))
+        times += layers * max(row.sum_replay)
         memory = layers * max(max(kinds) for kinds in row.memory_layer)
         if max(times, memory, *(abs(room) for room in row.room)) > LARGEST:
             return False

@@ -67,6 +67,17 @@ def offered_splits_are_kept(decision: Decision) -> None:
                 model.add(end == layers).only_enforce_if(one)
 
 
+def stages_recompute_their_own_layers(decision: Decision) -> None:
+    """The first layers of each stage, one of some stage at least; none beside rows with one number."""
+    model, bounds, own = decision.model, decision.bounds, decision.own_replays
+    for row, literal in zip(decision.request.rows, decision.chosen, strict=True):
+        if not any(isinstance(count, int) for count in own):
+            for count, start, end in zip(own, bounds, bounds[1:], strict=False):
+                model.add(count <= (end - start if row.by_stage else 0)).only_enforce_if(literal)
+            if row.by_stage:
+                model.add(sum(own) >= 1).only_enforce_if(literal)
+
+
 def every_rank_fits_its_memory(decision: Decision) -> None:
     """States and kept activations of a rank's layers stay within its room."""
     for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
@@ -89,5 +100,6 @@ RULES: tuple[Callable[[Decision], None], ...] = (
     chunks_are_large_enough,
     chunks_of_a_rank_are_alike,
     offered_splits_are_kept,
+    stages_recompute_their_own_layers,
     every_rank_fits_its_memory,
 )

@@ -23,8 +23,9 @@ class Decision:
     chosen: list[cp_model.IntVar]  # chosen[i]: row i is
     choices: dict[str, cp_model.IntVar]  # tensor_parallel_size, …: tied to the row by a table
     bounds: list[cp_model.IntVar]  # bounds[c]: layers before chunk c; the last one: all layers
+    own_replays: list[Linear]  # recomputed layers of each chunk of a row whose stages have their own count
     layers: list[list[Linear]]  # layers[c][k]: layers of kind k in chunk c
-    replayed: list[list[Linear]]  # recomputed ones among them, where k layers of each chunk are
+    replayed: list[list[Linear]]  # recomputed ones among them, where not every one or none is
     objective_us: cp_model.IntVar
 
     @property
@@ -56,6 +57,7 @@ def declare(request: Request) -> Decision:
             for name, values in domains.items()
         },
         bounds=bounds,
+        own_replays=_own_replays(model, request, num_chunks),
         layers=[],
         replayed=[],
         objective_us=model.new_int_var(0, LARGEST // 1000, "objective_us"),
@@ -69,17 +71,24 @@ def _count_layers(decision: Decision) -> None:
     request, bounds = decision.request, decision.bounds
     if len(request.cumulative) == 1:  # what partial recomputation adds is part of the constants
         decision.layers.extend([[end - start] for start, end in pairwise(bounds)])
-        decision.replayed.extend([[0] for _ in bounds[1:]])
+        decision.replayed.extend([[own] for own in decision.own_replays])
         return
-    most = max(row.replayed_layers for row in request.rows)
-    replay = weighted(zip(decision.chosen, [row.replayed_layers for row in request.rows], strict=True))
+    counts = [row.replayed_layers for row in request.rows]
+    most = max(counts) + request.num_layers * any(row.by_stage for row in request.rows)
+    alike = weighted(zip(decision.chosen, counts, strict=True))
     starts = [_elements(decision, bound, most) for bound in bounds]
-    ends = [_elements(decision, bound + replay, most) if most else start
-            for bound, start in zip(bounds, starts, strict=True)]  # fmt: skip
     for start, end in pairwise(starts):
         decision.layers.append([b - a for a, b in zip(start, end, strict=True)])
-    for start, end in zip(starts[:-1], ends[:-1], strict=True):
+    for bound, start, own in zip(bounds, starts, decision.own_replays, strict=False):
+        end = _elements(decision, bound + alike + own, most) if most else start
         decision.replayed.append([b - a for a, b in zip(start, end, strict=True)])
+
+
+def _own_replays(model: cp_model.CpModel, request: Request, num_chunks: int) -> list[Linear]:
+    """Recomputed layers of each chunk where stages have counts of their own; 0 where no row has."""
+    if not any(row.by_stage for row in request.rows):
+        return [0] * num_chunks
+    return [model.new_int_var(0, request.num_layers, f"replayed_{c}") for c in range(num_chunks)]
 
 
 def _elements(decision: Decision, index: Linear, most: int) -> list[cp_model.IntVar]:

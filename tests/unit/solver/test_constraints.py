@@ -162,7 +162,7 @@ def test_recomputing_every_layer_counts_as_all_layers_of_the_model() -> None:
     problem = small_problem("recompute_layers == 4", top_k=1)
     plan = search(problem, profile_of(problem)).plans[0]
     assert plan.config.recompute_granularity == "full"
-    assert plan.config.recompute_layers == max(plan.config.stage_layers)
+    assert plan.config.recompute_layers == 4 == sum(plan.config.stage_layers)
 
 
 def test_a_request_without_constraints_has_none() -> None:

@@ -183,6 +183,25 @@ def test_a_deadline_that_nobody_meets_is_infeasible_and_says_how_long_the_fastes
     assert answered(relaxed).status == "optimal"
 
 
+def test_a_deadline_that_is_missed_on_one_node_offers_the_nodes_that_meet_it() -> None:
+    problem = small(total_tokens=10**11)
+    problem = replace(problem, options=replace(problem.options, num_nodes=(1,)))
+    outlook = answered(problem).plans[0].outlook
+    assert outlook is not None
+    assert outlook.days is not None
+    # 60 % of the days of one node: two are enough where speed grows with nodes to more than 5/6
+    hurried = replace(problem.options, deadline_days=outlook.days * 0.6, num_nodes=())
+    one = replace(problem, cluster=a_cluster(num_nodes=1), options=hurried)
+    answer = answered(one)
+    assert answer.status == "infeasible"
+    assert answer.infeasible is not None
+    later, more = answer.infeasible.remedies
+    assert later.change.startswith("a deadline of ")
+    assert more.change.startswith("2 nodes: ")
+    assert float(more.change.split()[2]) <= outlook.days * 0.6
+    assert answered(replace(one, cluster=a_cluster(num_nodes=2))).plans[0].config == more.config
+
+
 def test_price_days_and_gpu_hours_fit_together() -> None:
     problem = small(total_tokens=10**9, gpu_hour_price=2.5)
     seen = answered(problem).plans[0].outlook

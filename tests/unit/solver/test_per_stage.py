@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import RefusedExportError
+from profiles.errors import InvalidProblemError, RefusedExportError
 from profiles.profile import default_profile
 from profiles.units import GIB
 from service.configurations import completed
@@ -46,13 +46,12 @@ def test_stages_that_hold_fewer_micro_batches_recompute_fewer_layers_and_the_ste
     assert recompute(own.config) == f"full ×{min(counts)}–{max(counts)} by stage"
 
 
-def test_such_a_plan_is_read_back_priced_again_and_certified_as_far_as_it_is() -> None:
+def test_such_a_plan_is_read_back_priced_again_and_certified() -> None:
     problem = tight(certify="cp-sat")
     answer = answered(problem)
     plan = answer.plans[0]
     assert answer.status == "optimal"
-    assert plan.certified_by == ("exact-dp",)
-    assert any("recomputes by stage" in warning for warning in answer.warnings)
+    assert plan.certified_by == ("exact-dp", "cp-sat")
     again = configuration_from_json(json.loads(json.dumps(plan.to_json()["config"])))
     assert again == plan.config
     free = replace(problem, options=replace(problem.options, pin={}))
@@ -60,6 +59,36 @@ def test_such_a_plan_is_read_back_priced_again_and_certified_as_far_as_it_is() -
                       "stage_layers": [4, 4, 4, 4], "stage_recompute_layers": [4, 2, 1, 0]},
                      free).recompute_layers == 4  # fmt: skip
     assert not list(violations(problem, default_profile(problem.cluster, "none"), plan))
+
+
+def test_where_everything_fits_full_recomputation_by_stage_is_that_of_one_layer() -> None:
+    # 16 layers fit many times over: no layer at all would be granularity none.
+    problem = tight(memory_gib=400)
+    plan = answered(problem).plans[0]
+    assert sorted(plan.config.stage_recompute_layers) == [0, 0, 0, 1]
+    head = 3  # the last stage is busiest with the head: the layer is recomputed elsewhere
+    assert plan.config.stage_recompute_layers[head] == 0 or plan.config.stage_layers[head] < 4
+    free = replace(problem, options=replace(problem.options, pin={}))
+    assert answered(free).plans[0].config.recompute_granularity == "none"
+
+
+def test_counts_of_nothing_are_refused_and_read_as_no_recomputation() -> None:
+    problem = tight()
+    profile = default_profile(problem.cluster, "none")
+    nothing = {"recompute_granularity": "full", "pipeline_parallel_size": 4,
+               "stage_layers": [4, 4, 4, 4], "stage_recompute_layers": [0, 0, 0, 0]}  # fmt: skip
+    with pytest.raises(InvalidProblemError, match="stage_recompute_layers"):
+        completed(nothing, problem)
+    config = replace(answered(problem).plans[0].config, stage_recompute_layers=(0,) * 4, recompute_layers=0)
+    assert any("not 0" in one for one in violations(problem, profile, config))
+
+
+def test_a_number_that_covers_every_chunk_is_read_as_all_layers_of_the_model() -> None:
+    every = {"recompute_granularity": "full", "pipeline_parallel_size": 4, "stage_layers": [5, 4, 4, 3]}
+    problem = replace(tight(), options=replace(tight().options, pin={}))
+    assert completed(every, problem).recompute_layers == 16
+    assert completed({**every, "recompute_layers": 5}, problem).recompute_layers == 16
+    assert completed({**every, "recompute_layers": 3}, problem).recompute_layers == 3
 
 
 @pytest.mark.parametrize(("counts", "fault"), [

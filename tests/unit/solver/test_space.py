@@ -109,10 +109,12 @@ def test_recomputing_all_layers_of_an_even_split_is_one_row_not_two() -> None:
     assert set(c.recompute_layers[chosen].tolist()) == {0, 1, 2, 3, ALL_LAYERS}
 
 
-def test_a_pinned_count_of_recomputed_layers_is_a_row_even_where_it_is_all_of_a_chunk() -> None:
-    c = legal_columns(enumerate_space(a_problem(pin={"recompute_layers": 4, "pipeline_parallel_size": 4})))
-    chosen = c.virtual_pipeline_size == 5
-    assert set(c.recompute_layers[chosen].tolist()) == {4}
+def test_every_layer_is_pinned_by_the_number_of_the_models_layers_and_by_no_other() -> None:
+    def counts(pinned: int) -> set[int]:
+        pins = {"recompute_layers": pinned, "pipeline_parallel_size": 4, "virtual_pipeline_size": 5}
+        return set(legal_columns(enumerate_space(a_problem(pin=pins))).recompute_layers.tolist())
+
+    assert (counts(80), counts(4), counts(3)) == ({ALL_LAYERS}, set(), {3})
 
 
 def test_gpus_that_do_not_factor_fall_back_to_whole_nodes() -> None:

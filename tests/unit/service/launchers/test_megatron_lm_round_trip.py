@@ -77,6 +77,8 @@ def legal_targets(draw: st.DrawFn) -> Target:
     stage_of_zero = draw(st.integers(0, 3 if pp == 1 else 1))
     chunks = draw(splits(pp * vpp))
     granularity = draw(st.sampled_from(("none", "selective", "full")))
+    most = max(chunks)
+    counts = st.sampled_from((*range(1, most), sum(chunks)))  # some of each chunk, or every layer
     config = Configuration(
         tensor_parallel_size=tp,
         sequence_parallel=tp > 1,
@@ -91,7 +93,7 @@ def legal_targets(draw: st.DrawFn) -> Target:
         num_microbatches=pp * draw(st.integers(1, 5)),
         pipeline_schedule="none" if pp == 1 else ("interleaved_1f1b" if vpp > 1 else "1f1b"),
         recompute_granularity=granularity,
-        recompute_layers=draw(st.integers(1, max(chunks))) if granularity == "full" else 0,
+        recompute_layers=draw(counts) if granularity == "full" else 0,
         stage_layers=chunks,
     )
     experts = config.expert_parallel_size == tp * cp if model.moe else cp == 1

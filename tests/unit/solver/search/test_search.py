@@ -45,8 +45,8 @@ def test_ranking_is_proved_by_two_methods() -> None:
     assert answer.explored == answer.space_size
 
 
-# 16 layers of each of 2 chunks are all 32 of the model: the request may mean either number.
-@pytest.mark.parametrize("limits", [{"pin": {"recompute_layers": 32}}, {"pin": {"recompute_layers": 16}},
+# 16 layers of each of 2 chunks are all of the model: that is 32 in plans and limits alike.
+@pytest.mark.parametrize("limits", [{"pin": {"recompute_layers": 32}}, {"pin": {"recompute_layers": 15}},
                                     {"bounds": {"recompute_layers": (20, 32)}},
                                     {"forbid": {"recompute_layers": tuple(range(32))}}])  # fmt: skip
 def test_limits_on_recomputed_layers_leave_plans_that_the_check_accepts(limits: dict[str, object]) -> None:
@@ -55,6 +55,7 @@ def test_limits_on_recomputed_layers_leave_plans_that_the_check_accepts(limits: 
     answer = answer_to(small_problem(certify="none", pin=pin, **limits))
     assert answer.status == "optimal"
     assert all(plan.config.recompute_granularity == "full" for plan in answer.plans)
+    assert {plan.config.recompute_layers for plan in answer.plans} == {pin.get("recompute_layers", 32)}
 
 
 def test_tensor_parallelism_stays_inside_the_islands_of_every_node_group() -> None:

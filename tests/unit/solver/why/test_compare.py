@@ -17,7 +17,7 @@ from tests.builders import a_moe_model, a_problem
 YOURS = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=8, data_parallel_size=2,
     zero_stage=1, zero_shard_size=2, micro_batch_size=2, num_microbatches=128, pipeline_schedule="1f1b",
-    recompute_granularity="full", recompute_layers=10, stage_layers=(10,) * 8,
+    recompute_granularity="full", recompute_layers=80, stage_layers=(10,) * 8,
 )  # fmt: skip
 BEST = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=4, virtual_pipeline_size=5,

@@ -17,6 +17,7 @@ def a_row(pp: int = 2, vpp: int = 1, **changes: object) -> RowRequest:
         rank_of_chunk=list(range(pp)) * vpp,
         smallest_chunk=1,
         replayed_layers=0,
+        by_stage=False,
         splits=None,
         sum_const=0,
         sum_replay=[0],
@@ -117,6 +118,17 @@ def test_recomputed_layers_are_the_first_of_each_chunk() -> None:
                 memory_layer=[[1, 1]] * 2, memory_replay=[[0, 0]] * 2)  # fmt: skip
     found = verdict(row, kinds=kinds)
     assert (found.objective_us, found.split) == (3, (2, 3))
+
+
+def test_stages_recompute_the_layers_that_their_memory_asks_for_and_one_at_least() -> None:
+    # a layer of 3 bytes spares 2 and costs 3 us more to replay: 3 | 2 layers in 9 and 6 bytes need none
+    own = a_row(by_stage=True, memory_layer=[[3]] * 2, memory_replay=[[-2]] * 2, replay=[3000])
+    assert verdict(replace(own, room=[7, 6])).objective_us == 6  # one of 3 replays: 3 + 3 us
+    # 2 | 3 would do as well; 4 | 1 layers and the one of 1 replayed, as no stage has to: 4 and 4 us
+    assert verdict(replace(own, room=[100, 100])).objective_us == 4
+    # 5 layers that all replay keep 5 bytes: 3 and 2 is the least
+    assert verdict(replace(own, room=[3, 2])).status == "OPTIMAL"
+    assert verdict(replace(own, room=[2, 2])).status == "INFEASIBLE"
 
 
 def test_a_request_travels_as_json() -> None:
