@@ -119,7 +119,7 @@ def _enough(
     return np.asarray((held.sum(axis=0) + further >= layers) & alone)
 
 
-def _least_stage_s(floors: Floors, groups: IntArray | None, p: IntArray, layers: int) -> FloatArray:
+def least_stage_s(floors: Floors, groups: IntArray | None, p: IntArray, layers: int) -> FloatArray:
     """tau: some stage of any placement takes at least this, (n,); +inf where the layers never fit."""
     present = floors.room > 0
     low = np.zeros(len(p))
@@ -132,7 +132,7 @@ def _least_stage_s(floors: Floors, groups: IntArray | None, p: IntArray, layers:
     return np.where(never, np.inf, low)
 
 
-def _counts(floors: Floors, groups: IntArray, p: IntArray) -> tuple[FloatArray, FloatArray]:
+def counts_of(floors: Floors, groups: IntArray, p: IntArray) -> tuple[FloatArray, FloatArray]:
     """The p fastest stages there is room for: seconds of a layer, and number, by group, fastest first."""
     names = np.unique(groups)
     layer_s = np.where(floors.room > 0, floors.layer_s, np.inf)
@@ -150,7 +150,7 @@ def _chain_s(floors: Floors, groups: IntArray, p: IntArray, m: IntArray, layers:
     Sorted by falling time, stages obey ``m x_j + sum_{i<j} x_i <= Z`` too, so with the fastest berths
     first the most layers go in when all of these are tight: ``x_j = Z / m (1 - 1 / m)^j``.
     """
-    each, count = _counts(floors, groups, p)
+    each, count = counts_of(floors, groups, p)
     q = 1.0 - 1.0 / m
     start = np.cumsum(count, axis=0) - count
     held = (q**start - q ** (start + count)) / np.where(count > 0, each, 1.0)  # layers for each second
@@ -166,7 +166,7 @@ def step_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, laye
     ``groups`` (K,) are the berths'; None: they are of different groups, and each has a stage.
     """
     p, m, present = columns.pipeline_parallel_size, columns.num_microbatches, floors.room > 0
-    stage_s = _least_stage_s(floors, groups, p, layers)
+    stage_s = least_stage_s(floors, groups, p, layers)
     least, total = floors.least, floors.total_s(p, layers)
     share = np.where(present, floors.forward_share, 0.0).max(axis=0)
     slope = np.maximum(m - 1.0 - (np.minimum(m, p) - 1.0) * share, 0.0)
@@ -176,13 +176,3 @@ def step_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, laye
         ends = ends + least(floors.tail_s)
         step = least(floors.straggler) * ends + least(floors.fixed_s)
     return np.asarray(np.where(np.isfinite(stage_s), step * SAFETY**2, np.inf))
-
-
-def objective_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, layers: int) -> FloatArray:
-    """Lower bound of every row's closed form, as ``step_bound_s``; the slowest stage may be any."""
-    p, m = columns.pipeline_parallel_size, columns.num_microbatches
-    stage_s = _least_stage_s(floors, groups, p, layers)
-    with np.errstate(invalid="ignore"):
-        ends = floors.total_s(p, layers) + (m - 1.0) * stage_s + floors.least(floors.any_tail_s)
-        least = floors.least(floors.straggler) * ends + floors.least(floors.fixed_s)
-    return np.asarray(np.where(np.isfinite(stage_s), least * SAFETY**2, np.inf))

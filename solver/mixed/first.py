@@ -20,7 +20,7 @@ def first_plan(
 ) -> Configuration | None:
     """A configuration that is legal and fits; None: there is none, or ``stopped`` said so first.
 
-    Of the usual candidates and, where none of them does, of all (``outer_of``): what the search itself asks.
+    Of the usual candidates and, where none of them does, of all (``outer_of``), as the search itself.
     """
     fleet = Fleet.of(problem, profile)
     found = _first(outer_of(fleet)[0], stopped)

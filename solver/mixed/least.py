@@ -1,13 +1,8 @@
 """How far the least closed form that is known may be from the least there is.
 
 Fields are opened best first under a bound on their closed form and the most promising ones are solved; what
-is left then bounds the rest. The closed form of a placement is at least
-
-    straggler (sum_s t_s + (m - 1) tau + tail) + fixed,
-
-tau the least time in which the stages there is room for hold all layers (``bounds``), the sum that of all
-layers on the fastest berth, tail the least of a stage; that of a class of replicas at least (A) of its
-slowest stage (``shares``).
+is left bounds the rest (``objective_bounds``). That of a class of replicas stands in
+``shares``.
 """
 
 from __future__ import annotations
@@ -19,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.mixed.batch_split import best_split
-from solver.mixed.bounds import objective_bound_s
 from solver.mixed.field import Field
 from solver.mixed.frontier import PlacedFrontier, Waiting
+from solver.mixed.objective_bounds import objective_bound_s
 from solver.mixed.program import Program
 from solver.mixed.sets import sets_of
 from solver.mixed.shares import GroupShares
 
-_SOLVED = 24  # fields at most
+_SOLVED = 128  # fields at most
 _EXACT = 1.0 - 1e-9
 
 
@@ -69,7 +64,7 @@ def _of_classes(frontier: PlacedFrontier, shares: Sequence[GroupShares]) -> list
     """What no split of the batch over two or more groups is below."""
     found = []
     for groups in sets_of(len(shares)):
-        floors = [shares[at].floor_s for at in groups]
+        floors = [shares[at].objective_s for at in groups]
         split = best_split(floors, len(floors[0]) - 1)
         if split is not None:
             found.append(split[0] + frontier.outer.fleet.exchange_s(groups))

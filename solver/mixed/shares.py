@@ -60,9 +60,9 @@ class GroupShares:
     stage_s: FloatArray  # least slowest stage of one micro-batch
     tail_s: FloatArray  # least of its first stage
     most_micro: IntArray  # micro-batches beyond which no split fits: fewer than p are in flight
-    floor_s: FloatArray  # (batch + 1,) no step and no closed form of any option is less; n = 0: +inf
-    least_s: FloatArray  # (batch + 1,) the same, or the score where it is known
+    least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
     bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
+    objective_s: FloatArray  # (batch + 1,) no closed form of any option is less
     rules: tuple[Rule, ...]  # of the request, on the number of micro-batches
     solved: dict[int, Share | None] = field(default_factory=dict)
 
@@ -81,20 +81,30 @@ class GroupShares:
         roomy = fitting(replace(options, columns=columns_full))
         most_micro = np.where(roomy, batch, options.p - 1)
         least = np.full(batch + 1, np.inf)
-        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, least, rules)
+        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, least.copy(), rules)
         for size in np.unique(unit[unit <= batch]).tolist():
             own = np.flatnonzero(unit == size)
             m = np.arange(1, batch // size + 1)
-            bound = shares.bounds_s(own, m[:, None])
-            bound = np.where(m[:, None] <= most_micro[own], bound, np.inf).min(axis=1)
-            least[m * size] = np.minimum(least[m * size], bound)
-        shares.bound_s, shares.floor_s = least.copy(), least.copy()
+            roomy_m = m[:, None] <= most_micro[own]
+            for kept, bound in (
+                (least, shares.bounds_s(own, m[:, None])),
+                (shares.objective_s, shares.objectives_s(own, m[:, None])),
+            ):
+                found = np.where(roomy_m, bound, np.inf).min(axis=1)
+                kept[m * size] = np.minimum(kept[m * size], found)
+        shares.bound_s = least.copy()
         return shares
 
     def bounds_s(self, index: IntArray, m: IntArray | int) -> FloatArray:
         """(A) of the slowest stage for options under m micro-batches."""
         prices = self.options.prices
         ends = m * self.stage_s[index] + self.tail_s[index]
+        return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
+
+    def objectives_s(self, index: IntArray, m: IntArray) -> FloatArray:
+        """The closed form with its least sum and least slowest stage."""
+        prices = self.options.prices
+        ends = self.options.total_s[index] + (m - 1.0) * self.stage_s[index] + self.tail_s[index]
         return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
 
     def solve(self, n: int) -> None:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from profiles.profile import default_profile
 from solver.cost.assemble import objective_s
-from solver.mixed.bounds import floors_of, objective_bound_s, step_bound_s
+from solver.mixed.bounds import floors_of, step_bound_s
 from solver.mixed.field import Field
 from solver.mixed.frontier import PlacedFrontier
 from solver.mixed.least import least_objective
+from solver.mixed.objective_bounds import objective_bound_s
 from solver.mixed.program import Program
 from solver.mixed.reach import Reach
 from solver.mixed.shares import least_split_s, shares_of, solve_split, split_bound_s
@@ -100,7 +101,7 @@ def test_no_split_of_a_group_simulates_below_the_bounds_of_its_share(
         if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes:
             step, _ = fastest(row, [split])
             assert bound <= step
-            assert share.floor_s[n] <= objective_s(row.prices, row.columns, row.stages([split]))[0]
+            assert share.objective_s[n] <= objective_s(row.prices, row.columns, row.stages([split]))[0]
             assert share.may_step_within(n, step)
 
 
