@@ -44,19 +44,19 @@ def best_splits(rows: Rows) -> list[Split | None]:
     several = np.flatnonzero((rows.v > 1) & rows.uneven_stages)
     offered = dict(zip(several.tolist(), best_offered(rows.take(several)), strict=True))
     return [
-        offered[row] if row in offered else _best_of_mixed(rows.take([row])) for row in range(len(rows))
+        offered[row] if row in offered else _best_with_tables(rows.take([row])) for row in range(len(rows))
     ]
 
 
 def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
     """The best split of a row with layers of one kind that has one."""
-    if rows.per_stage[row] and not rows.only_split:
-        return best_boundaries(rows.take([row]))
+    if rows.per_stage[row]:
+        return _best_with_tables(rows.take([row]))
     return best_counts(rows, caps, row)
 
 
-def _best_of_mixed(row: Rows) -> Split | None:
-    """The best split of one row with layers of several kinds, one chunk a rank or an even split."""
+def _best_with_tables(row: Rows) -> Split | None:
+    """The best split of one row with layers of several kinds or counts by stage; or its even split."""
     if row.uneven_stages:
         return best_boundaries(row)
     split = even_chunks(row, int(row.p[0] * row.v[0]))

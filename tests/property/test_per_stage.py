@@ -47,8 +47,7 @@ def test_split_and_counts_are_the_best_of_all_splits_and_counts(rows: Rows) -> N
         stages = rows.stages([split])
         assert stages.peak_memory_bytes.max() <= rows.budget_bytes
         found = float(objective_s(rows.prices, rows.columns, stages)[0])
-    if rows.uneven_stages:
-        assert found == pytest.approx(least_of_all_s(rows), rel=RELATIVE)
+    assert found == pytest.approx(least_of_all_s(rows), rel=RELATIVE)
 
 
 @given(priced_rows(any_schedule=True, per_stage=True))
