@@ -228,7 +228,7 @@ class Answer:
     status: Status
     plans: tuple[Plan, ...]
     certified_by: tuple[str, ...]
-    objective_gap: float | None  # 0: the least closed form of all rows is proved; None: that step was cut
+    objective_gap: float | None  # (least closed form known - bound on all) / the former; 0: it is proved
     objective_excess: float | None  # (objective of the first plan - least objective) / the former
     bound_step_time_s: float | None  # no configuration's simulated step is shorter
     gap: float | None  # (best step - bound) / best step

@@ -30,6 +30,7 @@ class Proof:
 
     bound_s: float | None = None
     objective_excess: float | None = None
+    objective_gap: float | None = None  # from the least closed form that is known to a bound on all of them
     survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
 
 
@@ -101,7 +102,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         status=outcomes[0 if plans else 1],
         plans=plans,
         certified_by=("exact-dp", *cp_sat) if proved else (),
-        objective_gap=None if proof.objective_excess is None else 0.0,
+        objective_gap=proof.objective_gap,
         objective_excess=proof.objective_excess,
         bound_step_time_s=bound,
         gap=relative_gap(score, claimed),

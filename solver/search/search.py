@@ -26,8 +26,9 @@ Answer
 What is claimed, and what is not
   status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller score.
   ``objective_gap`` is 0: the least J over *all* rows and splits was found and proved; CP-SAT judges it
-  independently. ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S
-  instead of J costs in J; 0 when the first plan minimises both.
+  independently. Where the time ends before, it is the distance to the least bound that is left.
+  ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S instead of J
+  costs in J; 0 when the first plan minimises both.
   ``bound_step_time_s``: no row under *any* split simulates faster (``closing.least_step_bound_s``), so
   ``gap`` is what another split of some row could still gain at most; it may exceed 0 although the
   ranking is proved, because candidates are few and not all splits.
@@ -196,15 +197,22 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     bound = min(bound, least_step_bound_s(others, min(low, best), best, watch.tick))
     objective = objectives_s(frontier)[0]
     own = frontier.solved[first].objective_s
-    rivals = _rivals(frontier, own, watch)
+    rivals, left = _rivals(frontier, own, watch)
     least = min([own, *(rival.objective_s for rival in rivals)])
     survivors = (first, *(rival.row for rival in rivals if rival.row != first))
-    gap = None if watch.stopped else relative_gap(objective, least)
-    return Proof(bound_s=bound, objective_excess=gap, survivors=survivors)
+    return Proof(
+        bound_s=bound,
+        objective_excess=relative_gap(objective, least),
+        objective_gap=relative_gap(least, min(least, left)),
+        survivors=survivors,
+    )
 
 
-def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved]:
-    """Rows whose bound on the closed form is below the least known one, solved, best first."""
+def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> tuple[list[Solved], float]:
+    """Rows whose bound on the closed form is below the least known one, solved, best first.
+
+    And the least bound of those that are not solved when the time is over; +inf where none is left.
+    """
     bounds = _objective_bounds_s(frontier, objective_s, watch)
     order = np.flatnonzero(bounds < objective_s)
     order = order[np.argsort(bounds[order], kind="stable")]
@@ -221,7 +229,9 @@ def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> list[Solved
         if mixed and (lower < least or not rivals):
             order = _that_may_reach(frontier, order[bounds[order] < lower], lower, watch)
         least, rivals = lower, rivals + found
-    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row))
+    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), float(
+        bounds[order].min(initial=np.inf)
+    )
 
 
 def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, watch: Watch) -> IntArray:
@@ -232,6 +242,7 @@ def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, wat
         some = order[start : start + _TOGETHER]
         kept.append(some[may_reach_objective(frontier.rows.take(some), objective_s)])
         if watch.interrupted():
+            kept.append(order[start + _TOGETHER :])
             break
     return np.concatenate(kept)
 

@@ -26,7 +26,6 @@ _SHORT = {
     "num_gpus": "GPUs", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
     "context_parallel_size": "cp", "expert_parallel_size": "ep", "zero_stage": "zero",
     "virtual_pipeline_size": "vpp", "micro_batch_size": "mbs", "offload": "offload",
-    "rank_order": "ranks",
 }  # fmt: skip
 
 
@@ -66,6 +65,10 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
     """``tp 8 → 4``."""
     if name == "recompute":
         return f"recompute {_recompute(second)}"
+    if name == "rank_order":
+        return (
+            f"ranks numbered along {_axes(first, second, second)} instead of {_axes(first, second, first)}"
+        )
     old, new = getattr(first, name), getattr(second, name)
     if name == "context_parallel_size" and old == new:
         return f"cp by {second.context_parallel_mode.replace('_', ' ')}"
@@ -74,6 +77,14 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
     if name == "expert_parallel_size" and old == new:
         return f"expert tp {first.expert_tensor_parallel_size} → {second.expert_tensor_parallel_size}"
     return f"{_SHORT[name]} {old} → {new}"
+
+
+def _axes(first: Configuration, second: Configuration, one: Configuration) -> str:
+    """``tp, pp, dp``: in which order a configuration numbers ranks, without axes that neither has."""
+    sizes = {axis: f"{name}_parallel_size" for axis, name in (("tp", "tensor"), ("cp", "context"))}
+    axes = [axis for axis in one.rank_order.split("-") if axis not in sizes
+            or max(getattr(first, sizes[axis]), getattr(second, sizes[axis])) > 1]  # fmt: skip
+    return ", ".join(axes)
 
 
 def carried(

@@ -117,7 +117,7 @@ def test_galvatrons_answer_is_read_with_the_stage_of_most_layers(monkeypatch: py
     assert (config["zero_stage"], config["recompute_granularity"], config["recompute_layers"]) == (
         3,
         "full",
-        2,
+        4,  # every layer of a stage of two, so that all of the model's do
     )
     with pytest.raises(UnavailableError, match="tensor parallelism"):
         galvatron.plan_of_theirs({**MIXED, "tp_sizes_enc": "2,2,1,1"})

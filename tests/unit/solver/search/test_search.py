@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from profiles.cluster import ClusterSpec
 from profiles.library import find_cluster, find_model
 from profiles.profile import default_profile
 from profiles.units import GIB
+from solver.candidates import searched_space
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.progress import Progress
 from solver.search.frontier import Frontier
 from solver.search.priced import priced_rows, priced_space
-from solver.search.search import search
+from solver.search.search import _prove, search
+from solver.search.watch import Watch
 from solver.space import enumerate_space
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 
@@ -140,6 +143,21 @@ def test_a_time_limit_of_nothing_still_gives_a_plan_and_claims_nothing_of_it() -
     assert (answer.status, len(answer.plans), answer.certified_by) == ("feasible", 1, ())
     assert (answer.objective_gap, answer.objective_excess) == (None, None)
     assert (answer.bound_step_time_s, answer.gap) == (None, None)
+
+
+def test_a_proof_that_is_cut_short_says_how_far_the_closed_form_may_be_from_the_least() -> None:
+    problem = small_problem(certify="none", top_k=1)
+    profile = default_profile(problem.cluster, problem.launcher)
+    frontier = Frontier.of(priced_space(problem, profile, searched_space(problem, legal_only=True).rows), 1)
+    frontier.run(lambda _: False)
+    whole, cut = (_prove(frontier, Watch(time_limit_s=30.0, should_stop=partial(bool, stop)))
+                  for stop in (False, True))  # fmt: skip
+    assert whole.objective_gap == 0.0
+    assert cut.objective_gap is not None
+    assert cut.objective_gap > 0.0
+    own = frontier.solved[frontier.ranked[0].row].objective_s
+    least = own * (1.0 - (whole.objective_excess or 0.0))
+    assert own * (1.0 - cut.objective_gap) <= least * (1 + 1e-9)
 
 
 def test_a_time_limit_of_nothing_is_told_apart_from_an_infeasible_problem() -> None:

@@ -9,6 +9,7 @@ from profiles.profile import default_profile
 from solver.ask import ask
 from solver.check import violations
 from solver.mixed.first import first_plan
+from solver.mixed.fleet import Fleet
 from solver.mixed.pipeline import placed_pipeline
 from solver.plan import Answer, Infeasibility
 from solver.problem import Problem
@@ -93,6 +94,42 @@ def test_no_plan_keeps_a_conflict_and_each_part_of_it_has_one(
     assert explained(limits, nearest_lack(problem, profile)).reasons
 
 
+@pytest.mark.parametrize(("options", "names"), [
+    ({"pin": {"tensor_parallel_size": 4}}, ("pin tensor_parallel_size = 4",)),
+    ({"bounds": {"pipeline_parallel_size": (7, 9)}}, ("bounds 7 <= pipeline_parallel_size <= 9",)),
+    ({"forbid": {"zero_stage": (0, 1, 2, 3)}}, ("forbid zero_stage = 0, 1, 2, 3",)),
+    ({"constraints": ("pipeline_parallel_size > 8",)}, ("constraint pipeline_parallel_size > 8",)),
+    ({"pin": {"pipeline_parallel_size": 1}, "stage_layers": (3, 1)},
+     ("pin pipeline_parallel_size = 1", "pin stage_layers with 2 chunks")),
+    ({"pin": {"pipeline_parallel_size": 1}, "constraints": ("pipeline_parallel_size > 1",)},
+     ("pin pipeline_parallel_size = 1", "constraint pipeline_parallel_size > 1")),
+])  # fmt: skip
+def test_a_conflict_is_named_as_the_request_wrote_its_limits(
+    options: dict[str, object], names: tuple[str, ...]
+) -> None:
+    problem = tight(79.0, **options)
+    limits = limits_of(problem, default_profile(problem.cluster, "none"), lambda: False)
+    assert conflicts_of(limits) == [names]
+
+
+def test_a_conflict_with_memory_names_what_every_group_has_for_a_predicted_peak() -> None:
+    problem = tight(2.6)
+    profile = default_profile(problem.cluster, "none")
+    fast, slow = (f"{Fleet.of(problem, profile).budget_bytes(at) / 2**30:.1f}" for at in (0, 1))
+    words = f"memory of {fast} GiB on fast, {slow} GiB on slow (out-of-memory risk 1 %)"
+    assert conflicts_of(limits_of(problem, profile, lambda: False)) == [(words,)]
+
+
+def test_a_slice_that_only_all_candidates_have_is_no_conflict() -> None:
+    # one stage of two ranks that both work on half a sequence: slices of 64 tokens are no usual ones
+    problem = tight(79.0)
+    short = replace(problem, workload=replace(problem.workload, seq_length=128, global_batch_size=1))
+    wide = replace(short, options=replace(short.options, pin={"data_parallel_size": 1, "zero_stage": 1}))
+    plan = first_plan(wide, default_profile(wide.cluster, "none"))
+    assert plan is not None
+    assert plan.context_parallel_size > 1
+
+
 def test_a_pin_that_no_group_can_have_stands_alone_with_the_rule_that_it_breaks() -> None:
     _, found = reasons(79.0, tensor_parallel_size=4)
     assert ("pin tensor_parallel_size = 4",) in found.conflicts
@@ -127,6 +164,32 @@ def test_a_deadline_that_no_placement_meets_says_how_long_the_fastest_takes() ->
     met = ask(later, default_profile(later.cluster, "none"))
     assert met.plans
     assert all(plan.outlook and plan.outlook.days and plan.outlook.days <= days for plan in met.plans)
+
+
+def test_plans_that_miss_the_deadline_are_left_out_with_a_word() -> None:
+    free = a_mixed_problem(ROOMY, certify="none", top_k=3, total_tokens=10**10)
+    profile = default_profile(free.cluster, "none")
+    days = [plan.outlook.days for plan in ask(free, profile).plans if plan.outlook and plan.outlook.days]
+    limited = replace(free, options=replace(free.options, deadline_days=(days[0] + days[2]) / 2.0))
+    answer = ask(limited, profile)
+    late = sum(one > (days[0] + days[2]) / 2.0 for one in days)
+    assert len(answer.plans) == 3 - late < 3
+    assert any(warning.startswith(f"{late} of the 3 plans") for warning in answer.warnings)
+
+
+def test_a_missed_deadline_offers_more_nodes_of_a_group() -> None:
+    free = a_mixed_problem(ROOMY, certify="none", top_k=1, batch=64, total_tokens=10**13)
+    profile = default_profile(free.cluster, "none")
+    (plan,) = ask(free, profile).plans
+    assert plan.outlook is not None
+    assert plan.outlook.days is not None
+    limited = replace(free, options=replace(free.options, deadline_days=plan.outlook.days * 0.8))
+    answer = ask(limited, profile)
+    assert answer.infeasible is not None
+    later, *more = answer.infeasible.remedies
+    assert later.change.startswith("a deadline of ")
+    assert any(" nodes of fast: " in one.change for one in more)
+    assert all(float(one.change.split()[-2]) <= plan.outlook.days * 0.8 for one in more)
 
 
 def test_a_priced_run_costs_its_gpu_hours() -> None:
