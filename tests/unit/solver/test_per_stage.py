@@ -12,9 +12,12 @@ from service.configurations import completed
 from service.launchers.registry import export
 from service.report.figures import recompute
 from solver.check import violations
+from solver.chunkings import chunkings_of
+from solver.columns import PER_STAGE
 from solver.plan import Answer, configuration_from_json
 from solver.problem import Problem
 from solver.search.search import search
+from solver.why.remedies import fastest
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 FULL = {"recompute_granularity": "full", "pipeline_parallel_size": 4, "virtual_pipeline_size": 1,
@@ -111,6 +114,19 @@ def test_a_launcher_with_one_number_neither_finds_nor_exports_nor_accepts_such_a
     assert any("as many layers of every stage" in one for one in faults)
     with pytest.raises(RefusedExportError, match="stage_recompute_layers"):
         export(plan, theirs, "megatron-lm")
+
+
+def test_a_change_that_is_offered_shows_the_counts_it_was_priced_with() -> None:
+    problem = tight()
+    found = fastest(problem, default_profile(problem.cluster, "none"))
+    assert found is not None
+    assert found[0] == answered(problem).plans[0].config
+
+
+def test_the_stages_of_a_ramp_share_one_number() -> None:
+    ramp = tight(batch_ramp=((16, 10**9),), total_tokens=10**10)
+    assert PER_STAGE in chunkings_of(tight(), 4)
+    assert PER_STAGE not in chunkings_of(ramp, 4)
 
 
 def test_a_request_that_names_the_number_of_layers_gets_one_number() -> None:
