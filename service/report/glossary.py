@@ -15,8 +15,8 @@ COLUMNS = {
     "dp": "Data parallel size: replicas that train on different sequences",
     "zero": "ZeRO stage: what replicas shard; 1 optimizer states, 2 gradients too, 3 weights too",
     "mbs": "Micro-batch size: sequences that pass the pipeline together",
-    "recompute": "Layers whose activations are computed again instead of kept: full ×2 the first two of each "
-    "chunk (recompute_layers 2), full every one (all of the model)",
+    "recompute": "Layers whose activations are computed again instead of kept: full ×2 the first two of "
+    "each chunk (recompute_layers 2), full every one (all of the model)",
     "step": "Predicted seconds of one optimizer step, with its 80 % interval",
     "tokens/s/GPU": "Tokens trained per second by each GPU",
     "MFU": "Model FLOPs utilisation: the model's work over what the GPU could do at its dense peak",
