@@ -31,8 +31,10 @@ def read_yaml(text: str) -> object:
         InvalidProblemError: not YAML, more than one document, an alias or a repeated key.
     """
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise InvalidProblemError.of("", "YAML aliases are not accepted; they can blow up")
+        alias = next((token for token in yaml.scan(text) if isinstance(token, yaml.AliasToken)), None)
+        if alias is not None:
+            where = f"line {alias.start_mark.line + 1}"
+            raise InvalidProblemError.of("", f"YAML aliases are not accepted; they can blow up ({where})")
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:

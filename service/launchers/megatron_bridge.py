@@ -12,7 +12,8 @@ from service.launchers.base import ExportBundle
 from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings
-from service.launchers.megatron_bridge_overrides import FP8_RECIPES, gradient_dtype, override_parts, recipe
+from service.launchers.megatron_bridge_overrides import override_parts
+from service.launchers.megatron_bridge_precision import FP8_RECIPES, recipe
 from service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,
@@ -62,11 +63,6 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from common_warnings(target)
     yield "not verified by Megatron-Bridge's own parser: it lets most illegal values through"
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
-    if gradient_dtype(target) != "fp32":
-        yield (
-            f"{recipe(target)} reduces gradients in fp32, the prediction assumed {gradient_dtype(target)}: "
-            "set grad_reduce_in_fp32 = False in the recipe's mixed precision"
-        )
     if target.model.mla:
         yield "latent attention is of the recipe's model provider; only its sizes are overridden"
     if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:

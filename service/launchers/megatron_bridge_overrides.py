@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from profiles.model import ModelSpec
+from service.launchers.megatron_bridge_precision import bridge_facts, mixed_precision, reduces_in_fp32
 from service.launchers.megatron_names import (
     CONTEXT_MODES,
     OFFLOADED_OPTIMIZER,
@@ -19,13 +20,7 @@ from service.launchers.megatron_names import (
 )
 from service.launchers.target import Target
 
-FP8_RECIPES = {
-    "none": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8-delayed": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8-current": "bf16_with_fp8_current_scaling_mixed",
-    "fp8-blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
-}
+Pairs = Sequence[tuple[str, object]]
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _FIRST_FSDP_STAGE = 2
 
@@ -38,29 +33,16 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Batch and sequence", _batch(target)),
         ("Data parallelism", _data_parallel(target)),
         ("Activation recomputation", _model_keys(_recompute(target))),
-        ("Precision and kernels", _precision(target)),
+        ("Precision", mixed_precision(target)),
+        ("Kernels", _kernels(target)),
         ("Model", _model_keys(_model(target.model))),
     )
-    return [(title, [_written(key, value) for key, value in values.items()]) for title, values in parts]
+    return [(title, [_written(key, value) for key, value in _pairs(values)]) for title, values in parts]
 
 
-def bridge_facts(target: Target) -> FrameworkFacts:
-    """The facts that the plan was priced under."""
-    return with_options(framework_facts("nemo"), target.workload.framework_options)
-
-
-def gradient_dtype(target: Target) -> str:
-    """What gradients are reduced in, as the prediction has it."""
-    return bridge_facts(target).gradient_dtype
-
-
-def recipe(target: Target) -> str:
-    """The mixed-precision recipe of the plan."""
-    precision = target.workload.precision
-    wanted = bridge_facts(target).precision_recipe
-    if precision == "fp8" or wanted != "none":
-        return FP8_RECIPES.get(wanted, FP8_RECIPES["none"])
-    return f"{precision}_mixed"
+def _pairs(values: Values | Pairs) -> Iterable[tuple[str, object]]:
+    """Overrides in order; where a key is set twice they are a list."""
+    return values.items() if isinstance(values, Mapping) else values
 
 
 def _written(key: str, value: object) -> str:
@@ -110,8 +92,8 @@ def _batch(target: Target) -> Values:
 def _data_parallel(target: Target) -> Values:
     config = target.config
     values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target).items()}
-    # What the price assumed; a recipe's mixed precision has the last word, and a warning says so.
-    values["ddp.grad_reduce_in_fp32"] = gradient_dtype(target) == "fp32"
+    # Mixed precision has the last word, and says the same.
+    values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
     values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
     values["optimizer.optimizer"] = "adam"
     if config.zero_stage:
@@ -135,11 +117,10 @@ def _recompute(target: Target) -> Values:
     return values
 
 
-def _precision(target: Target) -> Values:
+def _kernels(target: Target) -> Values:
     known = bridge_facts(target)
     dropout = 0.1 if known.dropout else 0.0
     return {
-        "mixed_precision": recipe(target),
         "model.cross_entropy_loss_fusion": known.loss_fused,
         "model.attention_dropout": dropout,
         "model.hidden_dropout": dropout,

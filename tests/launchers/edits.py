@@ -217,7 +217,7 @@ def accelerate() -> list[Edit]:
         Edit("an unknown wrapping", plain, (("TRANSFORMER_BASED_WRAP", "LAYER_WRAP"),)),
         Edit("an unknown kind", plain, (("distributed_type: FSDP", "distributed_type: FSDP3"),)),
         Edit("an unknown key of the mesh", plain, ((size, f"{size}  parallelism_config_ep_size: 8\n"),),
-             noticed=False, listed=True),
+             noticed=False),
         Edit("a mesh of fewer than all", plain, (("dp_shard_size: 8", "dp_shard_size: 4"),), noticed=False),
     ]  # fmt: skip
 

@@ -6,13 +6,20 @@ parallelism_config.py; the batch stands in the command of the training script (t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from profiles.errors import InvalidProblemError
 from profiles.model import ModelSpec
-from service.launchers.reading.base import LaunchFile, Source, Told, refused
-from service.launchers.reading.commands import script_of
-from service.launchers.reading.deepspeed import DeepSpeedReader
+from service.launchers.reading.accelerate_deepspeed import plugin_run
+from service.launchers.reading.accelerate_script import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    NO_LENGTH,
+    Arguments,
+    arguments,
+    number,
+    recomputes,
+    require_address,
+    require_same_machines,
+)
+from service.launchers.reading.base import LaunchFile, Source, Told
 from service.launchers.reading.documents import document_of, looks_like_document
 from service.launchers.reading.fields import Fields
 from service.launchers.reading.known import Known, known_of
@@ -26,13 +33,12 @@ _PRECISIONS = ("no", "bf16", "fp16", "fp8")
 _WRAPPINGS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _MESH = "parallelism_config.parallelism_config_"
 _FSDP = "fsdp_config."
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+_FSDP2 = 2
 _IRRELEVANT = (
     "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
     "same_network", "tpu_", "use_cpu", f"{_FSDP}fsdp_transformer", "gpu_ids",
     f"{_FSDP}fsdp_state_dict", f"{_FSDP}fsdp_cpu_ram", f"{_FSDP}fsdp_backward", f"{_FSDP}fsdp_forward",
-    f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig", f"{_MESH}cp_comm", "num_machines", "fsdp_config",
-    "deepspeed_config.", "deepspeed_hostfile", "dynamo",
+    f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig", f"{_MESH}cp_comm", "dynamo",
 )  # fmt: skip
 
 
@@ -55,87 +61,60 @@ class AccelerateReader:
         fields = Fields(source.name, document_of(source))
         kind = fields.word("distributed_type", "NO", allowed=_TYPES)
         if kind == "DEEPSPEED":
-            return _deepspeed(fields, source, told)
+            return plugin_run(fields, source, told)
+        for name in ("distributed_type", "num_processes", "mixed_precision"):
+            fields.slip_for(name)
         known = known_of(source, told)
-        values = _arguments(known)
+        given = arguments(known)
+        require_address(fields, known, given)
+        require_same_machines(fields, known)
+        fields.stop()
         model = known.model()
-        configuration = _configuration(fields, known, model, values, sharded=kind == "FSDP")
+        configuration = _configuration(fields, known, model, given, sharded=kind == "FSDP")
         precision = _precision(fields)
         fields.stop()
         machines = fields.integer("num_machines", 1)
         world = configuration.num_gpus
-        where = "no field of it holds the sequence: --seq-length"
         return LaunchFile(
             launcher=self.name,
             model=model,
             workload=Workload(
                 global_batch_size=configuration.global_batch_size,
-                seq_length=known.required("seq_length", None, where),
+                seq_length=known.required("seq_length", None, NO_LENGTH),
                 precision=precision,
             ),
             configuration=configuration,
             num_nodes=machines,
             gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
             notes=tuple(fields.notes),
-            unread=fields.unread(_IRRELEVANT),
+            unread=_unread(fields),
         )
 
 
-def _deepspeed(fields: Fields, source: Source, told: Told) -> LaunchFile:
-    """Everything stands in DeepSpeed's own file, of the same folder."""
-    name = fields.word("deepspeed_config.deepspeed_config_file")
-    text = source.other(name) if name else None
-    if text is None:
-        fields.fault(
-            "deepspeed_config.deepspeed_config_file",
-            f'"{name[:64]}" is not beside the file; give it too' if name else "is not given",
-        )
-        fields.stop()
-        raise refused("no file of DeepSpeed's")
-    base = name.rsplit("/", 1)[-1]
-    files = {**source.files, base: text}
-    other = Source(name=base, text=text, files=files, include=source.include)
-    machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
+def _unread(fields: Fields) -> tuple[str, ...]:
+    """What is not understood; a size of the mesh that accelerate does not have is refused."""
+    found = fields.unread(_IRRELEVANT)
+    for name in found:
+        if name.startswith(_MESH) and name.endswith("_size"):
+            why = "is no size of accelerate's mesh, which would not notice"
+            fields.fault(name, why, allowed="dp_replicate, dp_shard, cp, sp, tp")
     fields.stop()
-    found = DeepSpeedReader().read(other, replace(told, num_gpus=processes or told.num_gpus))
-    if processes and found.configuration.num_gpus != processes:
-        message = f"{processes} processes, but DeepSpeed's file makes {found.configuration.num_gpus} ranks"
-        raise InvalidProblemError.of("num_processes", message)
-    per_node = processes // machines if processes and machines and processes % machines == 0 else None
-    return replace(
-        found, num_nodes=machines or found.num_nodes, gpus_per_node=per_node or found.gpus_per_node
-    )
-
-
-def _arguments(known: Known) -> dict[str, str]:
-    """The training script's own arguments that decide the batch, from the scripts beside the file."""
-    found: dict[str, str] = {}
-    for source in known.source.scripts():
-        for words in script_of(source, known.told).commands:
-            for at, word in enumerate(words):
-                name, equals, value = word.text.removeprefix("--").partition("=")
-                following = words[at + 1].text if at + 1 < len(words) else ""
-                if word.text.startswith("--") and name in _BATCH:
-                    found[name] = value if equals else "true" if following[:2] == "--" else following
     return found
 
 
 def _configuration(
-    fields: Fields, known: Known, model: ModelSpec, values: dict[str, str], *, sharded: bool
+    fields: Fields, known: Known, model: ModelSpec, given: Arguments, *, sharded: bool
 ) -> Configuration:
     """The mesh, or plain replicas."""
     world = fields.optional("num_processes") or known.required("num_gpus", None, "num_processes")
     tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
     micro, count = (
-        known.required(name, _number(values.get(key)), f"--{key} of the training script, beside it")
-        for name, key in (("micro_batch_size", _BATCH[0]), ("num_microbatches", _BATCH[1]))
+        known.required(name, number(given, key), f"--{key} of the training script, beside it")
+        for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
     )
     zero = _zero(fields) if sharded else 0
     recompute = fields.flag(f"{_FSDP}fsdp_activation_checkpointing", default=False)
-    recompute = recompute or values.get(_BATCH[2], known.word("recompute_granularity", "")) in (
-        "true",
-        "full",
-    )
+    recompute = recompute or recomputes(given, known)
     fields.stop()
     layers = model.num_layers
     return Configuration(
@@ -159,6 +138,8 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
         fields.fault(f"{_MESH}sp_size", "Ulysses sequence parallelism is not read", allowed="1")
     replicas = fields.optional(f"{_MESH}dp_replicate_size")
     shard = fields.optional(f"{_MESH}dp_shard_size")
+    for name in ("tp", "cp", "dp_replicate", "dp_shard"):
+        fields.slip_for(f"{_MESH}{name}_size")
     fields.stop()
     if not sharded:
         if tp * cp > 1:
@@ -189,6 +170,8 @@ def _zero(fields: Fields) -> int:
         fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
         names = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "1": 3, "2": 2, "4": 3}
         return names.get(strategy, 3)
+    if version > _FSDP2:
+        fields.fault(f"{_FSDP}fsdp_version", f"there is no FSDP{version}", allowed="1, 2", nearest="2")
     if fields.flag(f"{_FSDP}fsdp_offload_params", default=False):
         fields.fault(f"{_FSDP}fsdp_offload_params", "weights on the host are not priced", allowed="false")
     return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
@@ -197,11 +180,7 @@ def _zero(fields: Fields) -> int:
 def _precision(fields: Fields) -> str:
     """What autocast computes in."""
     precision = fields.word("mixed_precision", "no", allowed=_PRECISIONS)
+    fields.stop()
     if precision == "no":
         fields.fault("mixed_precision", "training in fp32 is not priced", allowed="bf16, fp16")
     return precision
-
-
-def _number(text: str | None) -> int | None:
-    """A whole number of a command line."""
-    return int(text) if text and text.isascii() and text.isdecimal() and 0 < len(text) < 8 else None  # noqa: PLR2004

@@ -15,6 +15,7 @@ _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
+READ = (".json", ".yaml", ".yml", ".toml", ".sh")  # files that may say what runs
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
 
 
@@ -76,16 +77,16 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
     return commands[chosen], counts[chosen]
 
 
-def files_named(script: Script) -> Iterator[str]:
-    """Base names of files, and of modules, that the script's commands name."""
+def files_named(script: Script) -> Iterator[Word]:
+    """Base names of files, and of modules, that the script's commands name, also in ``bash -c '…'``."""
     for words in script.commands:
         for at, word in enumerate(words):
-            text = word.text.rpartition("=")[2]
-            base = text.rsplit("/", 1)[-1]
-            if base.endswith((".json", ".yaml", ".yml", ".toml", ".py")):
-                yield base
+            for piece in word.text.split():
+                base = piece.rpartition("=")[2].rsplit("/", 1)[-1]
+                if base.endswith((".py", *READ)):
+                    yield Word(base, word.line)
             if word.text == "--module" and at + 1 < len(words):
-                yield f"{words[at + 1].text.rsplit('.', 1)[-1]}.py"
+                yield Word(f"{words[at + 1].text.rsplit('.', 1)[-1]}.py", word.line)
 
 
 def world_of(text: str, script: Script, command: Command | None = None) -> World:

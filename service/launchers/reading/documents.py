@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import yaml
 
-from profiles.errors import InvalidProblemError
+from profiles.errors import FieldError, InvalidProblemError
 from service.json_input import MAX_DEPTH, read_json, require_plain
 from service.launchers.reading.base import Source, refused
 from service.yaml_input import read_yaml
@@ -58,12 +58,20 @@ def _parsed(suffix: str, text: str) -> dict[str, Found] | str:
     if is_deep(text):
         return f"more than {MAX_BRACKETS} brackets are open at a time"
     readers = {".json": _json, ".toml": _toml}
+    lines: dict[str, int] = {}
     try:
         raw, lines = readers.get(suffix, _yaml)(text)
         plain = require_plain(raw)
     except InvalidProblemError as fault:
-        return fault.errors[0].message
+        return _placed(fault.errors[0], lines)
     return {name: Found(value, lines.get(name, 0)) for name, value in _flat(plain, "")}
+
+
+def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:
+    """A fault of a form in words, with the line and the name that it points to."""
+    name = fault.pointer.removeprefix("/").replace("/", ".")
+    where = f"line {lines[name]}: {name}: " if name in lines else ""
+    return f"{where}{fault.message}" + (f" (allowed: {fault.allowed})" if fault.allowed else "")
 
 
 def is_deep(text: str) -> bool:

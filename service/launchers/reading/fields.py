@@ -9,9 +9,12 @@ from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import shown
 from service.launchers.reading.base import MAX_LISTED
 from service.launchers.reading.documents import Found, Values
+from service.launchers.reading.near import meant
 
 MAX_INTEGER = 2**31 - 1
 _FAULTS = 20
+_LONG = 6  # letters of a name that no other known one is a slip away from
+_SLIPS_TRIED = 400
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
@@ -48,8 +51,12 @@ class Fields:
             return None
         number = _whole(value)
         if number is None or not low <= number <= MAX_INTEGER:
+            nearest = None if number is None else str(min(max(number, low), MAX_INTEGER))
             self.fault(
-                name, f"{_words(value)} is no whole number in range", allowed=f"{low} to {MAX_INTEGER}"
+                name,
+                f"{_words(value)} is no whole number in range",
+                allowed=f"{low} to {MAX_INTEGER}",
+                nearest=nearest,
             )
             return None
         return number
@@ -60,7 +67,7 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.fault(name, f"{_words(value)} is no number")
+            self.fault(name, f"{_words(value)} is no number", allowed="a finite number")
             return default
         return float(value)
 
@@ -71,7 +78,7 @@ class Fields:
             return default
         word = str(value).lower()
         if not isinstance(value, bool | int | str) or word not in (*_TRUE, *_FALSE):
-            self.fault(name, f"{_words(value)} is neither true nor false")
+            self.fault(name, f"{_words(value)} is neither true nor false", allowed="true, false")
             return default
         return word in _TRUE
 
@@ -102,6 +109,20 @@ class Fields:
                 FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
             )
 
+    def slip_for(self, name: str) -> bool:
+        """Leave a fault for a name that stands in the place of one that is not given; whether one does."""
+        if self.has(name) or len(name.rpartition(".")[2]) < _LONG:
+            return False
+        slip = next((key for key in self._values if key not in self._taken and meant(key, [name])), None)
+        if slip is not None:
+            self.fault(slip, "is unknown", nearest=name)
+        return slip is not None
+
+    def expect(self, name: str, message: str = "is not given") -> None:
+        """Leave a fault where a name is not given."""
+        if not self.has(name) and not self.slip_for(name):
+            self.fault(name, message)
+
     def note(self, text: str) -> None:
         """Say what really runs."""
         if len(self.notes) < MAX_LISTED:
@@ -117,10 +138,20 @@ class Fields:
             raise InvalidProblemError(self.faults)
 
     def unread(self, irrelevant: Iterable[str]) -> tuple[str, ...]:
-        """Names that nobody took, those aside that begin as one of ``irrelevant``."""
+        """Names that nobody took, those aside that begin as one of ``irrelevant``.
+
+        Raises:
+            InvalidProblemError: one of them is a slip away from a name that is not given.
+        """
+        left = [name for name in self._values if name not in self._taken]
+        lacking = [name for name in self._taken if name not in self._values]
+        for name in left[:_SLIPS_TRIED]:
+            near = meant(name, lacking)
+            if near is not None:
+                self.fault(name, "is unknown", nearest=near)
+        self.stop()
         starts = tuple(irrelevant)
-        names = [name for name in self._values if name not in self._taken and not name.startswith(starts)]
-        return tuple(shown(name) for name in names[:MAX_LISTED])
+        return tuple(shown(name) for name in left if not name.startswith(starts))[:MAX_LISTED]
 
     def _found(self, name: str) -> Found | None:
         found = self._values.get(name)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from profiles.errors import FieldError, InvalidProblemError
 from service.launchers.megatron_lm_flags import FLAGS, REFUSED, is_irrelevant
+from service.launchers.reading.near import meant
 from service.launchers.reading.shell import UNKNOWN, Word
 
 _MAX_SHOWN = 40
 _MAX_DIGITS = 15
 _MAX_LISTED = 32
+_MAX_LEFT = 400
+_LARGEST = 10**_MAX_DIGITS - 1
+_WHOLE = f"0 to {_LARGEST}"
+_ALLOWED: Mapping[str, str] = {"integer": _WHOLE, "number": "a finite decimal number", "word": "one word"}
+# Whole numbers that may be 0: what is absent is written so.
+_MAY_BE_NONE = (
+    "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--mtp-num-layers",
+    "--moe-shared-expert-intermediate-size", "--num-experts", "--q-lora-rank", "--qk-pos-emb-head-dim",
+    "--recompute-num-layers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,7 @@ class Given:
     notes: list[str] = field(default_factory=list)
     faults: list[FieldError] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)  # flags that the file calls otherwise
+    left: dict[str, tuple[str, int]] = field(default_factory=dict)  # not understood: plain name and line
 
     def has(self, name: str) -> bool:
         """Whether a flag is given; ``name`` without its dashes."""
@@ -59,13 +71,16 @@ class Given:
         """The value of a flag that takes a number."""
         return float(self.word(name)) if self.has(name) else default
 
-    def fault(self, name: str, message: str, *, allowed: str | None = None) -> None:
+    def fault(self, name: str, message: str, *, allowed: str | None = None, nearest: object = None) -> None:
         """Remember what is wrong with a flag; its line is part of the message."""
         value = self.values.get(f"--{name}")
         where = f"line {value.line}: " if value and value.line else ""
         called = self.called.get(f"--{name}", f"--{name}")
         if len(self.faults) < _MAX_LISTED:
-            self.faults.append(FieldError(pointer=called, message=where + message, allowed=allowed))
+            near = None if nearest is None else str(nearest)
+            self.faults.append(
+                FieldError(pointer=called, message=where + message, allowed=allowed, nearest=near)
+            )
 
     def note(self, text: str) -> None:
         """Say what really runs; the names of flags are those of the file."""
@@ -81,23 +96,42 @@ class Given:
             message = f"line {value.line}: cannot be read: {REFUSED[name]}"
             self._refuse(shown, message)
         elif name not in FLAGS:
-            self.leave(shown, name)
+            self.leave(shown, name, value.line)
         elif problem := _wrong(name, value):
-            self._refuse(shown, f"line {value.line}: {problem}")
+            text, allowed = problem
+            self._refuse(shown, f"line {value.line}: {text}", allowed=allowed)
         else:
             if called is not None:
                 self.called[name] = _shown(called)
             self._replace(name, value)
 
-    def leave(self, shown: str, name: str) -> None:
+    def leave(self, shown: str, name: str, line: int) -> None:
         """List a name that is not understood, unless no prediction hangs on it."""
+        if len(self.left) < _MAX_LEFT:
+            self.left.setdefault(shown, (name.lstrip("-").replace("-", "_"), line))
         if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LISTED:
             self.unread.append(shown)
 
-    def _refuse(self, shown: str, message: str) -> None:
+    def refuse_slips(self, names: Mapping[str, str]) -> None:
+        """Refuse names that are not understood and a slip away from one that is not given.
+
+        ``names``: from names in snake case to the flags that they are.
+        """
+        for shown, (name, line) in self.left.items():
+            near = meant(name, names)
+            if near is not None and names[near] not in self.values:
+                part = shown.rpartition(".")[2].lstrip("-")
+                right = near if "_" in part else near.replace("_", "-")
+                nearest = shown.removesuffix(part) + right
+                self._refuse(shown, f"line {line}: is unknown", nearest=nearest)
+
+    def _refuse(
+        self, shown: str, message: str, *, allowed: str | None = None, nearest: str | None = None
+    ) -> None:
         """Remember a fault of a flag that is not kept."""
         if len(self.faults) < _MAX_LISTED:
-            self.faults.append(FieldError(pointer=shown, message=message))
+            fault = FieldError(pointer=shown, message=message, allowed=allowed, nearest=nearest)
+            self.faults.append(fault)
 
     def _replace(self, name: str, value: Value) -> None:
         """Keep a value; the last of equal ones counts."""
@@ -139,28 +173,40 @@ def given_flags(words: Sequence[Word]) -> Given:
             )
             given.take(name, Value(texts, words[at].line))
         at = end
+    given.refuse_slips(PLAIN_NAMES)
     given.stop()
     return given
 
 
-def _wrong(name: str, value: Value) -> str | None:
-    """What is wrong with the value of a known flag."""
+def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
+    """What is wrong with the value of a known flag, and what is allowed."""
     kind, texts = FLAGS[name], value.texts
     unknown = next((text.split(UNKNOWN)[1] for text in texts if UNKNOWN in text), None)
-    if unknown is not None and kind != "switch":
-        return (
-            f"the value hangs on ${_shown(unknown)}, which the script does not set; give it a value there"
-        )
     if kind == "switch":
         return None
+    if unknown is not None:
+        why = f"the value hangs on ${_shown(unknown)}, which the script does not set"
+        return why, "a value in the script, or beside it (--var)"
     if not texts:
-        return "needs a value"
+        return "needs a value", _ALLOWED.get(kind)
     if kind != "words" and len(texts) > 1:
-        return f"takes one value, not {len(texts)}"
-    text = texts[0]
-    if kind == "integer" and not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        return f'"{_shown(text)}" is no whole number'
-    return None if kind != "number" or _is_number(text) else f'"{_shown(text)}" is no number'
+        return f"takes one value, not {len(texts)}", _ALLOWED.get(kind)
+    if kind == "integer":
+        return _wrong_integer(name, texts[0])
+    wrong = kind == "number" and not _is_number(texts[0])
+    return (f'"{_shown(texts[0])}" is no number', _ALLOWED[kind]) if wrong else None
+
+
+def _wrong_integer(name: str, text: str) -> tuple[str, str] | None:
+    """What is wrong with a whole number: sizes begin at 1, what may be absent at 0."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        return f'"{_shown(text)}" is no whole number in range', _WHOLE
+    if int(text) < 1 and name not in _MAY_BE_NONE:
+        return "must be 1 or more", f"1 to {_LARGEST}"
+    return None
+
+
+PLAIN_NAMES: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in FLAGS}
 
 
 def _is_number(text: str) -> bool:

@@ -10,7 +10,7 @@ from service.launchers.reading.documents import document_of, looks_like_document
 from service.launchers.reading.fields import Fields
 from service.launchers.reading.given import Given, Value
 from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.megatron_core import flag_of, take, text_of
+from service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
 from service.launchers.reading.ms_swift import completed
 from solver.problem import ATTENTION_TARGETS, LORA_TARGETS
 
@@ -56,7 +56,8 @@ class LlamaFactoryReader:
                 text = text_of(found.value)
                 take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
             elif not name.startswith(_IRRELEVANT):
-                given.leave(name[:64], f"--{name.replace('_', '-')}")
+                given.leave(name[:64], f"--{name.replace('_', '-')}", found.line)
+        given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
         _take_defaults(given)
         fields.stop()

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from profiles.errors import InvalidProblemError
 from profiles.model import ModelSpec
-from service.launchers.megatron_bridge_overrides import FP8_RECIPES
 from service.launchers.reading.base import LaunchFile, Source, Told, refused
 from service.launchers.reading.commands import best, commands_of, conditional_notes, script_of, world_of
 from service.launchers.reading.documents import document_of, looks_like_document
 from service.launchers.reading.given import Given, Value
 from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.megatron_core import flag_of, take, take_usual, text_of
+from service.launchers.reading.megatron_bridge_precision import take_precision
+from service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, take_usual, text_of
 from service.launchers.reading.megatron_lm import launch_file
 
 _SECTIONS = (
@@ -45,18 +45,6 @@ _IRRELEVANT = (
     "model.should_pad_vocab", "model.init_method", "model.make_vocab", "comm_overlap", "ddp.check_for",
     "ddp.average_in", "model.apply_rope", "train.exit_", "ddp.grad_reduce_in_fp32",
 )  # fmt: skip
-_RECIPES = {
-    "bf16_mixed": ("bf16", None),
-    "fp16_mixed": ("fp16", None),
-    **{recipe: ("fp8", name) for name, recipe in FP8_RECIPES.items() if name != "none"},
-}
-_FP8 = {
-    "fp8-delayed": "delayed",
-    "fp8-current": "tensorwise",
-    "fp8-blockwise": "blockwise",
-    "mxfp8": "mxfp8",
-}
-
 Override = tuple[str, str, int]  # key, value as text, line
 
 
@@ -121,12 +109,13 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
         name = key.partition(".")[2] or key
         if key.startswith(_READ) and flag_of(name) is not None:
             take(given, name, text, line, called=key)
-        elif key != "mixed_precision" and not key.startswith(_IRRELEVANT):
-            given.leave(key[:64], f"--{name.replace('_', '-')}")
+        elif key.partition(".")[0] != "mixed_precision" and not key.startswith(_IRRELEVANT):
+            given.leave(key[:64], f"--{name.replace('_', '-')}", line)
+    given.refuse_slips(CORE_NAMES)
     _take_length(given, values)
     if given.has("kv-lora-rank"):
         given.take("--multi-latent-attention", Value((), 0), called="model.kv_lora_rank")
-    _take_precision(given, values)
+    take_precision(given, values)
     take_usual(given)
     given.stop()
 
@@ -138,28 +127,6 @@ def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
         take(given, "seq_length", text, line, called="dataset.sequence_length")
     elif text and text != given.word("seq-length"):
         given.fault("seq-length", f"is not the dataset's sequence_length {text[:20]}")
-
-
-def _take_precision(given: Given, values: dict[str, tuple[str, int]]) -> None:
-    """The recipe of mixed precision, and what it reduces gradients in."""
-    text, line = values.get("mixed_precision", ("bf16_mixed", 0))
-    if "mixed_precision" not in values:
-        given.note("mixed_precision is the recipe's: bf16_mixed is assumed")
-    precision, fp8 = _RECIPES.get(text, ("bf16", None))
-    given.take("--fp16" if precision == "fp16" else "--bf16", Value((), line), called="mixed_precision")
-    if text not in _RECIPES:
-        name = "fp16" if precision == "fp16" else "bf16"
-        given.fault(name, f'"{text[:40]}" is not priced', allowed=", ".join(_RECIPES))
-    if fp8 is not None:
-        given.take("--fp8-format", Value(("hybrid",), line), called="mixed_precision")
-        given.take("--fp8-recipe", Value((_FP8[fp8],), line), called="mixed_precision")
-    low, at = values.get("ddp.grad_reduce_in_fp32", ("true", 0))
-    if low.lower() == "false" and precision != "fp16":
-        given.take("--grad-reduce-in-bf16", Value((), at), called="ddp.grad_reduce_in_fp32")
-        given.note(
-            f"{text[:40]} reduces gradients in fp32 unless the recipe's own mixed precision says "
-            "grad_reduce_in_fp32 = False; ddp.grad_reduce_in_fp32=false is priced"
-        )
 
 
 def _model(given: Given, known: Known) -> ModelSpec | None:

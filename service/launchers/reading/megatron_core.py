@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.launchers.megatron_lm_flags import FLAGS
-from service.launchers.reading.given import Given, Value
+from service.launchers.reading.given import PLAIN_NAMES, Given, Value
 from service.launchers.reading.shell import UNKNOWN
 
 _RENAMED: Mapping[str, str] = {
@@ -41,11 +41,16 @@ def flag_of(key: str) -> str | None:
     return flag if flag in FLAGS else None
 
 
+CORE_NAMES: dict[str, str] = PLAIN_NAMES | {
+    key: flag for key in (*_RENAMED, *_INVERTED) if (flag := flag_of(key)) is not None
+}
+
+
 def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
     """Keep one value under its flag; ``called`` is the whole name in the file. Unknown ones are listed."""
     flag = flag_of(key)
     if flag is None:
-        given.leave(called[:64], f"--{key.replace('_', '-')}")
+        given.leave(called[:64], f"--{key.replace('_', '-')}", line)
         return
     if text.lower() in _UNSET:
         return

@@ -20,7 +20,7 @@ from service.launchers.reading.commands import (
 )
 from service.launchers.reading.given import Given, Value
 from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.megatron_core import flag_of, take, take_usual
+from service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, take_usual
 from service.launchers.reading.megatron_lm import launch_file
 from service.launchers.reading.shell import Word
 from solver.problem import ATTENTION_TARGETS
@@ -118,6 +118,7 @@ def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
             if flag_of(key) is not None or not key.startswith(_IRRELEVANT):
                 take(given, key, _off(key, text), words[at].line, called=name)
         at = end
+    given.refuse_slips(CORE_NAMES)
     for key, (value, note) in _DEFAULTS.items():
         if key not in named:
             take(given, key, value, 0, called=f"--{key}")

@@ -47,8 +47,7 @@ class NanotronReader:
         fields, known = Fields(source.name, document_of(source)), known_of(source, told)
         model = told.model or _model(fields)
         configuration = _configuration(fields, model)
-        if not fields.has("tokens.sequence_length"):
-            fields.fault("tokens.sequence_length", "is not given")
+        fields.expect("tokens.sequence_length")
         workload = Workload(
             global_batch_size=configuration.global_batch_size,
             seq_length=fields.integer("tokens.sequence_length", 1),
@@ -71,8 +70,7 @@ class NanotronReader:
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     """The mesh; its degrees are all in the file."""
     for name in ("dp", "pp", "tp"):
-        if not fields.has(f"parallelism.{name}"):
-            fields.fault(f"parallelism.{name}", "is not given")
+        fields.expect(f"parallelism.{name}")
     dp, pp, tp = (fields.integer(f"parallelism.{name}", 1) for name in ("dp", "pp", "tp"))
     cp = fields.integer("parallelism.context_parallel_size", 1)
     micro = fields.integer("tokens.micro_batch_size", 1)
@@ -153,8 +151,7 @@ def _model(fields: Fields) -> ModelSpec:
     at = "model.model_config."
     sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     for name in sizes:
-        if not fields.has(at + name):
-            fields.fault(at + name, "is not given; add it, or name the model with --model")
+        fields.expect(at + name, "is not given; add it, or name the model with --model")
     if fields.has(f"{at}moe_config") or fields.has(f"{at}moe_config.num_experts"):
         fields.fault(f"{at}moe_config", "experts of nanotron are not read")
     fields.stop()

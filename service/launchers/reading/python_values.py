@@ -56,6 +56,9 @@ def constants(tree: ast.Module) -> dict[str, Found]:
 class _Nothing:
     """No literal."""
 
+    def __str__(self) -> str:
+        return "an expression, which is not run,"
+
 
 NOTHING = _Nothing()
 
@@ -87,15 +90,14 @@ def _literal(node: ast.expr) -> object:
 
 
 def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict[str, Found]:
-    """Keyword arguments of the first call of ``callee`` (its last name), as far as they are literals."""
+    """Keyword arguments of the first call of ``callee`` (its last name); ``NOTHING``: no literal."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee:
-            found = {
+            return {
                 one.arg: Found(literal(one.value, names), one.value.lineno)
                 for one in node.keywords
                 if one.arg is not None
             }
-            return {name: one for name, one in found.items() if one.value is not NOTHING}
     return {}
 
 

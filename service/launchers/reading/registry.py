@@ -9,9 +9,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from service.json_input import shown
 from service.launchers.reading.accelerate import AccelerateReader
-from service.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, Reader, Source, Told, refused
-from service.launchers.reading.commands import files_named, script_of
+from service.launchers.reading.base import (
+    MAX_BYTES,
+    MAX_FILES,
+    WHOLE_FILE,
+    LaunchFile,
+    Reader,
+    Source,
+    Told,
+    refused,
+)
+from service.launchers.reading.commands import READ, files_named, script_of, world_of
 from service.launchers.reading.deepspeed import DeepSpeedReader
 from service.launchers.reading.documents import DOCUMENTS, document_of
 from service.launchers.reading.llama_factory import LlamaFactoryReader
@@ -19,7 +29,9 @@ from service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from service.launchers.reading.megatron_lm import MegatronLmReader
 from service.launchers.reading.ms_swift import MsSwiftReader
 from service.launchers.reading.nanotron import NanotronReader
+from service.launchers.reading.shell import Word
 from service.launchers.reading.torchtitan import TorchtitanReader
+from service.launchers.rules import near_divisors
 
 # In the order in which a file is tried: names that only one launcher has go first.
 _READERS: Mapping[str, Reader] = {
@@ -60,6 +72,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     launch = reader.read(found, told)
     _require_agreement(launch, told)
     _require_divided(launch)
+    _require_one_start(found, told)
     return launch
 
 
@@ -75,36 +88,56 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
         name = launcher_of(candidate, launcher)
         if name is not None:
             return candidate, _READERS[name]
+    _require_readable(source)
     if launcher is not None and source.suffix not in DOCUMENTS:
         return source, _READERS[launcher]  # it says what is missing
-    if launcher is not None:
-        document_of(source)  # it says what is wrong with its form
-        raise refused(f"{source.name[:64]}: no names of {launcher} are in it")
-    raise refused(f"{source.name[:64]}: no launcher's names are in it", allowed=_KINDS)
+    names = f"no names of {launcher}" if launcher is not None else "no launcher's names"
+    raise refused(f"{shown(source.name)}: {names} are in it", allowed=None if launcher else _KINDS)
 
 
 def _candidates(source: Source) -> Iterator[Source]:
     """The file itself, those that it names, and those that were given with it."""
     yield source
-    yield from _named(source)
+    files = {**source.files, source.name: source.text}
+    for word in _named(source):
+        text = source.other(word.text)
+        if text is not None:
+            yield Source(name=word.text, text=text, files=files, include=source.include)
     yield from (source.at(name) for name in sorted(source.files))
 
 
-def _named(source: Source) -> list[Source]:
-    """Files of the same folder that a script starts its program with."""
+def _named(source: Source) -> list[Word]:
+    """Other files that a script starts its program with, each once, with the line that names it."""
     if not source.is_script:
         return []
     try:
-        names = dict.fromkeys(files_named(script_of(source, Told())))
+        words = list(files_named(script_of(source, Told())))
     except InvalidProblemError:
         return []  # its own reader says so
-    found = []
-    for name in list(names)[:MAX_FILES]:
-        text = source.other(name)
-        if text is not None:
-            files = {**source.files, source.name: source.text}
-            found.append(Source(name=name, text=text, files=files, include=source.include))
-    return found
+    found = {word.text: word for word in reversed(words) if word.text != source.name}
+    return list(reversed(found.values()))[:MAX_FILES]
+
+
+def _require_readable(source: Source) -> None:
+    """Refuse a file that nobody recognises for what is wrong with it, or with those that it names.
+
+    Raises:
+        InvalidProblemError: a form that is broken, or a file that is named and is not there.
+    """
+    for candidate in _candidates(source):
+        if candidate.suffix in DOCUMENTS:
+            document_of(candidate)
+    faults = [
+        FieldError(
+            pointer=WHOLE_FILE,
+            message=f"line {word.line} of {shown(source.name)}: {shown(word.text)} is not beside it",
+            allowed="give that file too, or its folder",
+        )
+        for word in _named(source)
+        if word.text.endswith(READ) and source.other(word.text) is None
+    ]
+    if faults:
+        raise InvalidProblemError(faults)
 
 
 def _require_bounded(source: Source) -> None:
@@ -134,10 +167,42 @@ def _require_divided(found: LaunchFile) -> None:
     tp, started = config.tensor_parallel_size, (found.num_nodes or 0) * (found.gpus_per_node or 0)
     if heads % tp:
         message = f"{tp} does not divide {heads} attention heads"
-        raise InvalidProblemError.of("tensor_parallel_size", message, allowed=f"divisors of {heads}")
+        raise InvalidProblemError.of(
+            "tensor_parallel_size",
+            message,
+            allowed=f"divisors of {heads}",
+            nearest=near_divisors(tp, heads),
+        )
     if started and started != config.num_gpus:
-        message = f"{started} processes are started for a mesh of {config.num_gpus}"
-        raise InvalidProblemError.of("data_parallel_size", message)
+        message = (
+            f"{found.num_nodes} nodes of {found.gpus_per_node} processes are {started}, but tp {tp} × "
+            f"cp {config.context_parallel_size} × pp {config.pipeline_parallel_size} × "
+            f"dp {config.data_parallel_size} is {config.num_gpus}"
+        )
+        raise InvalidProblemError.of("world size", message, allowed=f"{config.num_gpus} processes")
+
+
+def _require_one_start(source: Source, told: Told) -> None:
+    """Refuse a script and one that starts it which start other numbers of processes."""
+    scripts = source.scripts()
+    for script in scripts:
+        names = {word.text for word in _named(script)}
+        for other in scripts:
+            if other.name in names:
+                _require_same_world(script, other, told)
+
+
+def _require_same_world(script: Source, other: Source, told: Told) -> None:
+    """Refuse two scripts that belong together and say different nodes or processes."""
+    worlds = [world_of(one.text, script_of(one, told)) for one in (script, other)]
+    said = [(world.num_nodes, world.gpus_per_node) for world in worlds if world.num_gpus]
+    if len(set(said)) > 1:
+        first, second = (f"{nodes} nodes of {each} processes" for nodes, each in said)
+        raise InvalidProblemError.of(
+            "world size",
+            f"{shown(script.name)} starts {first}, {shown(other.name)}, which it runs, {second}",
+            allowed=first,
+        )
 
 
 def renamed(found: LaunchFile, name: str) -> LaunchFile:

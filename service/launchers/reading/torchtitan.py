@@ -151,7 +151,10 @@ def _configuration(
 def _batch(fields: Fields, known: Known, mesh: _Mesh, dp: int) -> tuple[int, int]:
     """Micro-batch and how many: with a pipeline the local batch holds all, else gradients accumulate."""
     local_name, all_name = "training.local_batch_size", "training.global_batch_size"
-    local = known.required("local_batch_size", fields.optional(local_name), f"{local_name} in the file")
+    stated = fields.optional(local_name)
+    fields.slip_for(local_name)
+    fields.stop()
+    local = known.required("local_batch_size", stated, f"{local_name} in the file")
     batch = fields.integer(all_name, -1, low=-1)
     if batch < 1:
         batch = local * dp

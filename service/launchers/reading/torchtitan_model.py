@@ -56,8 +56,7 @@ def _shape(fields: Fields) -> ModelSpec:
         InvalidProblemError: a size is missing, or the shape is none that can be priced.
     """
     for name in _NEEDED:
-        if not fields.has(SHAPE + name):
-            fields.fault(SHAPE + name, "is not given")
+        fields.expect(SHAPE + name)
     fields.stop()
     raw: dict[str, object] = {wanted: fields.integer(SHAPE + name, 1) for name, wanted in _NEEDED.items()}
     heads = fields.integer(f"{SHAPE}n_heads", 1)

@@ -6,7 +6,13 @@ import ast
 
 from service.launchers.reading.base import Source, refused
 from service.launchers.reading.documents import Found
-from service.launchers.reading.python_values import arguments_of, called_name, constants, tree_of
+from service.launchers.reading.python_values import (
+    NOTHING,
+    arguments_of,
+    called_name,
+    constants,
+    tree_of,
+)
 
 _SECTIONS = {"TrainingConfig": "training", "ParallelismConfig": "parallelism"}
 _MODEL_ARGUMENTS = "TransformerModelArgs"  # of 0.2's flavors
@@ -41,7 +47,8 @@ def module_values(source: Source) -> dict[str, Found]:
         raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
     found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
     flavor = arguments_of(tree, "model_registry", names) or _first_argument(tree, "model_registry")
-    found |= {f"model.{name}": value for name, value in flavor.items() if name == "flavor"}
+    if "flavor" in flavor and flavor["flavor"].value is not NOTHING:
+        found["model.flavor"] = flavor["flavor"]
     recompute = _recompute(tree)
     return found | ({"activation_checkpoint.mode": recompute} if recompute else {})
 

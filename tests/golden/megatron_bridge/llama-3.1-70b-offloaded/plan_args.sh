@@ -8,7 +8,6 @@
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
-# Warning: bf16_mixed reduces gradients in fp32, the prediction assumed bf16: set grad_reduce_in_fp32 = False in the recipe's mixed precision
 
 PLAN_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
@@ -40,8 +39,10 @@ PLAN_ARGS=(
     model.recompute_granularity=full
     model.recompute_method=uniform
     model.recompute_num_layers=1
-    # Precision and kernels
-    mixed_precision=bf16_mixed
+    # Precision
+    mixed_precision=null
+    'mixed_precision={_target_:megatron.bridge.training.mixed_precision.MixedPrecisionConfig,bf16:true,params_dtype:{_target_:torch.bfloat16,_call_:false},pipeline_dtype:{_target_:torch.bfloat16,_call_:false},grad_reduce_in_fp32:false}'
+    # Kernels
     model.cross_entropy_loss_fusion=true
     model.attention_dropout=0.0
     model.hidden_dropout=0.0
