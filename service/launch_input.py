@@ -29,6 +29,7 @@ class Own:
     launcher: str | None = None  # whose files they were
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
 
 
 def own_of_files(
@@ -65,6 +66,7 @@ def own_of_files(
         launcher=found.launcher,
         notes=found.notes,
         unread=found.unread,
+        batch_ramp=found.batch_ramp,
     )
 
 

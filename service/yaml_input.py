@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 
 import yaml
+from yaml.reader import ReaderError
 
 from profiles.errors import InvalidProblemError
 from service.json_input import MAX_DEPTH, shown
 
+_END = "\n"
 _FLOAT = "tag:yaml.org,2002:float"
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
 
@@ -44,7 +46,7 @@ def read_yaml(text: str) -> object:
     except RecursionError:
         raise InvalidProblemError.of("", f"nested deeper than {MAX_DEPTH} levels") from None
     except yaml.YAMLError as fault:
-        raise InvalidProblemError.of("", f"not YAML: {_reason(fault)}") from None
+        raise InvalidProblemError.of("", f"not YAML: {_reason(fault, text)}") from None
     except ValueError as fault:  # a date or number that there is not: 2026-02-31
         raise InvalidProblemError.of("", f"not YAML: {shown(str(fault))}") from None
 
@@ -72,9 +74,11 @@ def _refuse_repeated_keys(root: yaml.Node) -> None:
                 stack.append(value)
 
 
-def _reason(fault: yaml.YAMLError) -> str:
+def _reason(fault: yaml.YAMLError, text: str) -> str:
     """What is wrong and where, on one line."""
     mark = getattr(fault, "problem_mark", None)
+    if isinstance(fault, ReaderError):
+        return f"{shown(fault.reason)} (line {text.count(_END, 0, fault.position) + 1})"
     words = getattr(fault, "problem", None) or getattr(fault, "reason", None) or "it cannot be read"
     where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
     return f"{shown(words)}{where}"

@@ -56,13 +56,27 @@ def text_of(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1).decode("utf-8-sig")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise _unreadable(path, "the file is too big", allowed=f"{MAX_BYTES} bytes")
+        if (place := data.find(b"\0")) >= 0:
+            raise _unreadable(path, f"line {_line(data, place)}: NUL is no text", allowed="UTF-8 text")
+        return data.decode("utf-8-sig")
     except OSError as fault:
-        message = f"{shown_path(path)}: {fault.strerror or 'cannot be read'}"
-        raise InvalidProblemError.of("--from-args", message) from None
-    except UnicodeDecodeError:
-        message = f"{shown_path(path)}: the text is not UTF-8"
-        raise InvalidProblemError.of("--from-args", message) from None
+        raise _unreadable(path, fault.strerror or "cannot be read") from None
+    except UnicodeDecodeError as fault:
+        message = f"line {_line(data, fault.start)}: the text is not UTF-8"
+        raise _unreadable(path, message, allowed="UTF-8 text") from None
+
+
+def _line(data: bytes, place: int) -> int:
+    """The line of a place."""
+    return data.count(b"\n", 0, place) + 1
+
+
+def _unreadable(path: Path, message: str, *, allowed: str | None = None) -> InvalidProblemError:
+    """Why a file cannot be read."""
+    return InvalidProblemError.of("--from-args", f"{shown_path(path)}: {message}", allowed=allowed)
 
 
 def _folder(folder: Path) -> Source:
@@ -70,8 +84,7 @@ def _folder(folder: Path) -> Source:
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in _KINDS and path.is_file())
     except OSError as fault:
-        message = f"{shown_path(folder)}: {fault.strerror or 'cannot be read'}"
-        raise InvalidProblemError.of("--from-args", message) from None
+        raise _unreadable(folder, fault.strerror or "cannot be read") from None
     paths = [path for path in paths if path.name not in _OURS and not path.name.startswith(".")]
     if not 0 < len(paths) <= MAX_FILES:
         message = f"{shown_path(folder)} holds {len(paths)} files that may be launch files"
@@ -81,8 +94,13 @@ def _folder(folder: Path) -> Source:
 
 
 def _beside(path: Path) -> str | None:
-    """The text of a file beside the given one; None where there is none that can be read."""
+    """The text of a file beside the given one; None where there is none.
+
+    Raises:
+        InvalidProblemError: it cannot be read, or is no text.
+    """
     try:
-        return text_of(path) if path.is_file() else None
-    except (InvalidProblemError, ValueError):  # a name with NUL in it
+        there = path.is_file()
+    except (OSError, ValueError):  # a name that no file system takes, or with NUL in it
         return None
+    return text_of(path) if there else None

@@ -14,6 +14,7 @@ from service.cli.own import Asked, own_of
 from service.cli.problem_options import Request
 from service.cli.screen import screen
 from service.configurations import broken_rules
+from service.priced_ramp import ramp_notes
 from service.report.comparison import reading_lines
 from service.report.terminal import render_prediction
 from service.request_run import places_stages
@@ -40,7 +41,7 @@ def run_predict(
     profile = profile_for(problem, calibration or named_profile(problem))
     prediction = predicted(problem, profile, configuration)
     broken = broken_rules(problem, configuration)
-    notes = [*own.notes, *_pace(problem, configuration)]
+    notes = [*own.notes, *ramp_notes(own, profile), *_pace(problem, configuration)]
     why = reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0]
     if as_json:
         document = {

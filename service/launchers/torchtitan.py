@@ -27,9 +27,9 @@ _SEGMENTS = Variable(
     reason="torchtitan's own run_train.sh sets it: less memory is lost between blocks.",
 )
 PROGRAMS = f"""\
-program=(-m torchtitan.train --module {MODULE} --config plan)
-if [[ "${{TORCHTITAN_VERSION:-0.3}}" == 0.2* ]]; then
-    program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}")
+program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}")
+if [[ "${{TORCHTITAN_VERSION:-0.3}}" != 0.2* ]]; then
+    program=(-m torchtitan.train --module {MODULE} --config plan)
 fi"""
 START = Start(program='"${program[@]}"', environment=(_BESIDE, _SEGMENTS), before=PROGRAMS)
 

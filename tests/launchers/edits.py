@@ -111,6 +111,10 @@ def _megatron_lm_flags() -> list[Edit]:
              _added("--overlap-moe-expert-parallel-comm"), listed=True),
         Edit("an unknown flag", plain, _added("--use-legacy-models"), listed=True),
         Edit("an abbreviated flag", plain, (("--seq-length", "--seq-len"),)),
+        Edit("swapped letters in a flag", tensor,
+             (("--tensor-model-parallel-size", "--tensor-model-parallel-szie"),)),
+        Edit("a size that is a word", plain, (("--micro-batch-size 1", "--micro-batch-size one"),)),
+        Edit("a node more than the plan's", plain, (("NUM_NODES=1", "NUM_NODES=2"),), noticed=False),
         Edit("more experts a token than there are", experts,
              (("--moe-router-topk 2", "--moe-router-topk 9"),), noticed=False),
         Edit("a repeated flag", plain, _added("--global-batch-size 64"), noticed=False, listed=True),
@@ -173,6 +177,10 @@ def deepspeed() -> list[Edit]:
              ((stage, f'{stage}    "offload_param": {{"device": "cpu"}},\n'),), noticed=False),
         Edit("shards of seven", three, ((stage, f'{stage}    "zero_hpz_partition_size": 7,\n'),),
              noticed=False),
+        Edit("swapped letters in a key", two, (('"train_batch_size"', '"train_batch_szie"'),),
+             noticed=False),
+        Edit("stages beside ZeRO-2", _for("deepspeed", STAGES), (('"stage": 0', '"stage": 2'),),
+             noticed=False),
     ]  # fmt: skip
 
 
@@ -196,6 +204,9 @@ def torchtitan() -> list[Edit]:
         Edit("an unknown name", plain,
              (("pipeline_parallel_degree=1", "pipeline_degree=1"),
               ("pipeline_parallel_degree = 1", "pipeline_degree = 1")), listed=True),
+        Edit("a name in the place of a number", plain,
+             (("tensor_parallel_degree=1", "tensor_parallel_degree=TP"),
+              ("tensor_parallel_degree = 1", "tensor_parallel_degree = TP"))),
         Edit("a layer repeated", stages, (("'layers.9',", "'layers.9', 'layers.9',"),
                                           ('"layers.9",', '"layers.9", "layers.9",')), noticed=False),
         Edit("an unknown layer", stages, (("'layers.9'", "'layers.99'"), ('"layers.9"', '"layers.99"')),
@@ -207,6 +218,8 @@ def accelerate() -> list[Edit]:
     """Keys and values of the YAML."""
     plain = _for("accelerate", SHARDED)
     ring = _for("accelerate", SHARDED, context_parallel_size=2, zero_shard_size=16)
+    two = _for("accelerate", SHARDED, data_parallel_size=16, zero_shard_size=16)
+    replicas = _for("accelerate", PLAIN)
     head = "compute_environment: LOCAL_MACHINE\n"
     size = "  parallelism_config_tp_size: 1\n"
     return [
@@ -219,6 +232,11 @@ def accelerate() -> list[Edit]:
         Edit("an unknown key of the mesh", plain, ((size, f"{size}  parallelism_config_ep_size: 8\n"),),
              noticed=False),
         Edit("a mesh of fewer than all", plain, (("dp_shard_size: 8", "dp_shard_size: 4"),), noticed=False),
+        Edit("machines that do not know the first one", two, ((' --main_process_ip "${MASTER_ADDR}"', ""),),
+             noticed=False),
+        Edit("a fifth ZeRO stage", replicas,
+             (("MULTI_GPU", "DEEPSPEED\ndeepspeed_config:\n  zero_stage: 5"),), noticed=False),
+        Edit("swapped letters inside a section", plain, (("fsdp_version", "fsdp_versoin"),), noticed=False),
     ]  # fmt: skip
 
 

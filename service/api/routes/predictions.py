@@ -17,6 +17,7 @@ from service.given_launch_file import given_launch_file
 from service.json_input import pointer
 from service.launch_input import Own, own_of_files
 from service.launchers.reading.base import WHOLE_FILE
+from service.priced_ramp import ramp_notes
 from service.request import parse_problem
 from solver.predictions import predicted
 from solver.why.explained import reasons_of
@@ -49,7 +50,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         breaks=broken_rules(problem, configuration),
         profile=profile.version,
         launcher=own.launcher,
-        notes=list(own.notes),
+        notes=[*own.notes, *ramp_notes(own, profile)],
         unread=list(own.unread),
     )
 

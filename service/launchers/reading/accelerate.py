@@ -88,6 +88,7 @@ class AccelerateReader:
             gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
             notes=tuple(fields.notes),
             unread=_unread(fields),
+            places={"tensor_parallel_size": fields.place(f"{_MESH}tp_size")},
         )
 
 

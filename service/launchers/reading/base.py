@@ -18,6 +18,7 @@ MAX_LISTED = 32  # notes and unread names of one file
 _SCRIPTS = ("", ".sh", ".bash", ".sbatch", ".slurm", ".args", ".txt")
 WHOLE_FILE = "launch file"  # where a fault is that no single name has
 Include = Callable[[str], str | None]
+Place = tuple[str, int]  # a name in a file, and its line; 0: not there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,8 @@ class LaunchFile:
     gpus_per_node: int | None
     notes: tuple[str, ...]  # defaults that cost something, flags that do nothing, repeated flags
     unread: tuple[str, ...]  # names that may matter and are not understood
+    batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
+    places: Mapping[str, Place] = field(default_factory=dict)  # where the files say some of the sizes
 
 
 class Reader(Protocol):

@@ -15,7 +15,7 @@ _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
-READ = (".json", ".yaml", ".yml", ".toml", ".sh")  # files that may say what runs
+_FILES = (".py", ".json", ".yaml", ".yml", ".toml", ".sh")
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
 
 
@@ -83,7 +83,7 @@ def files_named(script: Script) -> Iterator[Word]:
         for at, word in enumerate(words):
             for piece in word.text.split():
                 base = piece.rpartition("=")[2].rsplit("/", 1)[-1]
-                if base.endswith((".py", *READ)):
+                if base.endswith(_FILES):
                     yield Word(base, word.line)
             if word.text == "--module" and at + 1 < len(words):
                 yield Word(f"{words[at + 1].text.rsplit('.', 1)[-1]}.py", word.line)

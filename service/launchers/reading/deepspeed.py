@@ -30,6 +30,7 @@ _OPTIMIZERS = {
     "muon": "muon",
     "sgd": "sgd-momentum",
 }
+_MAX_STAGE_WITH_PIPELINE = 1
 _MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
 _DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16", "fp16": "fp16"}
 _OF_ZERO = (  # beginnings of DeepSpeedZeroConfig's other keys
@@ -116,6 +117,7 @@ class DeepSpeedReader:
             gpus_per_node=known.world.gpus_per_node,
             notes=tuple(fields.notes),
             unread=fields.unread(_IRRELEVANT),
+            places={"tensor_parallel_size": fields.place("tensor_parallel.autotp_size")},
         )
 
 
@@ -204,6 +206,14 @@ def _configuration(
 ) -> Configuration:
     """Batch members that are missing follow from the others, as DeepSpeed has it."""
     zero, offload = kept
+    if zero > _MAX_STAGE_WITH_PIPELINE and code.pipeline > 1:
+        fields.fault(
+            "zero_optimization.stage",
+            f"{zero} beside {code.pipeline} pipeline stages: PipelineEngine refuses it when it starts",
+            allowed="0, 1",
+            nearest="1",
+        )
+        fields.stop()
     model_gpus = code.pipeline * code.tensor
     dp, micro, count = _batch(fields, known, model_gpus, code.world)
     split = even_chunks(model.num_layers, code.pipeline, field="pipeline_parallel_size")

@@ -55,6 +55,8 @@ def document_of(source: Source) -> dict[str, Found]:
 @lru_cache(maxsize=8)
 def _parsed(suffix: str, text: str) -> dict[str, Found] | str:
     """The values of a text, or what is wrong with it; every reader looks at the same file."""
+    if not text.strip():
+        return "the file is empty"
     if is_deep(text):
         return f"more than {MAX_BRACKETS} brackets are open at a time"
     readers = {".json": _json, ".toml": _toml}
@@ -106,7 +108,12 @@ def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]
 
 def _json(text: str) -> tuple[object, dict[str, int]]:
     """JSON with the lines of its keys."""
-    return read_json(text), _json_lines(text)
+    try:
+        return read_json(text), _json_lines(text)
+    except InvalidProblemError as fault:
+        if not fault.errors[0].pointer:
+            raise
+        raise InvalidProblemError.of("", _placed(fault.errors[0], _json_lines(text))) from None
 
 
 def _json_lines(text: str) -> dict[str, int]:

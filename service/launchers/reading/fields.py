@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import shown
-from service.launchers.reading.base import MAX_LISTED
+from service.launchers.reading.base import MAX_LISTED, Place
 from service.launchers.reading.documents import Found, Values
 from service.launchers.reading.near import meant
 
@@ -143,6 +143,7 @@ class Fields:
         Raises:
             InvalidProblemError: one of them is a slip away from a name that is not given.
         """
+        self._refuse_plain_sections()
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
         for name in left[:_SLIPS_TRIED]:
@@ -152,6 +153,19 @@ class Fields:
         self.stop()
         starts = tuple(irrelevant)
         return tuple(shown(name) for name in left if not name.startswith(starts))[:MAX_LISTED]
+
+    def _refuse_plain_sections(self) -> None:
+        """Leave a fault for each value that stands where names of a section are asked for."""
+        sections = {name.rpartition(".")[0] for name in self._taken if "." in name}
+        for name in sorted(sections - self._taken):
+            value = self.raw(name) if name in self._values else None
+            if value not in (None, {}):
+                self.fault(name, f"{_words(value)} is no section", allowed="names with values under it")
+
+    def place(self, name: str) -> Place:
+        """A name of the file with its line."""
+        found = self._found(name)
+        return name, found.line if found else 0
 
     def _found(self, name: str) -> Found | None:
         found = self._values.get(name)

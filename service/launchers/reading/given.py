@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from profiles.errors import FieldError, InvalidProblemError
 from service.launchers.megatron_lm_flags import FLAGS, REFUSED, is_irrelevant
+from service.launchers.reading.base import Place
 from service.launchers.reading.near import meant
 from service.launchers.reading.shell import UNKNOWN, Word
 
@@ -81,6 +82,11 @@ class Given:
             self.faults.append(
                 FieldError(pointer=called, message=where + message, allowed=allowed, nearest=near)
             )
+
+    def place(self, name: str) -> Place:
+        """A flag as the file calls it, with its line."""
+        value = self.values.get(f"--{name}")
+        return self.called.get(f"--{name}", f"--{name}"), value.line if value else 0
 
     def note(self, text: str) -> None:
         """Say what really runs; the names of flags are those of the file."""

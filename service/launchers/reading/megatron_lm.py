@@ -23,7 +23,7 @@ from service.launchers.reading.given import Given, given_flags
 from service.launchers.reading.megatron_lm_mesh import configuration_of
 from service.launchers.reading.megatron_lm_model import model_of
 from service.launchers.reading.megatron_lm_refusals import refuse_contradictions
-from service.launchers.reading.megatron_lm_workload import workload_of
+from service.launchers.reading.megatron_lm_workload import batch_ramp, workload_of
 
 _LEAST_FLAGS = 2
 
@@ -85,6 +85,11 @@ def launch_file(launcher: str, given: Given, told: Told, world: World, *, name: 
         gpus_per_node=world.gpus_per_node,
         notes=tuple(given.notes),
         unread=tuple(given.unread),
+        batch_ramp=batch_ramp(given),
+        places={
+            "tensor_parallel_size": given.place("tensor-model-parallel-size"),
+            "seq_length": given.place("seq-length"),
+        },
     )
 
 

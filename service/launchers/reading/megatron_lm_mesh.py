@@ -8,6 +8,8 @@ from profiles.model import ModelSpec
 from service.launchers.megatron_names import STAGES_BEFORE_DATA
 from service.launchers.reading.given import Given
 from service.launchers.reading.megatron_lm_split import chunks_of, recompute_of
+from service.launchers.reading.megatron_lm_workload import batch_ramp
+from service.launchers.rules import near_divisors, near_multiples
 from solver.plan import Configuration
 from solver.problem import Workload
 from solver.rank_orders import plain_order
@@ -30,7 +32,7 @@ def configuration_of(
     """
     for name in _SIZES:
         if given.has(name) and given.integer(name, 1) < 1:
-            given.fault(name, "must be 1 or more")
+            given.fault(name, "must be 1 or more", allowed="1 and more", nearest=1)
     given.stop()
     tp = given.integer("tensor-model-parallel-size", 1)
     pp = given.integer("pipeline-model-parallel-size", 1)
@@ -106,6 +108,8 @@ def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
         given.fault(
             "tensor-model-parallel-size",
             f"tp × pp × cp = {model_gpus} does not divide the {world} GPUs that start",
+            allowed=f"tp × pp × cp that divides {world}",
+            nearest=near_divisors(model_gpus, world),
         )
     return max(world // model_gpus, 1)
 
@@ -114,10 +118,20 @@ def _micro_batches(given: Given, batch: int, each: int) -> int:
     """Micro-batches of each pipeline; Megatron-LM's own default for the batch is one of them."""
     if not batch:
         return 1
+    for early, _end in batch_ramp(given):
+        if early % each:
+            given.fault(
+                "step-batch-size-schedule",
+                f"its batch {early} is not a multiple of micro-batch × data parallel = {each}",
+                allowed=f"multiples of {each}",
+                nearest=near_multiples(early, each),
+            )
     if batch % each:
         given.fault(
             "global-batch-size",
             f"{batch} is not a multiple of micro-batch × data parallel = {each}",
+            allowed=f"multiples of {each}",
+            nearest=near_multiples(batch, each),
         )
     return max(batch // each, 1)
 

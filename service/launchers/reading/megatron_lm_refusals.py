@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from profiles.model import ModelSpec
 from service.launchers.reading.given import Given
+from service.launchers.rules import near_divisors
 
 _LAYOUT = "pipeline-model-parallel-layout"
 _OTHER_SPLITS = (
@@ -43,7 +44,12 @@ def _experts(given: Given, model: ModelSpec) -> None:
     if ranks > 1 and not experts:
         given.fault(name, f"{ranks} for a model without experts", allowed="1")
     elif ranks > 1 and experts % ranks:
-        given.fault(name, f"{ranks} does not divide {experts} experts")
+        given.fault(
+            name,
+            f"{ranks} does not divide {experts} experts",
+            allowed=f"divisors of {experts}",
+            nearest=near_divisors(ranks, experts),
+        )
 
 
 def _recomputation(given: Given, _: ModelSpec) -> None:
@@ -72,15 +78,29 @@ def _lengths(given: Given, model: ModelSpec) -> None:
     """Sequences fit the positions and the ranks that they are split over."""
     seq, positions = given.integer("seq-length", 1), given.optional("max-position-embeddings")
     if positions is not None and positions < seq:
-        given.fault("max-position-embeddings", f"{positions} is less than --seq-length {seq}")
+        given.fault(
+            "max-position-embeddings",
+            f"{positions} is less than --seq-length {seq}",
+            allowed=f"{seq} and more",
+            nearest=seq,
+        )
     ring = given.integer("context-parallel-size", 1)
     if ring > 1 and seq % (2 * ring):
-        given.fault("context-parallel-size", f"2 × {ring} does not divide --seq-length {seq}")
+        given.fault(
+            "context-parallel-size",
+            f"2 × {ring} does not divide --seq-length {seq}",
+            allowed=f"half of a divisor of {seq}",
+        )
     ranks, heads = given.integer("tensor-model-parallel-size", 1), model.num_attention_heads
     if not given.has("kv-channels") and model.hidden_size % heads:
         given.fault("num-attention-heads", f"{heads} do not divide --hidden-size {model.hidden_size}")
     if ranks > 1 and heads % ranks:
-        given.fault("tensor-model-parallel-size", f"{ranks} does not divide {heads} attention heads")
+        given.fault(
+            "tensor-model-parallel-size",
+            f"{ranks} does not divide {heads} attention heads",
+            allowed=f"divisors of {heads}",
+            nearest=near_divisors(ranks, heads),
+        )
 
 
 _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (

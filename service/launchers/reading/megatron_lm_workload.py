@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 from profiles.frameworks import FrameworkFacts, framework_facts
 from service.launchers.megatron_lm_facts import FP8_RECIPES, FRAMEWORK
@@ -49,15 +50,27 @@ def global_batch(given: Given) -> int:
         given.note("--rampup-batch-size is ignored by Megatron-LM 0.19, and priced as if it were")
     if not given.has(_SCHEDULE):
         return given.integer("global-batch-size", 1)
-    steps = [_step(word) for word in given.word(_SCHEDULE).split()]
-    starts = [step[0] for step in steps if step]
-    if not steps or None in steps or starts[0] or starts != sorted(set(starts)):
+    steps = batch_steps(given)
+    if not steps:
         given.fault(_SCHEDULE, "is no list of tokens and batches that begins at 0", allowed="0:256 1B:512")
         return 1
-    *before, last = [step[1] for step in steps if step]
-    if before:
-        given.note(f"the batch grows from {before[0]}: what is priced is the last one, {last}")
+    last = steps[-1][1]
+    if steps[:-1]:
+        given.note(f"the batch grows from {steps[0][1]} to {last}: time and memory are those of {last}")
     return last
+
+
+def batch_steps(given: Given) -> list[tuple[int, int]]:
+    """Tokens from which each batch holds, with the batch; empty without a schedule, or with a wrong one."""
+    steps = [step for word in given.word(_SCHEDULE).split() if (step := _step(word)) is not None]
+    starts = [start for start, _ in steps]
+    whole = len(steps) == len(given.word(_SCHEDULE).split())
+    return steps if whole and starts[:1] == [0] and starts == sorted(set(starts)) else []
+
+
+def batch_ramp(given: Given) -> tuple[tuple[int, int], ...]:
+    """The batches before the last, each with the tokens until which it holds."""
+    return tuple((batch, end) for (_, batch), (end, _) in pairwise(batch_steps(given)))
 
 
 def _step(word: str) -> tuple[int, int] | None:

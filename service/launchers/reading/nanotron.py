@@ -64,6 +64,10 @@ class NanotronReader:
             gpus_per_node=known.world.gpus_per_node,
             notes=tuple(fields.notes),
             unread=fields.unread(_IRRELEVANT),
+            places={
+                "tensor_parallel_size": fields.place("parallelism.tp"),
+                "seq_length": fields.place("tokens.sequence_length"),
+            },
         )
 
 

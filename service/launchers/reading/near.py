@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 
 _SHORT = 6  # letters; below it any other name may be meant
-_SHORT_WORD = 4  # ep_size is no slip of sp_size
+_SHORT_WORD = 4  # below it letters are swapped only: ep_size is no slip of sp_size
 _LONG_WORD = 8  # from here on two slips are forgiven
 _CUTOFF = 0.8  # of difflib's ratio: two slips in ten letters
 _BETWEEN = re.compile(r"[._-]")
@@ -37,7 +37,9 @@ def _is_slip(name: str, other: str) -> bool:
 
 
 def _is_slip_of_word(word: str, right: str) -> bool:
-    return len(right) >= _SHORT_WORD and _slips(word, right) <= 1 + (len(right) >= _LONG_WORD)
+    if len(right) < _SHORT_WORD:
+        return sorted(word) == sorted(right) and _slips(word, right) == 1
+    return _slips(word, right) <= 1 + (len(right) >= _LONG_WORD)
 
 
 def _digits(name: str) -> str:

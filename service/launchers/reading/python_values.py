@@ -24,6 +24,8 @@ def tree_of(name: str, text: str) -> ast.Module:
         raise refused(f"{called}: the file is too big", allowed=f"{MAX_MODULE} characters")
     if is_deep(text):
         raise refused(f"{called}: more than {MAX_BRACKETS} brackets are open at a time")
+    if not text.strip():
+        raise refused(f"{called}: the file is empty")
     try:
         return ast.parse(text)
     except SyntaxError as fault:

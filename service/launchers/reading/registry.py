@@ -5,7 +5,8 @@ The form and the names of a file decide; ``launcher`` forces one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -21,9 +22,9 @@ from service.launchers.reading.base import (
     Told,
     refused,
 )
-from service.launchers.reading.commands import READ, files_named, script_of, world_of
+from service.launchers.reading.commands import files_named, script_of, world_of
 from service.launchers.reading.deepspeed import DeepSpeedReader
-from service.launchers.reading.documents import DOCUMENTS, document_of
+from service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
 from service.launchers.reading.llama_factory import LlamaFactoryReader
 from service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from service.launchers.reading.megatron_lm import MegatronLmReader
@@ -31,7 +32,7 @@ from service.launchers.reading.ms_swift import MsSwiftReader
 from service.launchers.reading.nanotron import NanotronReader
 from service.launchers.reading.shell import Word
 from service.launchers.reading.torchtitan import TorchtitanReader
-from service.launchers.rules import near_divisors
+from service.launchers.rules import near_divisors, near_multiples
 
 # In the order in which a file is tried: names that only one launcher has go first.
 _READERS: Mapping[str, Reader] = {
@@ -69,7 +70,10 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
         raise UnknownNameError.among("/launcher", launcher, reader_names())
     _require_bounded(source)
     found, reader = _recognised(source, launcher)
-    launch = reader.read(found, told)
+    try:
+        launch = reader.read(found, told)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(_located(found, one) for one in fault.errors) from None
     _require_agreement(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
@@ -84,26 +88,39 @@ def launcher_of(source: Source, only: str | None = None) -> str | None:
 
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     """The file to read, which may be one that the given script names, and its reader."""
-    for candidate in _candidates(source):
-        name = launcher_of(candidate, launcher)
-        if name is not None:
+    reached = list(_reached(source))
+    for candidate in (*reached, *(source.at(name) for name in sorted(source.files))):
+        if (name := launcher_of(candidate, launcher)) is not None:
             return candidate, _READERS[name]
-    _require_readable(source)
-    if launcher is not None and source.suffix not in DOCUMENTS:
+    missing = list(_missing(reached))
+    if launcher is not None and source.suffix not in DOCUMENTS and not missing:
         return source, _READERS[launcher]  # it says what is missing
     names = f"no names of {launcher}" if launcher is not None else "no launcher's names"
-    raise refused(f"{shown(source.name)}: {names} are in it", allowed=None if launcher else _KINDS)
+    nobody = FieldError(
+        pointer=WHOLE_FILE, message=f"{shown(source.name)}: {names} are in it", allowed=_KINDS
+    )
+    raise InvalidProblemError([*missing, nobody])
 
 
-def _candidates(source: Source) -> Iterator[Source]:
-    """The file itself, those that it names, and those that were given with it."""
-    yield source
-    files = {**source.files, source.name: source.text}
-    for word in _named(source):
-        text = source.other(word.text)
-        if text is not None:
-            yield Source(name=word.text, text=text, files=files, include=source.include)
-    yield from (source.at(name) for name in sorted(source.files))
+def _reached(source: Source) -> Iterator[Source]:
+    """The file itself, those that it names, those that they name, and so on; each once."""
+    files, seen, queue = {**source.files, source.name: source.text}, {source.name}, [source]
+    while queue and len(seen) <= MAX_FILES:
+        one = queue.pop(0)
+        yield one
+        for word in _named(one):
+            text = None if word.text in seen else _text_of(one, word.text)
+            seen.add(word.text)
+            if text is not None:
+                queue.append(Source(name=word.text, text=text, files=files, include=source.include))
+
+
+def _text_of(source: Source, name: str) -> str | None:
+    """A file of the same folder; None where it is not there, or cannot be read, which is said later."""
+    try:
+        return source.other(name)
+    except InvalidProblemError:
+        return None
 
 
 def _named(source: Source) -> list[Word]:
@@ -118,26 +135,25 @@ def _named(source: Source) -> list[Word]:
     return list(reversed(found.values()))[:MAX_FILES]
 
 
-def _require_readable(source: Source) -> None:
-    """Refuse a file that nobody recognises for what is wrong with it, or with those that it names.
+def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
+    """Files that scripts name and that are not there.
 
     Raises:
-        InvalidProblemError: a form that is broken, or a file that is named and is not there.
+        InvalidProblemError: one of the files, or one that is named, has a form that is broken.
     """
-    for candidate in _candidates(source):
-        if candidate.suffix in DOCUMENTS:
-            document_of(candidate)
-    faults = [
-        FieldError(
-            pointer=WHOLE_FILE,
-            message=f"line {word.line} of {shown(source.name)}: {shown(word.text)} is not beside it",
-            allowed="give that file too, or its folder",
-        )
-        for word in _named(source)
-        if word.text.endswith(READ) and source.other(word.text) is None
-    ]
-    if faults:
-        raise InvalidProblemError(faults)
+    for source in files:
+        if source.suffix in DOCUMENTS:
+            document_of(source)
+        elif source.is_script:
+            script_of(source, Told())
+        for word in _named(source):
+            if source.other(word.text) is None:
+                where = f"line {word.line} of {shown(source.name)}"
+                yield FieldError(
+                    pointer=WHOLE_FILE,
+                    message=f"{where}: {shown(word.text)} is not beside it",
+                    allowed="give that file too, or its folder",
+                )
 
 
 def _require_bounded(source: Source) -> None:
@@ -162,24 +178,42 @@ def _require_agreement(found: LaunchFile, told: Told) -> None:
 
 
 def _require_divided(found: LaunchFile) -> None:
-    """Refuse heads that tensor ranks do not divide, and ranks that are not those which are started."""
-    config, heads = found.configuration, found.model.num_attention_heads
-    tp, started = config.tensor_parallel_size, (found.num_nodes or 0) * (found.gpus_per_node or 0)
+    """Refuse sizes that their ranks do not divide, and ranks that are not those which are started."""
+    config, heads, length = found.configuration, found.model.num_attention_heads, found.workload.seq_length
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    slices = math.lcm(2 * cp if cp > 1 else 1, cp * (tp if config.sequence_parallel else 1))
+    started = (found.num_nodes or 0) * (found.gpus_per_node or 0)
     if heads % tp:
         message = f"{tp} does not divide {heads} attention heads"
-        raise InvalidProblemError.of(
-            "tensor_parallel_size",
-            message,
-            allowed=f"divisors of {heads}",
-            nearest=near_divisors(tp, heads),
-        )
+        near = near_divisors(tp, heads)
+        raise _at(found, "tensor_parallel_size", message, allowed=f"divisors of {heads}", nearest=near)
+    if length % slices:
+        message = f"{slices} slices (cp, and tp where it splits sequences) do not divide {length} tokens"
+        near = near_multiples(length, slices)
+        raise _at(found, "seq_length", message, allowed=f"multiples of {slices}", nearest=near)
     if started and started != config.num_gpus:
         message = (
             f"{found.num_nodes} nodes of {found.gpus_per_node} processes are {started}, but tp {tp} × "
-            f"cp {config.context_parallel_size} × pp {config.pipeline_parallel_size} × "
-            f"dp {config.data_parallel_size} is {config.num_gpus}"
+            f"cp {cp} × pp {config.pipeline_parallel_size} × dp {config.data_parallel_size} is "
+            f"{config.num_gpus}"
         )
-        raise InvalidProblemError.of("world size", message, allowed=f"{config.num_gpus} processes")
+        allowed = f"{config.num_gpus} processes"
+        raise _at(found, "world size", message, allowed=allowed, nearest=str(config.num_gpus))
+
+
+def _at(found: LaunchFile, name: str, message: str, *, allowed: str, nearest: str) -> InvalidProblemError:
+    """A fault of a size, under the name that the file has for it."""
+    called, line = found.places.get(name, (name, 0))
+    where = f"line {line}: " if line else ""
+    return InvalidProblemError.of(called, where + message, allowed=allowed, nearest=nearest)
+
+
+def _located(source: Source, fault: FieldError) -> FieldError:
+    """A fault of a name of a document, with its line where the reader did not know it."""
+    found = None if "line " in fault.message else looks_like_document(source).get(fault.pointer)
+    if found is None or not found.line:
+        return fault
+    return replace(fault, message=f"line {found.line}: {fault.message}")
 
 
 def _require_one_start(source: Source, told: Told) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from profiles.errors import InvalidProblemError
+from service.launchers.rules import near_divisors
 
 
 def even_chunks(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
@@ -13,7 +14,8 @@ def even_chunks(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
     """
     if not 1 <= chunks <= num_layers:
         message = f"{chunks} stages for {num_layers} layers"
-        raise InvalidProblemError.of(field, message, allowed=f"1 to {num_layers}")
+        nearest = str(min(max(chunks, 1), num_layers))
+        raise InvalidProblemError.of(field, message, allowed=f"1 to {num_layers}", nearest=nearest)
     least, more = divmod(num_layers, chunks)
     return tuple(least + (place < more) for place in range(chunks))
 
@@ -25,5 +27,10 @@ def divided(total: int, by: int, *, field: str, what: str) -> int:
         InvalidProblemError: it is not; ``what`` says in words what is divided by what.
     """
     if by < 1 or total % by:
-        raise InvalidProblemError.of(field, f"{what}: {by} does not divide {total}")
+        raise InvalidProblemError.of(
+            field,
+            f"{what}: {by} does not divide {total}",
+            allowed=f"divisors of {total}",
+            nearest=near_divisors(max(by, 1), total) or None,
+        )
     return total // by

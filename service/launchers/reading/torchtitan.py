@@ -91,6 +91,10 @@ class TorchtitanReader:
             gpus_per_node=known.world.gpus_per_node,
             notes=tuple(fields.notes),
             unread=fields.unread(_IRRELEVANT),
+            places={
+                "tensor_parallel_size": fields.place("parallelism.tensor_parallel_degree"),
+                "seq_length": fields.place("training.seq_len"),
+            },
         )
 
 
@@ -104,6 +108,9 @@ def _mesh(fields: Fields, known: Known) -> _Mesh:
     shard = fields.integer(f"{at}data_parallel_shard_degree", -1, low=-1)
     if fields.integer(f"{at}expert_parallel_degree", 1) > 1:
         fields.fault(f"{at}expert_parallel_degree", "experts of torchtitan are not read", allowed="1")
+    if shard == 0:
+        name = f"{at}data_parallel_shard_degree"
+        fields.fault(name, "0 ranks share nothing", allowed="-1 for all that are left, or 1 and more")
     fields.stop()
     if shard < 1:
         world = known.num_gpus() or known.required(

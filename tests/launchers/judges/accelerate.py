@@ -28,7 +28,9 @@ def judge(case: Case) -> Seen:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accelerate.yaml"
         path.write_text(case["files"]["accelerate.yaml"])
-        place = ["--machine_rank", "0", "--main_process_ip", "node0", "--main_process_port", "29500"]
+        place = ["--machine_rank", "0", "--main_process_port", "29500"]
+        if "--main_process_ip" in case["files"]["launch.sh"]:
+            place += ["--main_process_ip", "node0"]
         words = ["--config_file", str(path), *place, "train.py"]
         args, _defaults, _precision = _validate_launch_command(launch_command_parser().parse_args(words))
     os.environ.clear()

@@ -29,9 +29,9 @@ fi
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
 # torchtitan's own run_train.sh sets it: less memory is lost between blocks.
 export PYTORCH_ALLOC_CONF=expandable_segments:True
-program=(-m torchtitan.train --module torchtitan_plan --config plan)
-if [[ "${TORCHTITAN_VERSION:-0.3}" == 0.2* ]]; then
-    program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml")
+program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml")
+if [[ "${TORCHTITAN_VERSION:-0.3}" != 0.2* ]]; then
+    program=(-m torchtitan.train --module torchtitan_plan --config plan)
 fi
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \

@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from profiles.errors import InvalidProblemError, RefusedExportError
+from profiles.profile import default_profile
+from service.launch_input import own_of_files
 from service.launchers.megatron_lm import MegatronLm
 from service.launchers.megatron_lm_ramp import linear_ramp
 from service.launchers.reading.base import Source
 from service.launchers.reading.registry import read_launch_files
 from service.launchers.target import Target
+from service.priced_ramp import ramp_notes
 from solver.plan import Configuration
+from solver.predictions import predicted
 from tests.launcher_cases import LLAMA_70B, target
 
 # 8 replicas of one sequence a micro-batch; 64 sequences in the end
@@ -20,6 +24,10 @@ CONFIG = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, num_microbatches=8,
     stage_layers=(80,),
 )  # fmt: skip
+
+
+def source_of(files: dict[str, str]) -> Source:
+    return Source(name="launch.sh", text=files["launch.sh"], files=files)
 
 
 def ramped(*ramp: tuple[int, int]) -> Target:
@@ -55,19 +63,34 @@ def test_a_batch_that_replicas_do_not_divide_is_refused() -> None:
 
 
 def test_the_last_batch_is_read_back_and_the_growth_is_noted() -> None:
-    files = MegatronLm().export(ramped((16, 8192 * 1000))).files
-    found = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    ramp = ((16, 8192 * 1000), (32, 8192 * 3000))
+    files = MegatronLm().export(ramped(*ramp)).files
+    found = read_launch_files(source_of(files))
     assert found.configuration == CONFIG
     assert found.workload.global_batch_size == 64
-    assert "the batch grows from 16: what is priced is the last one, 64" in found.notes
+    assert found.batch_ramp == ramp
+    assert "the batch grows from 16 to 64: time and memory are those of 64" in found.notes
+
+
+def test_every_earlier_batch_is_priced_with_its_steps() -> None:
+    files = MegatronLm().export(ramped((16, 8192 * 16 * 1000), (32, 8192 * 16 * 3000))).files
+    own = own_of_files({"cluster": {"name": "dgx-h100"}}, source_of(files))
+    profile = default_profile(own.problem.cluster, "megatron-lm")
+    first, second = ramp_notes(own, profile)
+    # 16 sequences of 8192 tokens a step: 1000 steps; then 2000 * 16 / 32 = 1000 steps of 32
+    assert first.startswith("until 131,072,000 tokens the batch is 16: 1,000 steps of ")
+    assert second.startswith("until 393,216,000 tokens the batch is 32: 1,000 steps of ")
+    times = [float(note.split()[-2]) for note in (first, second)]
+    last = predicted(own.problem, profile, own.configuration).step_time_s
+    assert times[0] < times[1] < last < 4 * times[0]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "16", "1:16 2:32", "0:16 0:32", "0:x", "0:0", "0:16 1Q:32", "0:" + "9" * 99]
+    "text", ["", "16", "1:16 2:32", "0:16 0:32", "0:x", "0:0", "0:16 1Q:32", "0:" + "9" * 99, "0:20 1B:64"]
 )
 def test_a_schedule_that_is_none_is_refused(text: str) -> None:
     files = MegatronLm().export(ramped((16, 8192 * 1000))).files
     arguments = files["megatron_args.sh"].replace("'0:16 8192000:64'", f"'{text}'")
     files = {**files, "megatron_args.sh": arguments}
     with pytest.raises(InvalidProblemError, match="step-batch-size-schedule"):
-        read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+        read_launch_files(source_of(files))
