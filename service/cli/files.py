@@ -20,18 +20,14 @@ def write_text(path: Path, text: str) -> None:
     """Write under a temporary name beside ``path``, then rename."""
     if not path.name:
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        if text.startswith("#!"):
-            temporary.chmod(0o755)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    _write_all({path: text})
 
 
 def save_folder(folder: Path, files: Mapping[str, str], *, plan_id: str, force: bool) -> None:
-    """Write ``files`` into ``folder``, all or nothing when it is new.
+    """Write ``files`` into ``folder``: all or nothing; whoever is killed in between leaves the old ones.
+
+    In a folder that is there already, files change one after the other once all are written; the answer,
+    which says whose they are, is taken away before and comes back last.
 
     Raises:
         InvalidProblemError: the folder holds another plan or something else, or cannot be written.
@@ -39,8 +35,7 @@ def save_folder(folder: Path, files: Mapping[str, str], *, plan_id: str, force: 
     check_folder(folder, force=force, plan_id=plan_id)
     try:
         if folder.exists():
-            for name, text in files.items():
-                write_text(folder / name, text)
+            _write_all({folder / name: text for name, text in files.items()})
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         _create(folder, files)
@@ -64,13 +59,33 @@ def check_folder(folder: Path, *, force: bool, plan_id: str | None = None) -> No
         raise InvalidProblemError.of("--save-dir", message)
 
 
+def _write_all(files: Mapping[Path, str]) -> None:
+    """Write every file under a temporary name, then rename them; the answer's last."""
+    staged: dict[Path, Path] = {}
+    try:
+        for path, text in files.items():
+            staged[path] = temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            temporary.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                temporary.chmod(0o755)
+        if any(path.is_dir() for path in files):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        *others, last = sorted(files, key=lambda path: path.name == ANSWER_FILE)
+        if others:
+            last.unlink(missing_ok=True)
+        for path in (*others, last):
+            staged[path].replace(path)
+    finally:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+
+
 def _create(folder: Path, files: Mapping[str, str]) -> None:
     """Fill a temporary folder, then rename it."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir()
-        for name, text in files.items():
-            write_text(temporary / name, text)
+        _write_all({temporary / name: text for name, text in files.items()})
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,6 +1,9 @@
 """Folders and kept answers: all or nothing, and never somebody else's."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,77 @@ def test_the_folder_of_another_plan_or_of_anything_else_is_refused_unless_forced
             save_folder(folder, FILES, plan_id="b00c", force=False)
     save_folder(other, FILES, plan_id="b00c", force=True)
     assert "thesis.tex" in names(other)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from service.cli.files import save_folder
+
+plain, left = Path.replace, int(sys.argv[2])
+
+def replace(self, target):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, target)
+
+Path.replace = replace
+files = {"answer.json": '{"plans": [{"plan_id": "b00c"}]}', "args.sh": "new", "train.sh": "#!/bin/sh new"}
+save_folder(Path(sys.argv[1]), files, plan_id="b00c", force=True)
+"""
+
+
+@pytest.mark.parametrize(("renames", "is_new"), [(0, True), (2, True), (0, False), (1, False), (3, False)])
+def test_who_is_killed_while_writing_never_leaves_a_folder_that_looks_whole(
+    tmp_path: Path, renames: int, is_new: bool
+) -> None:
+    folder = tmp_path / "run"
+    if not is_new:
+        save_folder(folder, {**FILES, "args.sh": "old"}, plan_id="7f3a", force=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, folder, str(renames)], check=False)
+    assert done.returncode == (0 if renames == 3 else -signal.SIGKILL)
+    if is_new:
+        assert not folder.exists()
+    elif renames < 3:  # nobody takes the mixture for a plan
+        with pytest.raises(InvalidProblemError, match="holds something else"):
+            check_folder(folder, force=False)
+        kept = (folder / "args.sh").read_text()
+        assert kept == ("old" if renames == 0 else "new")
+    else:
+        assert (folder / "train.sh").read_text() == "#!/bin/sh new"
+
+
+def test_a_full_disk_leaves_the_old_files_as_they_are(tmp_path: Path) -> None:
+    save_folder(tmp_path / "run", {**FILES, "args.sh": "old"}, plan_id="7f3a", force=False)
+    code = (
+        "import resource, sys; from pathlib import Path; from service.cli.files import save_folder;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
+        "files = {'answer.json': '{}', 'args.sh': 'x' * 1000};"
+        "save_folder(Path(sys.argv[1]), files, plan_id='', force=True)"
+    )
+    for folder in (tmp_path / "run", tmp_path / "new"):
+        done = subprocess.run([sys.executable, "-c", code, folder], check=False, capture_output=True)
+        assert b"File too large" in done.stderr
+    assert names(tmp_path) == ["run"]
+    assert names(tmp_path / "run") == [ANSWER_FILE, "args.sh", "train.sh"]
+    assert (tmp_path / "run" / "args.sh").read_text() == "old"
+    assert (tmp_path / "run" / ANSWER_FILE).read_text() == FILES[ANSWER_FILE]
+
+
+def test_links_are_replaced_or_refused_and_what_they_point_to_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "train.sh").symlink_to(tmp_path / "target")
+    (tmp_path / "run").symlink_to(tmp_path / "real")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    save_folder(tmp_path / "run", FILES, plan_id="7f3a", force=True)
+    assert (tmp_path / "target").read_text() == "mine"
+    assert names(tmp_path / "real") == [ANSWER_FILE, "train.sh"]
+    with pytest.raises(InvalidProblemError, match="Not a directory"):
+        save_folder(tmp_path / "dangling", FILES, plan_id="7f3a", force=False)
+    assert names(tmp_path) == ["dangling", "real", "run", "target"]
 
 
 def test_the_folder_of_an_infeasible_answer_is_written_again(tmp_path: Path) -> None:
