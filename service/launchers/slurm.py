@@ -22,6 +22,10 @@ _SLURM = """\
 # Account, partition, time limit and CPUs a task are your site's: sbatch --account=… --time=… @SLURM@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
+if [[ ! -f @TORCHRUN@ ]]; then
+    echo "error: start this file from its own folder: @TORCHRUN@ is not in ${SLURM_SUBMIT_DIR}" >&2
+    exit 2
+fi
 if [[ "${SLURM_NNODES:?start this file with sbatch}" != @NODES@ ]]; then
     echo "error: the plan needs @NODES@ nodes, Slurm gave ${SLURM_NNODES}" >&2
     exit 2
@@ -31,8 +35,9 @@ if [[ -n "${HOSTS_FILE:-}" ]]; then
     export SLURM_HOSTFILE="${HOSTS_FILE}"  # task i runs on the host of line i
     distribution=arbitrary
     hosts="$(<"${HOSTS_FILE}")"
-    if [[ "$(wc -l <<<"${hosts}")" -ne @NODES@ ]]; then
-        echo "error: ${HOSTS_FILE} must name @NODES@ hosts, one a line" >&2
+    if [[ "$(sort -u <<<"${hosts}" | grep -cE '^[^[:space:],]+$')" -ne @NODES@ ||
+        "$(wc -l <<<"${hosts}")" -ne @NODES@ ]]; then
+        echo "error: ${HOSTS_FILE} must name @NODES@ hosts, each once, one a line" >&2
         exit 2
     fi
 else
@@ -40,8 +45,9 @@ else
     hosts="$(scontrol show hostnames "${SLURM_JOB_NODELIST}")"
 fi
 export MASTER_ADDR="${hosts%%$'\\n'*}"
-# One torchrun a node: the task number is the node's place in the list.
-srun --ntasks-per-node=1 --distribution="${distribution}" \\
+# One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
+srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
+    --distribution="${distribution}" \\
     bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@"
 """
 

@@ -80,24 +80,3 @@ def test_the_script_refuses_a_flag_that_would_replace_one_of_the_plan(folder: Pa
     done = launch(folder, given, "4", MOCK_DATA="1", **HOST)
     assert done.returncode == 2
     assert "--num-layers belongs to the plan" in done.stderr
-
-
-def test_slurm_starts_one_task_a_node_and_gives_it_its_rank(folder: Path) -> None:
-    (folder / "bin" / "scontrol").write_text("#!/bin/sh\necho host7\necho host8\n")
-    (folder / "bin" / "srun").write_text('#!/bin/sh\nshift 2\nSLURM_PROCID=1 exec "$@"\n')
-    for name in ("scontrol", "srun"):
-        (folder / "bin" / name).chmod(0o755)
-    environment = {
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(folder),
-        "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "host[7-8]", "MEGATRON_LM_DIR": "/m", "MOCK_DATA": "1",
-    }  # fmt: skip
-    command = ["bash", str(folder / "launch.sbatch"), "--log-interval", "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    seen = done.stdout.splitlines()
-    assert seen[seen.index("--node-rank") + 1] == "1"
-    assert seen[seen.index("--master-addr") + 1] == "host7"
-    assert seen[-2:] == ["--log-interval", "1"]
-    wrong = {**environment, "SLURM_NNODES": "3"}
-    refused = subprocess.run(command, env=wrong, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "needs 2 nodes, Slurm gave 3" in refused.stderr
