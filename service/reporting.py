@@ -13,12 +13,12 @@ from service.launchers.registry import export
 from service.launchers.target import target_of
 from service.report.document import Details, Document, Extras, document_of
 from service.request import digest_of, problem_to_mapping
-from service.what_if import Method, what_ifs
+from service.what_if.grid import Method, what_ifs
 from solver.plan import Answer, Plan
 from solver.problem import Problem
 from solver.timeline import Timeline
 from solver.variants import profile_of_variant
-from solver.why.operators import roofline_of
+from solver.why.operators import rooflines_of
 from solver.why.timed import timelines_of
 
 MOST_DETAILED = 5  # plans that are shown in full
@@ -70,7 +70,7 @@ def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
     launcher, files, notes = _launch_files(plan, problem)
     return Details(
         timelines=timelines,
-        roofline=roofline_of(settled, own, plan.config) if timelines else None,
+        rooflines=rooflines_of(settled, own, plan.config) if timelines else (),
         log_memory_sigma=own.log_memory_sigma,
         launcher=launcher,
         files=files,

@@ -35,6 +35,7 @@ class Roofline:
     bytes_per_s: float  # data sheet's memory bandwidth
     peak_flops: float  # highest of the operators' precisions
     points: tuple[OperatorPoint, ...]
+    note: str = ""  # which ranks of a placed plan these are: their tensor-parallel size
 
     def roof_flops(self, point: OperatorPoint) -> float:
         """What the GPU could reach at an operator's intensity."""

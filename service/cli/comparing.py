@@ -15,7 +15,7 @@ from service.cli.kept import KeptPlan, find_plan, plan_of_file, plan_of_file_by_
 from service.cli.screen import screen
 from service.launchers.target import target_of
 from service.report.comparison import render_comparison
-from service.report.terminal import header
+from service.report.question import header
 from solver.comparison import Comparison
 from solver.plan import Plan
 from solver.problem import Problem

@@ -18,6 +18,7 @@ EXAMPLES = {
     "explain": (
         f"meshwright explain {_ASKED} --set tp=8 --set pp=4 --set mbs=1",
         "meshwright explain --from-args train.sh --cluster dgx-h100 --num-nodes 4 --var TP=8",
+        "meshwright explain --plan 992b",
     ),
     "compare": ("meshwright compare 992b 41c0", "meshwright compare 1 3 --from run/answer.json"),
     "shapes": (f"meshwright shapes {_ASKED} --tolerance 0.01",),

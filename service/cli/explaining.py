@@ -12,7 +12,7 @@ from profiles.profile import Profile
 from service.cli.calibrating import named_profile, profile_for
 from service.cli.comparing import comparison_json, side_of
 from service.cli.exits import FOUND, code_of
-from service.cli.kept import answer_document, keep
+from service.cli.kept import answer_document, find_answer, keep, plan_of
 from service.cli.own import Asked, own_of, recommended
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
@@ -20,7 +20,8 @@ from service.cli.screen import screen
 from service.configurations import broken_rules
 from service.report.beyond import OBJECTIVE_NAMES
 from service.report.comparison import Ranked, reading_lines, render_comparison
-from service.report.terminal import header, render_answer
+from service.report.question import header
+from service.report.terminal import profile_words, render_answer, render_plan
 from solver.ask import ask
 from solver.comparison import Comparison
 from solver.outlook import UNITS, natural_objective
@@ -76,6 +77,23 @@ def run_explain(
     pair, names = (own.configuration, best.config), ("yours", f"best {best.plan_id[:4]}")
     console.print(render_comparison(found, names, pair, width=console.width, ranked=ranked))
     console.print(reading_lines([*own.notes, *_rules(broken)], own.unread, width=console.width))
+    return FOUND
+
+
+def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
+    """Print one plan that was found before, with every figure of its reasons; the exit code.
+
+    Raises:
+        InvalidProblemError: there is no such plan.
+    """
+    kept = find_answer(plan_id)
+    plan = plan_of(kept)
+    if as_json:
+        sys.stdout.write(json.dumps(plan.to_json(), indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console = screen()
+    words = profile_words(kept.answer, kept.problem)
+    console.print(render_plan(plan, kept.problem, width=console.width, profile=words))
     return FOUND
 
 

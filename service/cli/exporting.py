@@ -11,7 +11,6 @@ from service.cli.exits import say_warnings
 from service.cli.files import ANSWER_FILE, check_folder, save_folder
 from service.cli.kept import KeptPlan, find_plan, plan_of_file
 from service.launchers.registry import export, launcher_names
-from service.request import problem_to_mapping
 
 
 def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan:
@@ -46,7 +45,6 @@ def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | Non
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
         return
-    answer = {"plans": [chosen.plan.to_json()], "problem": problem_to_mapping(chosen.problem)}
-    files = {**bundle.files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
+    files = {**bundle.files, ANSWER_FILE: json.dumps(chosen.document(), indent=1, allow_nan=False) + "\n"}
     save_folder(save_dir, files, plan_id=chosen.plan.plan_id, force=force)
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")

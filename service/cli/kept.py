@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ from solver.problem import Problem
 MAX_KEPT = 200  # answers; the oldest go first
 _MOST_NAMED = 5  # plans that a message names
 _ID_LENGTH = 12
+_OF_ALL = ("plans", "problem", "pareto", "baseline", "measure_next")  # not of one plan alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class KeptPlan:
 
     plan: Plan
     problem: Problem
+    search: Mapping[str, Any]  # how the answer that holds it was found: its fields without the plans
+
+    def document(self) -> dict[str, Any]:
+        """The answer with this plan alone, as ``answer_document`` has it with all."""
+        return {**self.search, "plans": [self.plan.to_json()], "problem": problem_to_mapping(self.problem)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,18 @@ def find_answer(plan_id: str) -> KeptAnswer:
     return _whole(document, str(plan["plan_id"]))
 
 
+def plan_of(kept: KeptAnswer) -> Plan:
+    """The plan that was asked for.
+
+    Raises:
+        InvalidProblemError: the answer has none.
+    """
+    for plan in kept.answer.plans:
+        if plan.plan_id == kept.plan_id:
+            return plan
+    raise InvalidProblemError.of("plan", "the answer holds no plan")
+
+
 def answer_of_file(path: Path, rank: int) -> KeptAnswer:
     """The answer in a file that ``plan --json`` or ``plan --save-dir`` wrote, with the plan of one rank.
 
@@ -88,10 +106,8 @@ def answer_of_file(path: Path, rank: int) -> KeptAnswer:
         InvalidProblemError: the file holds no answer, or no such plan.
     """
     document = _answer_of(path)
-    ranks = {plan.get("rank"): plan for plan in document["plans"]}
-    if ranks and rank not in ranks:
-        raise InvalidProblemError.of("--rank", f"the file holds {len(ranks)} plans, none of rank {rank}")
-    return _whole(document, str(ranks[rank].get("plan_id", "")) if ranks else "")
+    plan = _of_rank(document["plans"], rank) if document["plans"] else {}
+    return _whole(document, str(plan.get("plan_id", "")))
 
 
 def find_plan(plan_id: str) -> KeptPlan:
@@ -129,10 +145,18 @@ def plan_of_file(path: Path, rank: int) -> KeptPlan:
         InvalidProblemError: the file holds no such plan, or no problem.
     """
     document = _answer_of(path)
-    plans = document["plans"]
+    return _kept(document, _of_rank(document["plans"], rank))
+
+
+def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
+    """The plan of a rank; the only plan of a file that ``export`` wrote is its first, whatever its rank.
+
+    Raises:
+        InvalidProblemError: there is none.
+    """
     for plan in plans:
-        if plan.get("rank") == rank:
-            return _kept(document, plan)
+        if plan.get("rank") == rank or (rank == 1 and len(plans) == 1):
+            return plan
     raise InvalidProblemError.of("--rank", f"the file holds {len(plans)} plans, none of rank {rank}")
 
 
@@ -161,6 +185,9 @@ def _answer_of(path: Path) -> Mapping[str, Any]:
 
 def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
     """A stored answer, read back."""
+    if "status" not in document:
+        message = "the file holds a plan without its search; export it again, or give plan's answer.json"
+        raise InvalidProblemError.of("--from", message)
     answer, problem = answer_from_json(document), parse_problem(document["problem"])
     return KeptAnswer(answer=answer, problem=problem, plan_id=plan_id)
 
@@ -168,7 +195,10 @@ def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
 def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
     """A stored plan, read back."""
     try:
-        return KeptPlan(plan=plan_from_json(plan), problem=parse_problem(document["problem"]))
+        search = {name: part for name, part in document.items() if name not in _OF_ALL}
+        return KeptPlan(
+            plan=plan_from_json(plan), problem=parse_problem(document["problem"]), search=search
+        )
     except (KeyError, TypeError, ValueError):
         raise InvalidProblemError.of("--from", "the plan was written by another version") from None
 

@@ -15,14 +15,13 @@ from profiles.profile import Profile
 from service.cli.calibrating import named_profile, profile_for
 from service.cli.client import ServiceClient
 from service.cli.files import write_text
-from service.cli.kept import KeptAnswer, answer_of_file, find_answer
+from service.cli.kept import KeptAnswer, answer_of_file, find_answer, plan_of
 from service.json_input import shown_path
 from service.report.figures import configuration_words
 from service.report.page import render_page
 from service.report.trace import trace_of
 from service.reporting import Asked, checked_timelines, report_of, settled_for
-from service.what_if import Method
-from solver.plan import Plan
+from service.what_if.grid import Method
 
 WHAT_IF_BUDGET_S = 20.0
 
@@ -82,18 +81,6 @@ def kept_answer(wanted: Wanted) -> KeptAnswer:
 def profile_of(kept: KeptAnswer, wanted: Wanted) -> Profile:
     """The costs that the answer is read with."""
     return profile_for(kept.problem, wanted.profile or named_profile(kept.problem))
-
-
-def plan_of(kept: KeptAnswer) -> Plan:
-    """The plan that was asked for.
-
-    Raises:
-        InvalidProblemError: the answer has none.
-    """
-    for plan in kept.answer.plans:
-        if plan.plan_id == kept.plan_id:
-            return plan
-    raise InvalidProblemError.of("plan", "the answer holds no plan")
 
 
 def write_file(path: Path, text: str, option: str) -> None:

@@ -12,7 +12,7 @@ from solver.accuracy import Report
 from solver.figures import ErrorFigures, Figures
 
 _TITLES = (
-    "runs",
+    "timed runs",
     "time: mean",
     "median",
     "p90",
@@ -26,15 +26,32 @@ _TITLES = (
 
 def render_report(report: Report) -> RenderableType:
     """Figures overall, by source and by cluster; then what was refused, and why."""
-    predicted = sum(row.prediction is not None for row in report.runs)
-    head = f"{len(report.runs)} runs: {predicted} predicted, {report.overall.n} scored; errors in %"
-    parts: list[RenderableType] = [Text(head, style="bold"), Text()]
+    parts: list[RenderableType] = [Text(_head(report), style="bold"), Text()]
     parts.append(_table({"overall": report.overall}.items(), "all runs"))
     parts += [Text(), _table(report.sources.items(), "source")]
     parts += [Text(), _table(report.clusters.items(), "cluster")]
     parts += [Text(f"  refused {count}: {reason}") for reason, count in report.refused.items()]
     parts += [Text(f"  warning: {warning}") for warning in report.warnings]
     return Group(*parts)
+
+
+def _head(report: Report) -> str:
+    """How many rows there are, and how many of them can be held against a measurement."""
+    predicted = sum(row.prediction is not None for row in report.runs)
+    learnt = sum(row.used_for_calibration for row in report.runs)
+    used = f", {learnt} used for calibration" if learnt else ""
+    seen = f"{_timed(report.overall)} by their step time, {_weighed(report.overall)} by their memory"
+    return f"{len(report.runs)} runs: {predicted} predicted{used}; scored {seen}; errors in %"
+
+
+def _timed(figures: Figures) -> int:
+    """Runs whose step time was measured."""
+    return figures.time.n if figures.time else 0
+
+
+def _weighed(figures: Figures) -> int:
+    """Runs whose memory was measured."""
+    return sum(kind.n for kind in figures.memory.values())
 
 
 def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
@@ -51,9 +68,9 @@ def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
 def _cells(figures: Figures) -> list[str]:
     """The cells behind a name, in the order of the titles."""
     memory = [kind.mean_absolute * kind.n for kind in figures.memory.values()]
-    measured = sum(kind.n for kind in figures.memory.values())
+    measured = _weighed(figures)
     return [
-        str(figures.n),
+        str(_timed(figures)),
         *_errors(figures.time),
         "–" if figures.coverage is None else f"{figures.coverage * 100:.0f} %",
         f"{sum(memory) / measured:.1f}" if measured else "–",

@@ -18,6 +18,7 @@ from service.report.sides import Comparison, comparison_of
 from service.report.standings import Standings, standings_of
 from service.report.terminal import peak_words
 from service.report.verdict import Fact, Verdict, facts_of, question_of, reasons_of, title_of, verdict_of
+from service.report.what_if import WhatIfs
 from solver.plan import Answer, Plan
 from solver.problem import Problem
 from solver.roofline import Roofline
@@ -32,34 +33,12 @@ class Details:
     """What is computed for one plan beside the answer."""
 
     timelines: tuple[Timeline, ...] = ()
-    roofline: Roofline | None = None
+    rooflines: tuple[Roofline, ...] = ()
     log_memory_sigma: float | None = None
     launcher: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     file_notes: tuple[str, ...] = ()
     note: str = ""  # why something is missing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """One changed question with its answer."""
-
-    subject: str  # GPUs, memory, network, batch
-    change: str
-    found: str  # the best configuration, in words; why there is none
-    step: str = ""
-    rate: str = ""  # tokens per second of all GPUs
-    against: str = ""  # the rate, relative to the report's
-    share: float = 0.0  # the rate over the largest of all, for its bar
-    is_asked: bool = False  # the question of the report itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfs:
-    """All of them."""
-
-    rows: tuple[WhatIf, ...]
-    method: str  # how they were found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +54,15 @@ class Extras:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoofView:
+    """Operators of one kind of rank."""
+
+    title: str  # its GPU, where a plan stands on several types
+    chart: Scatter
+    operators: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
     """One plan in full."""
 
@@ -87,8 +75,7 @@ class PlanView:
     timelines: tuple[TimelineChart, ...]
     timeline_step: str
     ranks: RankMap
-    roofline: Scatter | None
-    operators: tuple[tuple[str, ...], ...]
+    rooflines: tuple[RoofView, ...]
     losses: tuple[tuple[str, str], ...]  # what costs, and what would lower it
     limits: tuple[str, ...]
     launcher: str
@@ -158,7 +145,6 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
     terms = plan.why.waterfall_s if plan.why else seen.time_breakdown_s
     losses, limits = reasons_of(plan)
     each = max(most_passes // max(len(details.timelines), 1), 1)
-    roof = details.roofline
     return PlanView(
         plan_id=plan.plan_id,
         rank=plan.rank,
@@ -169,8 +155,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         timelines=tuple(timeline_chart(one, each) for one in details.timelines),
         timeline_step=figures.seconds(step_s),
         ranks=rank_map(plan.config, problem.cluster),
-        roofline=roofline_scatter(roof) if roof else None,
-        operators=_operators(roof) if roof else (),
+        rooflines=tuple(map(_roof_view, details.rooflines)),
         losses=losses,
         limits=limits,
         launcher=details.launcher,
@@ -203,6 +188,12 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
             Fact(label="Layers", value=figures.split(c.stage_layers), hint="of each chunk, in model order")
         )
     return tuple(found)
+
+
+def _roof_view(roof: Roofline) -> RoofView:
+    """One roofline with its table."""
+    title = f"{roof.gpu}, {roof.note}" if roof.note else ""
+    return RoofView(title=title, chart=roofline_scatter(roof), operators=_operators(roof))
 
 
 def _operators(roof: Roofline) -> tuple[tuple[str, ...], ...]:

@@ -16,13 +16,14 @@ from operator import attrgetter
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from service.report.document import Document
 from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 HTML = Path(__file__).parent / "html"
 _UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|%|GiB|GPUs|TFLOP/s|tokens)\b|%|±)")
+_SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\d)|\bMFU\b")
 
 
 def render_page(document: Document) -> str:
@@ -63,7 +64,19 @@ def environment() -> Environment:
     )
     made.filters["groupby_order"] = _grouped
     made.filters["tied"] = _tied
+    made.filters["explained"] = _explained
     return made
+
+
+def _explained(text: str) -> Markup:
+    """Short names of sizes, and MFU, with their meaning on hover."""
+    said = str(escape(text))
+    return Markup(_SHORT.sub(lambda found: _hint(found.group()), said))  # noqa: S704 - escaped above
+
+
+def _hint(word: str) -> str:
+    """One word with its meaning."""
+    return f'<abbr title="{escape(COLUMNS[word])}">{word}</abbr>'
 
 
 def _tied(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from service.report.charts.bars import WIDTH, memory_bars, waterfall_bars
 from service.report.document import Details
 from service.report.glossary import words
 from solver.plan import Answer, Plan
+from solver.roofline import Roofline
 from solver.timeline import KINDS, window
 
 if TYPE_CHECKING:
@@ -166,25 +168,30 @@ def _timeline(axes: Axes, subject: Subject) -> None:
 
 
 def _roofline(axes: Axes, subject: Subject) -> None:
-    """Operators under the roof."""
-    roof = subject.details.roofline
-    if roof is None:
+    """Operators under the roof of each type of GPU."""
+    roofs = subject.details.rooflines
+    if not roofs:
         raise InvalidProblemError.of("plan", subject.details.note or "the plan has no roofline")
-    intensity = np.array([point.intensity for point in roof.points])
-    rates = np.array([point.rate_flops for point in roof.points]) / TERA
-    x = np.geomspace(10.0, 2.0 * max(intensity.max(), roof.peak_flops / roof.bytes_per_s), 200)
-    axes.loglog(x, np.minimum(x * roof.bytes_per_s, roof.peak_flops) / TERA, color=_INK)
-    for number, (point, at, rate) in enumerate(
-        zip(roof.points, intensity.tolist(), rates.tolist(), strict=True), start=1
-    ):
-        label = f"{number} {point.name}"
-        axes.loglog([at], [rate], "o", color=_ACCENT, markeredgecolor="white", label=label)
+    widest = max(point.intensity for roof in roofs for point in roof.points)
+    for roof, color in zip(roofs, cycle((_ACCENT, _GREY, "#b26a00")), strict=False):
+        _one_roof(axes, roof, widest, color, names_gpu=len(roofs) > 1)
+    axes.legend(fontsize=7, loc="lower right", frameon=False, handletextpad=0.2)
+    axes.set_xlabel("intensity, FLOP per byte")
+    types = " and ".join(dict.fromkeys(roof.gpu for roof in roofs))
+    axes.set_ylabel(f"rate on {types}, TFLOP/s")
+
+
+def _one_roof(axes: Axes, roof: Roofline, widest: float, color: str, *, names_gpu: bool) -> None:
+    """One roof and the numbered operators under it."""
+    x = np.geomspace(10.0, 2.0 * max(widest, roof.peak_flops / roof.bytes_per_s), 200)
+    axes.loglog(x, np.minimum(x * roof.bytes_per_s, roof.peak_flops) / TERA, color=color)
+    for number, point in enumerate(roof.points, start=1):
+        at, rate = point.intensity, point.rate_flops / TERA
+        label = f"{number} {point.name}" + (f", {roof.gpu}, {roof.note}" if names_gpu else "")
+        axes.loglog([at], [rate], "o", color=color, markeredgecolor="white", label=label)
         axes.annotate(
             str(number), (at, rate), xytext=(0, 6), textcoords="offset points", fontsize=7, ha="center"
         )
-    axes.legend(fontsize=7, loc="lower right", frameon=False, handletextpad=0.2)
-    axes.set_xlabel("intensity, FLOP per byte")
-    axes.set_ylabel(f"rate on {roof.gpu}, TFLOP/s")
 
 
 _DRAWN: Mapping[str, Callable[[Axes, Subject], None]] = {

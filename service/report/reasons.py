@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from service.report import figures
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Plan, Remedy
-from solver.reasons import Limit, Loss
+from solver.reasons import Limit, Loss, Odds
 
 _LABEL = 24  # as wide as that of the time of a step
-_SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
+SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
 
 
 def reason_lines(plan: Plan, width: int) -> list[Text]:
@@ -25,7 +25,20 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     fall = pieces(figures.times(why.waterfall_s, step_s), "│")
     lines = [wrapped(tied(label) + fall, width, indent=2, hang=len(label)), Text()]
     told = [*(_loss(loss, step_s) for loss in why.losses), *(_limit(limit, step_s) for limit in why.limits)]
-    return [*lines, *(wrapped(line, width, indent=2) for line in told), *_certainty(plan, width)]
+    if plan.odds is not None:
+        told.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
+    return [*lines, *(wrapped(line, width, indent=2) for line in told)]
+
+
+def odds_words(odds: Odds, subject: str, rivals: str) -> str:
+    """``25 % that #1 is the fastest of these; 9 times in 10 it is at most 8.8 % slower …``."""
+    chance, regret = odds.best_probability, figures.risk(odds.regret_p90)
+    share = "more than 99.9 %" if chance > SURE else f"{chance * 100:.0f} %"
+    most = f"less than {regret[1:]}" if regret.startswith("<") else f"at most {regret}"
+    return (
+        f"{tied(share)} that {subject} is the fastest of {rivals}; "
+        f"9 times in 10 it is {tied(most)} slower than the fastest"
+    )
 
 
 def term_words(term: str) -> str:
@@ -56,18 +69,6 @@ def _limit(limit: Limit, step_s: float) -> str:
     """``binds: memory: …; without it tp 4, dp 128 would take 0.15 s less``."""
     gain = tied(signed(-limit.gain_s, step_s))
     return f"binds: {limit.name}; without that limit {tied(limit.change)}: {gain}"
-
-
-def _certainty(plan: Plan, width: int) -> Iterator[Text]:
-    """How sure the rank is."""
-    if plan.odds is None:
-        return
-    chance = plan.odds.best_probability
-    share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
-    regret = figures.risk(plan.odds.regret_p90)
-    line = f"Certainty: {tied(share)} that #{plan.rank} is the fastest of these under the error band; "
-    line += f"9 times in 10 it is at most {tied(regret)} slower than the fastest"
-    yield wrapped(line, width, indent=2)
 
 
 def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.report import figures
-from service.report.terminal import header
+from service.report.question import header
 from service.report.wrapping import wrapped
 from solver.problem import Problem
 from solver.shapes import ShapeAdvice

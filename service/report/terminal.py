@@ -15,8 +15,10 @@ from profiles.capabilities import launchers_of
 from profiles.profile import default_profile
 from service.report import figures
 from service.report.beyond import beyond_lines
+from service.report.question import clean, header
 from service.report.ranking import ranking
 from service.report.reasons import reason_lines, remedy_line
+from service.report.sentences import sentences
 from service.report.tradeoff import tradeoff_lines
 from service.report.wrapping import pieces, tied, wrapped
 from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
@@ -26,7 +28,6 @@ from solver.reasons import Why
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster"
 _UNCALIBRATED = ", uncalibrated"  # how the title of a catalog profile ends
-_LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
@@ -38,8 +39,8 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
     if answer.plans:
         best = answer.plans[0]
         parts += [Text(), _table(answer.plans, problem, width), *tradeoff_lines(answer.plans, width)]
-        parts += [Text(), *_causes(best.config, best.prediction, width, whose=" (best)")]
-        parts += reason_lines(best, width)
+        parts += [Text(), *_causes(best.config, best.prediction, width, whose=" (best)"), Text()]
+        parts += sentences(answer.plans, width, is_calibrated=is_calibrated(answer, problem))
         parts += beyond_lines(answer, width)
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, wrapped(_next(answer, problem), width, indent=2))
@@ -60,10 +61,6 @@ def render_prediction(
     ``broken`` names the rules of the search space that it breaks; ``why`` says where its time goes.
     """
     plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0, why=why)
-    parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
-    parts += [Text(), *_causes(configuration, prediction, width), *reason_lines(plan, width), Text()]
-    parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))
-    parts += _outside(prediction, width)
     risk, limit = prediction.out_of_memory_probability, problem.options.max_out_of_memory_probability
     warnings = list(problem.cluster.warnings)
     warnings += [f"breaks the rule that {rule}" for rule in broken]
@@ -71,42 +68,17 @@ def render_prediction(
         warnings.append(
             f"may run out of memory: the risk is {figures.risk(risk)}, {figures.risk(limit)} is accepted"
         )
-    return Group(*parts, *_warnings(warnings, width))
+    shown = render_plan(plan, problem, width=width, profile=profile)
+    return Group(shown, *_warnings(warnings, width))
 
 
-def header(problem: Problem, width: int) -> Text:
-    """The question."""
-    return wrapped(" · ".join(map(tied, question_words(problem))), width, style="bold")
-
-
-def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
-    """Model, cluster, batch, precision and launcher of a question."""
-    model, workload = problem.model, problem.workload
-    return (
-        f"{clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
-        clean(problem.cluster.title),
-        f"batch {_batches(problem)} × {workload.seq_length} tokens",
-        workload.precision,
-        _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
-    )
-
-
-def _batches(problem: Problem) -> str:
-    """The global batch, or several: ``256 or 512``, ``128 → 256 → 512`` of a ramp."""
-    options, batch = problem.options, problem.workload.global_batch_size
-    ramp = [str(one) for one, _ in options.batch_ramp]
-    return " → ".join([*ramp, " or ".join(map(str, (*options.batch_sizes, batch)))])
-
-
-def _parameters(number: int) -> str:
-    """``70.6 B`` or ``124.4 M``."""
-    billion = 10**9
-    return f"{number / billion:.1f} B" if number >= billion else f"{number / 10**6:.1f} M"
-
-
-def clean(text: str) -> str:
-    """A name from outside, without control characters."""
-    return "".join(char for char in text if char.isprintable())
+def render_plan(plan: Plan, problem: Problem, *, width: int, profile: str) -> RenderableType:
+    """One plan with every figure of its reasons, laid out for ``width`` columns."""
+    seen = plan.prediction
+    parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
+    parts += [Text(), *_causes(plan.config, seen, width), *reason_lines(plan, width), Text()]
+    parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))
+    return Group(*parts, *_outside(seen, width))
 
 
 def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
@@ -234,13 +206,22 @@ def profile_words(answer: Answer, problem: Problem) -> str:
     return f"version {version}, not the catalog's: calibrated, or of another release"
 
 
+def is_calibrated(answer: Answer, problem: Problem) -> bool:
+    """Whether the profile was fitted on runs of the user's own cluster."""
+    said = profile_words(answer, problem)
+    return not any(mark in said for mark in (_GENERAL, _UNCALIBRATED))
+
+
 def _next(answer: Answer, problem: Problem) -> str:
     """What to do with the answer."""
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
     if problem.launcher == "none":
-        return "Next: name a --launcher to get launch files"
-    return f"Next: {tied(f'meshwright export {short_id(answer.plans)} --save-dir run/')}"
+        seen = tied(f"meshwright report {short_id(answer.plans)} --open")
+        return f"Next: name a --launcher to get launch files   {seen}"
+    plan_id = short_id(answer.plans)
+    ways = [f"export {plan_id} --save-dir run/", f"report {plan_id} --open", f"explain --plan {plan_id}"]
+    return f"Next: {'   '.join(tied(f'meshwright {way}') for way in ways)}"
 
 
 def short_id(plans: Sequence[Plan]) -> str:

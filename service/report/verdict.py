@@ -8,12 +8,12 @@ from typing import Literal
 
 from service.report import figures
 from service.report.glossary import sentence_case, words
-from service.report.reasons import remedy_line, signed
-from service.report.terminal import clean, profile_words, question_words
+from service.report.question import clean, question_words
+from service.report.reasons import odds_words, remedy_line, signed
+from service.report.sentences import limit_words
+from service.report.terminal import profile_words
 from solver.plan import Answer, Plan, Shortfall
 from solver.problem import Problem
-
-_SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +45,19 @@ def title_of(problem: Problem) -> str:
 
 def question_of(problem: Problem) -> tuple[Fact, ...]:
     """What was asked, piece by piece."""
-    model, cluster, batch, *others = question_words(problem)
+    model, cluster, batch, precision, launcher = question_words(problem)
     options = problem.options
     limits = [f"{name} = {value}" for name, value in sorted(options.pin.items())]
     limits += [f"{name} from {low} to {high}" for name, (low, high) in sorted(options.bounds.items())]
     limits += [f"{name} not {', '.join(map(str, out))}" for name, out in sorted(options.forbid.items())]
     limits += options.constraints
-    risk = figures.risk(options.max_out_of_memory_probability)
+    risk = f"{options.max_out_of_memory_probability * 100:g} %"
     facts = [
         Fact(label="Model", value=model),
         Fact(label="Cluster", value=cluster),
         Fact(label="Batch", value=batch.removeprefix("batch ")),
-        Fact(label="Precision", value=", ".join(others)),
+        Fact(label="Precision", value=precision),
+        Fact(label="Launcher", value=launcher.removeprefix("for ")),
         Fact(label="Accepted", value=f"{risk} chance to run out of memory"),
     ]
     if limits:
@@ -85,7 +86,7 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     sentence = (
         f"Run {figures.configuration_words(best.config)}{gpus}: a step takes {figures.step_time(seen)}, "
         f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
-        f"{figures.gib(seen.memory_limit_bytes)} GiB."
+        f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory."
     )
     by = ", ".join(answer.certified_by) or "the search"
     if proved:
@@ -97,8 +98,8 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     if answer.bound_step_time_s is not None:
         bound = figures.seconds(answer.bound_step_time_s)
         what = "plan" if answer.space == "every" else "configuration searched"
-        said.append(f"Under this model no {what} can take less than {bound} (the first plan: simulated).")
-    said += [*_odds(best), _searched(answer)]
+        said.append(f"Under this model no {what} can take less than {bound} in the simulated schedule.")
+    said += [*_odds(best, "it", "these" if len(answer.plans) > 1 else "its ranking"), _searched(answer)]
     badge = "proved optimal" if proved else "best found"
     return Verdict(
         kind="proved" if proved else "open", badge=badge, sentence=sentence, certainty=tuple(said)
@@ -111,20 +112,20 @@ def _ranked(plan: Plan) -> Verdict:
     sentence = (
         f"{figures.configuration_words(plan.config)}: a step takes {figures.step_time(seen)}, "
         f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
-        f"{figures.gib(seen.memory_limit_bytes)} GiB."
+        f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory."
     )
-    return Verdict(kind="open", badge=f"rank {plan.rank}", sentence=sentence, certainty=tuple(_odds(plan)))
+    return Verdict(
+        kind="open",
+        badge=f"rank {plan.rank}",
+        sentence=sentence,
+        certainty=tuple(_odds(plan, "it", "its ranking")),
+    )
 
 
-def _odds(plan: Plan) -> list[str]:
-    """How likely the first plan is the fastest of the list, given the error band."""
-    if plan.odds is None:
-        return []
-    chance = plan.odds.best_probability
-    share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
-    regret = figures.risk(plan.odds.regret_p90)
-    said = f"{share} that it is the fastest of these under the error band; "
-    return [said + f"9 times in 10 it is at most {regret} slower than the fastest."]
+def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
+    """How likely the plan is the fastest of the list, given the error band; nothing without rivals."""
+    alone = plan.odds is None or plan.odds.regret_p90 == 0.0
+    return [] if alone or plan.odds is None else [f"{odds_words(plan.odds, subject, rivals)}."]
 
 
 def _searched(answer: Answer) -> str:
@@ -180,16 +181,13 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
         )
         body = f"Lower with: {loss.lowered_by}."
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
-            body += (
-                f" {loss.change} takes {figures.seconds(abs(loss.saves_s))} off it and changes the step by"
-            )
-            body += f" {signed(loss.step_change_s, step_s)}."
+            saved, cost = figures.seconds(abs(loss.saves_s)), signed(loss.step_change_s, step_s)
+            way = f"and the step is {cost[1:]} shorter"
+            if loss.step_change_s > 0:
+                way = f"but the step is {cost[1:]} longer"
+            body += f" With {loss.change} it costs {saved} less, {way}."
         losses.append((head, body))
-    limits = [
-        f"{limit.name}. Without that limit, {limit.change}: {signed(-limit.gain_s, step_s)} a step."
-        for limit in why.limits
-    ]
-    return tuple(losses), tuple(limits)
+    return tuple(losses), tuple(limit_words(limit, step_s) for limit in why.limits)
 
 
 def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> tuple[Fact, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from solver.columns import Columns
 from solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
 from solver.cost.context import Context, context_of
 from solver.cost.prices import LayerLayout
+from solver.mixed.fleet import Fleet
+from solver.mixed.pipeline import alike
 from solver.plan import Configuration
 from solver.problem import Problem
 from solver.roofline import OperatorPoint, Roofline
@@ -52,25 +55,73 @@ class _Reader:
         )
 
 
-def roofline_of(problem: Problem, profile: Profile, config: Configuration) -> Roofline | None:
-    """The main operators of one micro-batch's forward pass; None where layers were timed as a whole.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """Layers of the model that one kind of rank holds, and the context that prices them."""
 
-    Placed configurations are read on their first stage's node group.
+    problem: Problem
+    profile: Profile
+    config: Configuration  # as if all of the pipeline stood where these ranks do
+    spans: tuple[tuple[int, int], ...]  # first layer, and behind the last, of each stage
+    note: str = ""
+
+
+def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> tuple[Roofline, ...]:
+    """The main operators of one micro-batch's forward pass.
+
+    One roofline; of a placed configuration one for each node group and tensor-parallel size (and class of
+    replicas) that stages stand on; none where layers were timed as a whole.
     """
-    if profile.layers is not None or config.stage_groups or config.replicas:
-        return None
-    ctx, layout = context_of(problem, Columns.of([config]), profile), LayerLayout.of(problem.model)
-    counts = layout.cumulative[-1]
+    if config.is_placed:
+        shares = _placed_shares(problem, profile, config)
+    else:
+        whole = (0, problem.model.num_layers)
+        shares = [_Share(problem=problem, profile=profile, config=config, spans=(whole,))]
+    return tuple(_roofline(share) for share in shares if share.profile.layers is None)
+
+
+def _placed_shares(problem: Problem, profile: Profile, config: Configuration) -> list[_Share]:
+    """What the ranks on each group hold; each class of replicas holds the whole model."""
+    fleet = Fleet.of(problem, profile)
+    found = []
+    for number, one in enumerate(config.replicas or (config,)):
+        ends = list(accumulate(one.stage_layers))
+        spans = dict[tuple[str, int], list[tuple[int, int]]]()
+        for place, end, held in zip(one.stage_groups, ends, one.stage_layers, strict=True):
+            spans.setdefault((place.group, place.tensor_parallel_size), []).append((end - held, end))
+        kind = f", replicas of kind {number}" if config.replicas else ""
+        for (group, size), own in spans.items():
+            at = fleet.names.index(group)
+            found.append(
+                _Share(
+                    problem=fleet.problems[at],
+                    profile=fleet.profiles[at],
+                    config=alike(one, size),
+                    spans=tuple(own),
+                    note=f"tp {size}{kind}",
+                )
+            )
+    return found
+
+
+def _roofline(share: _Share) -> Roofline:
+    """The operators of one share."""
+    model, profile = share.problem.model, share.profile
+    ctx, layout = context_of(share.problem, Columns.of([share.config]), profile), LayerLayout.of(model)
+    counts = sum(layout.cumulative[end] - layout.cumulative[start] for start, end in share.spans)
     points: list[OperatorPoint] = []
-    for kind, count in zip(layout.kinds, counts.tolist(), strict=True):
-        points += [one for one in _layer(ctx, kind, round(count)) if _new(one, points)]
-    head = Gemm(m=ctx.tokens, n=problem.model.vocab_size / ctx.t, k=problem.model.hidden_size)
-    points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
+    for kind, count in zip(layout.kinds, np.asarray(counts).tolist(), strict=True):
+        held = _layer(ctx, kind, round(count)) if count else ()
+        points += [one for one in held if _new(one, points)]
+    if any(end == model.num_layers for _, end in share.spans):
+        head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
+        points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
     return Roofline(
         gpu=ctx.gpu.display_name,
         bytes_per_s=ctx.gpu.hbm_bytes_per_s,
         peak_flops=max(point.peak_flops for point in points),
         points=tuple(points),
+        note=share.note,
     )
 
 

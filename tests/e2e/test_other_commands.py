@@ -135,7 +135,10 @@ def test_measured_runs_are_predicted_and_scored(few_runs: Path, tmp_path: Path) 
     assert figures["n"] == 10
     assert figures["mean_absolute"] < 12
     assert len(per_run.read_text().splitlines()) == 11
-    assert "10 runs: 10 predicted, 10 scored" in meshwright("validate", str(few_runs)).stdout
+    assert (
+        "10 runs: 10 predicted; scored 10 by their step time"
+        in meshwright("validate", str(few_runs)).stdout
+    )
 
 
 def test_runs_that_calibrate_are_not_scored(few_runs: Path) -> None:

@@ -53,6 +53,18 @@
 
   const seconds = (value) => value === undefined ? "–" : value >= 100 ? `${value.toFixed(0)} s` : value >= 1 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${(value * 1000).toFixed(value < 0.01 ? 2 : 0)} ms`;
 
+  const apart = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
+  // Round figures from one value to another, about as many as wanted.
+  const rounds = (low, high, wanted) => {
+    const raw = (high - low) / wanted;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((size) => size * power).find((size) => size >= raw);
+    const found = [];
+    for (let at = Math.ceil(low / step); at * step <= high * (1 + 1e-9); at += 1) found.push(at * step);
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) + (String(step / power) === "2.5" ? 1 : 0);
+    return found.map((value) => [value, high < 1 ? `${(value * 1000).toFixed(Math.max(0, digits - 3))} ms` : `${value.toFixed(digits)} s`]);
+  };
+
   // The course of a search: steps of the incumbent and of the bound, and what lies between them.
   class Course {
     constructor(figure) {
@@ -98,11 +110,9 @@
       return `${path}Z`;
     }
     grid(floor, top, until, x, y) {
-      const lines = [0, 1, 2, 3].map((at) => floor + ((top - floor) * (at + 0.25)) / 3.5);
-      const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => share * until);
       this.fill(".grid", [
-        ...lines.flatMap((value) => [["path", { d: `M60 ${y(value)}H520` }], ["text", { x: 52, y: y(value) + 4, "text-anchor": "end" }, seconds(value)]]),
-        ...marks.map((t) => ["text", { x: x(t), y: 246, "text-anchor": "middle" }, `${t.toFixed(until < 10 ? 1 : 0)} s`]),
+        ...rounds(floor, top, 4).flatMap(([value, text]) => [["path", { d: `M60 ${y(value)}H520` }], ["text", { x: 52, y: y(value) + 4, "text-anchor": "end" }, text]]),
+        ...rounds(0, until, 5).map(([t, text]) => ["text", { x: x(t), y: 246, "text-anchor": "middle" }, text]),
       ]);
     }
     ends(at, y) {
@@ -179,7 +189,7 @@
       put("incumbent", seconds(progress.incumbent_step_time_s));
       put("bound", seconds(progress.bound_step_time_s));
       put("gap", progress.gap === undefined ? "–" : `${(progress.gap * 100).toFixed(1)} %`);
-      if (progress.total) put("explored", `${Math.floor((100 * progress.explored) / progress.total)} % of ${progress.total.toLocaleString()}`);
+      if (progress.total) put("explored", `${Math.floor((100 * progress.explored) / progress.total)} % of ${apart(progress.total)}`);
       put("elapsed", `${progress.elapsed_s.toFixed(1)} s`);
     }
   }

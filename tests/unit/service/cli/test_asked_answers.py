@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from profiles.profile import default_profile
 from service.answers import answer_from_json
-from service.report.terminal import header, render_answer
+from service.report.question import header
+from service.report.terminal import render_answer
 from solver.ask import ask
 from solver.plan import Answer
 from solver.problem import Problem

@@ -54,6 +54,25 @@ def test_two_plans_are_compared_by_rank_and_by_id(
     assert "no plan" in error
 
 
+def test_a_plan_that_was_found_is_told_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    _, text, _ = run(monkeypatch, capsys, *PLAN, "--json")
+    second = json.loads(text)["plans"][1]
+    code, text, _ = run(monkeypatch, capsys, "explain", "--plan", second["plan_id"][:8])
+    assert code == 0
+    assert "from ideal to real" in text
+    assert sum(line.strip().startswith("costs: ") for line in text.splitlines()) == 3
+    assert "that #2 is the fastest of its ranking" in text
+    code, text, _ = run(monkeypatch, capsys, "explain", "--plan", second["plan_id"], "--json")
+    assert json.loads(text)["why"] == second["why"]
+    code, _, error = run(monkeypatch, capsys, "explain", "--plan", "ab", "--set", "tp=2")
+    assert code == 2
+    assert "nothing else goes with it" in error
+
+
 def test_a_launch_script_is_priced_and_explained(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import InvalidProblemError
-from service.cli.kept import answer_document
+from service.cli.exporting import write_export
+from service.cli.kept import answer_document, plan_of_file
 from service.cli.plotting import run_plot
 from service.cli.reporting import Wanted, run_report
 from tests.builders import a_problem, an_infeasible_answer
@@ -32,6 +33,24 @@ def test_the_plan_of_a_rank_stands_first(answer_file: Path, tmp_path: Path) -> N
 def test_a_rank_that_is_not_there_is_refused(answer_file: Path) -> None:
     with pytest.raises(InvalidProblemError, match="3 plans, none of rank 9"):
         run_report(Wanted(name="", source=answer_file, rank=9), out=None, open_it=False, timeline=None)
+
+
+def test_the_answer_that_export_writes_has_a_report_of_its_plan(answer_file: Path, tmp_path: Path) -> None:
+    chosen = plan_of_file(answer_file, 2)
+    write_export(chosen, launcher=None, save_dir=tmp_path / "run", force=False)
+    out = tmp_path / "report.html"
+    run_report(
+        Wanted(name="", source=tmp_path / "run" / "answer.json"), out=out, open_it=False, timeline=None
+    )
+    assert [one["id"] for one in Page(out.read_text()).all("article")] == [f"plan-{chosen.plan.plan_id}"]
+
+
+def test_a_plan_without_its_search_says_which_file_has_it(answer_file: Path, tmp_path: Path) -> None:
+    document = json.loads(answer_file.read_text())
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps({"plans": document["plans"], "problem": document["problem"]}))
+    with pytest.raises(InvalidProblemError, match=r"export it again, or give plan's answer\.json"):
+        run_report(Wanted(name="", source=bare), out=None, open_it=False, timeline=None)
 
 
 def test_a_timeline_is_written_for_perfetto(answer_file: Path, tmp_path: Path) -> None:

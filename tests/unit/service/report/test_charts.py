@@ -14,7 +14,7 @@ from service.report.charts.scatter import pareto_scatter, roofline_scatter
 from service.report.charts.timeline import WIDTH, timeline_chart
 from service.report.ranks import rank_map
 from service.report.sides import comparison_of
-from solver.why.operators import roofline_of
+from solver.why.operators import rooflines_of
 from solver.why.timed import timelines_of
 from tests.builders import a_cluster, a_configuration, a_plan, a_prediction, a_problem, an_answer
 from tests.reports import small_answer
@@ -110,8 +110,7 @@ def test_of_many_plans_only_those_on_the_front_are_named() -> None:
 
 def test_operators_stand_under_the_roof() -> None:
     problem, config = a_problem(), a_configuration()
-    roof = roofline_of(problem, default_profile(problem.cluster, problem.launcher), config)
-    assert roof is not None
+    (roof,) = rooflines_of(problem, default_profile(problem.cluster, problem.launcher), config)
     chart = roofline_scatter(roof)
     top = min(float(pair.split(",")[1]) for pair in chart.lines[0].points.split())
     assert all(point.y > top for point in chart.points)  # y grows downwards

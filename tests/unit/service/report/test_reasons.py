@@ -34,7 +34,7 @@ def test_the_waterfall_the_losses_the_limits_and_the_certainty_are_said() -> Non
         "binds: memory: activations of stage 1, 41.0 GiB more; without that limit tp 4, dp 128: −0.15 s"
         in text
     )
-    assert "Certainty: 58 % that #1 is the fastest of these" in text
+    assert "Certainty: 58 % that #1 is the fastest of its ranking" in text
     assert "at most 3.1 % slower than the fastest" in text
 
 

@@ -13,7 +13,7 @@ from solver.predict import predict
 from solver.search.passes import passes_of
 from solver.search.simulate import rank_finish_s
 from solver.timeline import KINDS, Timeline, window
-from solver.why.operators import roofline_of
+from solver.why.operators import rooflines_of
 from solver.why.timed import timelines_of
 from tests.builders import a_configuration, a_moe_model, a_problem
 from tests.mixed_clusters import a_group, a_mixed_problem
@@ -135,8 +135,7 @@ def test_operators_stay_under_their_roof_and_experts_are_one_of_them() -> None:
         virtual_pipeline_size=1, data_parallel_size=32, num_microbatches=2, pipeline_schedule="1f1b",
         stage_layers=(8,) * 4,
     )  # fmt: skip
-    roof = roofline_of(problem, default_profile(problem.cluster, problem.launcher), config)
-    assert roof is not None
+    (roof,) = rooflines_of(problem, default_profile(problem.cluster, problem.launcher), config)
     names = [point.name for point in roof.points]
     assert names == [
         "attention in (QKV)",
@@ -151,8 +150,7 @@ def test_operators_stay_under_their_roof_and_experts_are_one_of_them() -> None:
 
 def test_a_product_counts_two_flops_a_multiply_add() -> None:
     problem, config = a_problem(), a_configuration()
-    roof = roofline_of(problem, default_profile(problem.cluster, problem.launcher), config)
-    assert roof is not None
+    (roof,) = rooflines_of(problem, default_profile(problem.cluster, problem.launcher), config)
     out = next(point for point in roof.points if point.name == "MLP down")
     # 8192 tokens, 28672 / 8 in, 8192 out: 2 * 8192 * 3584 * 8192 FLOPs
     assert out.flops == 2 * 8192 * 3584 * 8192

@@ -1,0 +1,45 @@
+"""The question of an answer in words: model, cluster, batch, precision and launcher."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from service.report.wrapping import tied, wrapped
+from solver.problem import Problem
+
+_LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
+
+
+def header(problem: Problem, width: int) -> Text:
+    """The question."""
+    return wrapped(" · ".join(map(tied, question_words(problem))), width, style="bold")
+
+
+def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
+    """Model, cluster, batch, precision and launcher of a question."""
+    model, workload = problem.model, problem.workload
+    return (
+        f"{clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
+        clean(problem.cluster.title),
+        f"batch {_batches(problem)} × {workload.seq_length} tokens",
+        workload.precision,
+        _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
+    )
+
+
+def _batches(problem: Problem) -> str:
+    """The global batch, or several: ``256 or 512``, ``128 → 256 → 512`` of a ramp."""
+    options, batch = problem.options, problem.workload.global_batch_size
+    ramp = [str(one) for one, _ in options.batch_ramp]
+    return " → ".join([*ramp, " or ".join(map(str, (*options.batch_sizes, batch)))])
+
+
+def _parameters(number: int) -> str:
+    """``70.6 B`` or ``124.4 M``."""
+    billion = 10**9
+    return f"{number / billion:.1f} B" if number >= billion else f"{number / 10**6:.1f} M"
+
+
+def clean(text: str) -> str:
+    """A name from outside, without control characters."""
+    return "".join(char for char in text if char.isprintable())

@@ -1,0 +1,144 @@
+"""Plans carried over to a changed question: replicas follow the GPUs, micro-batches the batch.
+
+Each is checked without the solver; a few milliseconds each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
+
+from profiles.errors import PlannerError
+from service.what_if.changes import Question
+from solver.check import violations
+from solver.plan import Configuration, Plan, Prediction, StageGroup
+from solver.predictions import predicted_all
+from solver.problem import Problem
+from solver.variants import profile_of_variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A configuration with what it settled of the question beside it."""
+
+    configuration: Configuration
+    launcher: str
+    workload: tuple[tuple[str, str], ...] = ()  # precision, optimizer, where they are not those asked for
+
+    def asks(self, question: Question) -> Question:
+        """The question as the candidate settles it."""
+        workload: Mapping[str, str] = dict(self.workload)
+        problem = replace(
+            question.problem,
+            launcher=self.launcher,
+            workload=replace(question.problem.workload, **workload),  # type: ignore[arg-type]
+        )
+        return Question(problem=problem, profile=profile_of_variant(problem, question.profile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best plan of a changed question."""
+
+    candidate: Candidate
+    prediction: Prediction
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all GPUs."""
+        return self.prediction.tokens_per_s_per_gpu * self.candidate.configuration.num_gpus
+
+
+def candidate_of(plan: Plan, problem: Problem) -> Candidate:
+    """A listed plan."""
+    launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
+    return Candidate(
+        configuration=plan.config, launcher=launcher, workload=tuple(sorted(plan.workload.items()))
+    )
+
+
+def carried_over(asked: Question, changed: Question, candidates: Iterable[Candidate]) -> Found | None:
+    """The fastest candidate that the changed question allows; None where it allows none."""
+    scaled = (_scaled_to(one, asked.problem, changed.problem) for one in candidates)
+    priced = _priced(changed, list(dict.fromkeys(one for one in scaled if one is not None)))
+    for found in sorted(priced, key=lambda one: -one.rate):
+        own = found.candidate.asks(changed)
+        if not list(violations(own.problem, own.profile, found.candidate.configuration)):
+            return found
+    return None
+
+
+def _scaled_to(candidate: Candidate, asked: Problem, changed: Problem) -> Candidate | None:
+    """The candidate on other GPUs and with another batch."""
+    config = _scaled(candidate.configuration, asked, changed)
+    return config and replace(candidate, configuration=config)
+
+
+def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Found]:
+    """Candidates that can be priced; those that settle a question alike in one go."""
+    for _, some in groupby(sorted(candidates, key=_settling), key=_settling):
+        alike = list(some)
+        own = alike[0].asks(changed)
+        try:
+            seen = predicted_all(own.problem, own.profile, [one.configuration for one in alike])
+        except PlannerError:  # an option that this launcher lacks
+            continue
+        yield from (
+            Found(candidate=one, prediction=prediction) for one, prediction in zip(alike, seen, strict=True)
+        )
+
+
+def _settling(candidate: Candidate) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """What prices depend on beside the configuration."""
+    return candidate.launcher, candidate.workload
+
+
+def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
+    """The plan with as many replicas as the GPUs hold and as many micro-batches as the batch asks for."""
+    batch = Fraction(changed.workload.global_batch_size, asked.workload.global_batch_size)
+    if config.is_placed:
+        return _scaled_placed(config, Fraction(changed.cluster.num_gpus, asked.cluster.num_gpus), batch)
+    replica = config.num_gpus // config.data_parallel_size
+    replicas, left = divmod(changed.cluster.num_gpus, replica)
+    if left or not replicas:
+        return None
+    return _with_replicas(config, replicas, config.global_batch_size * batch)
+
+
+def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Configuration | None:
+    """The same of stages on node groups: all groups grow alike."""
+    if config.replicas:
+        classes = [_scaled_placed(one, gpus, batch) for one in config.replicas]
+        replicas = tuple(one for one in classes if one is not None)
+        total = sum(one.data_parallel_size for one in replicas)
+        whole = len(replicas) == len(classes)
+        return replace(config, replicas=replicas, data_parallel_size=total) if whole else None
+    number = config.data_parallel_size * gpus
+    if number.denominator > 1:
+        return None
+    stages = tuple(_grown(stage, gpus) for stage in config.stage_groups)
+    found = _with_replicas(config, int(number), config.global_batch_size * batch)
+    return found and replace(found, stage_groups=stages)
+
+
+def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
+    """The stage with its replicas on more GPUs, or fewer."""
+    return replace(stage, num_gpus=round(stage.num_gpus * gpus), num_nodes=float(stage.num_nodes * gpus))
+
+
+def _with_replicas(config: Configuration, replicas: int, batch: Fraction) -> Configuration | None:
+    """So many replicas that share out the batch; shard sets of all replicas stay such."""
+    microbatches = batch / (replicas * config.micro_batch_size)
+    if microbatches.denominator > 1:
+        return None
+    shards = config.zero_shard_size
+    if config.zero_stage and shards == config.data_parallel_size * config.context_parallel_size:
+        shards = replicas * config.context_parallel_size
+    return replace(
+        config,
+        data_parallel_size=replicas,
+        num_microbatches=int(microbatches),
+        zero_shard_size=shards,
+    )

@@ -1,0 +1,190 @@
+"""The same question with other hardware or another batch: a grid that a report shows.
+
+Two ways to answer a changed question. *search*: its whole space, as ``plan`` would; seconds each on a
+large one, so within a time budget. *predict*: the listed plans carried over. Pairs of changes are always
+carried over, from the listed plans and the best of the single changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal
+
+from profiles.errors import PlannerError
+from profiles.profile import Profile
+from service.report import figures
+from service.report.what_if import WhatIf, WhatIfs
+from service.what_if.carried import Candidate, Found, candidate_of, carried_over
+from service.what_if.changes import SUBJECTS, Question, changes_of, settled
+from service.what_if.pairs import PAIR_METHOD, Outcome, Pairs, Single
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.search.search import places_stages, search
+from solver.variants import variants_of, workload_of
+from solver.why.remedies import fastest
+
+Method = Literal["search", "predict", "none"]
+_CARRIED = 10  # plans that are carried over
+_PLACED_S = 2.0  # of one search that places stages
+_PAIRS_S = 2.0  # of all pairs
+_METHODS: Mapping[Method, str] = {
+    "search": "Each line is a search of its own, made for this report: the fastest plan of that question.",
+    "predict": "Each line carries the listed plans over to that question and predicts them; a search of "
+    "that question may find a faster one.",
+}
+_PLACED = (
+    "Each line is a search of its own, made for this report and cut short after 2 s, or the listed plans "
+    "carried over where those are faster; a longer search may find a faster one."
+)
+_RAMP = (
+    "Left out: the batch of this question grows in steps, and other hardware would ask for other steps. "
+    "meshwright plan --sweep num_nodes=… answers it for each cluster."
+)
+_SETTLED = " Where the question leaves the batch or the number of GPUs open, these lines take plan #1’s."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clock:
+    """When the time for changed questions is over."""
+
+    until_s: float
+
+    def is_over(self) -> bool:
+        """Whether it is."""
+        return time.monotonic() > self.until_s
+
+
+def what_ifs(
+    problem: Problem, profile: Profile, answer: Answer, *, method: Method, budget_s: float = inf
+) -> WhatIfs | None:
+    """The grid; None where it is not wanted or there is no plan.
+
+    Args:
+        problem: what was asked.
+        profile: what prices it.
+        answer: with at least one plan.
+        method: how changed questions are answered.
+        budget_s: seconds for all of them; those that have no time left are named as not computed.
+    """
+    if method == "none" or not answer.plans:
+        return None
+    if problem.options.batch_ramp:
+        return WhatIfs(method=_RAMP)
+    clock, best = _Clock(until_s=time.monotonic() + budget_s), answer.plans[0]
+    asked = settled(Question(problem=problem, profile=profile), best)
+    listed = [candidate_of(plan, problem) for plan in answer.plans[:_CARRIED]]
+    now = Found(candidate=listed[0], prediction=best.prediction)
+    singles = [
+        Single(change=change, outcome=_answered(asked, change.question, listed, method, clock))
+        for change in changes_of(asked)
+    ]
+    pairs = Pairs(
+        asked=asked,
+        now=now,
+        singles=singles,
+        pool=[*listed, *(one.outcome.candidate for one in singles if isinstance(one.outcome, Found))],
+        until_s=time.monotonic() + _PAIRS_S,
+    )
+    tables = pairs.tables()
+    words = _PLACED if method == "search" and places_stages(problem, profile) else _METHODS[method]
+    return WhatIfs(
+        rows=_rows(asked.problem, now, singles),
+        method=words + (_SETTLED if asked.problem != problem else ""),
+        tables=tables,
+        pair_method=PAIR_METHOD if tables else "",
+    )
+
+
+def _answered(
+    asked: Question, changed: Question, listed: Sequence[Candidate], method: Method, clock: _Clock
+) -> Outcome:
+    """The best plan of a changed question; None where nothing fits."""
+    if clock.is_over():
+        return "late"
+    try:
+        if method == "predict":
+            return carried_over(asked, changed, listed)
+        if places_stages(changed.problem, changed.profile):
+            both = (_placed(changed, clock), carried_over(asked, changed, listed))
+            return max((one for one in both if one), key=lambda one: one.rate, default=None)
+        found = _searched(changed, clock)
+    except PlannerError:  # a pin or a limit that the changed question cannot hold
+        return None
+    return "late" if found is None and clock.is_over() else found
+
+
+def _searched(changed: Question, clock: _Clock) -> Found | None:
+    """The fastest plan of all launchers, precisions and optimizers that the question leaves open."""
+    found = []
+    for variant in variants_of(changed.problem, changed.profile):
+        best = fastest(variant.problem, variant.profile, clock.is_over)
+        if best is not None:
+            workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))
+            candidate = Candidate(
+                configuration=best[0], launcher=variant.problem.launcher, workload=workload
+            )
+            found.append(Found(candidate=candidate, prediction=best[1]))
+    return max(found, key=lambda one: one.rate, default=None)
+
+
+def _placed(changed: Question, clock: _Clock) -> Found | None:
+    """The best plan that a short search places on node groups."""
+    left_s = min(max(clock.until_s - time.monotonic(), 0.01), _PLACED_S)
+    options = replace(changed.problem.options, top_k=1, certify="none", time_limit_s=left_s, pareto=False)
+    problem = replace(changed.problem, options=options)
+    plans = search(problem, changed.profile).plans
+    if not plans:
+        return None
+    return Found(candidate=candidate_of(plans[0], problem), prediction=plans[0].prediction)
+
+
+def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[WhatIf, ...]:
+    """The question as asked, then every change by its subject."""
+    most = max([now.rate, *(one.outcome.rate for one in singles if isinstance(one.outcome, Found))])
+    ordered = sorted(
+        singles, key=lambda one: SUBJECTS.index(one.change.subject)
+    )  # factors keep their order
+    return (
+        replace(_row("as asked", _now(problem), now, now, most), is_asked=True),
+        *(_row(one.change.subject, one.change.words, one.outcome, now, most) for one in ordered),
+    )
+
+
+def _now(problem: Problem) -> str:
+    """The report's own question."""
+    sizes = {group.gpu.memory_bytes for group in problem.cluster.groups}
+    memory = " and ".join(figures.gib(size) for size in sorted(sizes))
+    gpus = figures.count(problem.cluster.num_gpus)
+    return f"{gpus} GPUs, {memory} GiB, batch {problem.workload.global_batch_size}"
+
+
+def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
+    """One line."""
+    if not isinstance(found, Found):
+        said = "not computed: the time for it was over" if found == "late" else "none of them fits"
+        return WhatIf(subject=subject, change=change, found=said)
+    return WhatIf(
+        subject=subject,
+        change=change,
+        found=_words(found.candidate, asked.candidate),
+        step=figures.seconds(found.prediction.step_time_s),
+        rate=figures.count(round(found.rate)),
+        against="" if found is asked else _signed(100 * (found.rate / asked.rate - 1)),
+        share=found.rate / most,
+    )
+
+
+def _words(candidate: Candidate, asked: Candidate) -> str:
+    """The configuration, and the launcher or workload where they are others than the first plan's."""
+    words = [figures.configuration_words(candidate.configuration)]
+    words += [value for _, value in candidate.workload]
+    words += [candidate.launcher] if candidate.launcher != asked.launcher else []
+    return " · ".join(words)
+
+
+def _signed(percent: float) -> str:
+    """``+98 %``, ``−4 %``, ``0 %``."""
+    return f"{percent:+.0f} %".replace("-", "−") if round(percent) else "0 %"

@@ -1,0 +1,101 @@
+"""Two changes at once: small tables of GPUs against batch, and of GPUs against network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from service.report import figures
+from service.report.what_if import HeatCell, HeatTable
+from service.what_if.carried import Candidate, Found, carried_over
+from service.what_if.changes import Change, Question, batches, network
+
+Outcome = Found | Literal["late"] | None  # None: nothing fits
+LEVELS = 6  # of colour
+PAIR_METHOD = (
+    "Two changes at once, as tokens per second of all GPUs over those of the question as asked. What "
+    "changes one figure is the line above; a pair carries the listed plans and those of these lines over, "
+    "so a search of it may find a faster one."
+)
+_BESIDE: Mapping[str, Callable[[Question], Iterator[Change]]] = {"batch": batches, "network": network}
+_SAID = {"late": "not computed: the time for it was over", None: "nothing carried over fits"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Single:
+    """One changed question with its outcome."""
+
+    change: Change
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """What pairs of changes are made from."""
+
+    asked: Question
+    now: Found
+    singles: Sequence[Single]
+    pool: Sequence[Candidate]
+    until_s: float  # of the monotonic clock
+
+    def tables(self) -> tuple[HeatTable, ...]:
+        """GPUs in rows, batches or networks in columns; none where one of them cannot be changed."""
+        rows = self._of("GPUs")
+        found = [(subject, self._of(subject)) for subject in _BESIDE]
+        return tuple(self._table(subject, rows, columns) for subject, columns in found if rows and columns)
+
+    def _of(self, subject: str) -> list[Single]:
+        """The single changes of a subject, smallest first."""
+        own = [one for one in self.singles if one.change.subject == subject]
+        return sorted(own, key=lambda one: one.change.factor)
+
+    def _table(self, subject: str, rows: Sequence[Single], columns: Sequence[Single]) -> HeatTable:
+        """One table, the question as asked among rows and columns."""
+        lines, heads = _with_asked(rows), _with_asked(columns)
+        outcomes = [[self._outcome(subject, row, column) for column in heads] for row in lines]
+        most = max(one.rate for line in outcomes for one in line if isinstance(one, Found))
+        return HeatTable(
+            title=f"GPUs and {subject}",
+            columns=tuple(_title(one) for one in heads),
+            rows=tuple(
+                (_title(row), tuple(self._cell(one, most) for one in line))
+                for row, line in zip(lines, outcomes, strict=True)
+            ),
+        )
+
+    def _outcome(self, subject: str, row: Single | None, column: Single | None) -> Outcome:
+        """Of both changes; of one alone, or none, it is known."""
+        if row is None or column is None:
+            one = row or column
+            return one.outcome if one else self.now
+        if time.monotonic() > self.until_s:
+            return "late"
+        both = _BESIDE[subject](row.change.question)
+        same = next(change for change in both if change.factor == column.change.factor)
+        return carried_over(self.asked, same.question, self.pool)
+
+    def _cell(self, outcome: Outcome, most: float) -> HeatCell:
+        """One place of a table."""
+        if not isinstance(outcome, Found):
+            return HeatCell(text="–", title=_SAID[outcome])
+        return HeatCell(
+            text=f"×{outcome.rate / self.now.rate:.2f}",
+            step=figures.seconds(outcome.prediction.step_time_s),
+            title=figures.configuration_words(outcome.candidate.configuration),
+            level=round(LEVELS * outcome.rate / most),
+            is_asked=outcome is self.now,
+        )
+
+
+def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
+    """The changes by their factor, None for the question as asked."""
+    less = [one for one in singles if one.change.factor < 1]
+    return [*less, None, *(one for one in singles if one.change.factor > 1)]
+
+
+def _title(single: Single | None) -> str:
+    """What heads a row or a column."""
+    return "as asked" if single is None else single.change.words

@@ -1,0 +1,67 @@
+"""Three sentences: where the time goes, what binds, how sure the first rank is."""
+
+from dataclasses import replace
+
+from service.report.sentences import limit_sentence, sentences
+from solver.reasons import Limit, Loss, Odds, Why
+from tests.builders import a_plan
+
+WHY = Why(
+    waterfall_s={"ideal": 4.0, "gemm_efficiency": 1.2, "bubble": 0.8},
+    losses=(
+        Loss(term="gemm_efficiency", seconds=1.2, share=0.2, lowered_by="a larger micro-batch"),
+        Loss(term="bubble", seconds=0.8, share=0.13, lowered_by="more micro-batches", change="vpp 5",
+             saves_s=0.1, step_change_s=0.46),
+    ),
+    limits=(Limit(name="memory: activations of stage 1, 41.0 GiB more", change="tp 4", gain_s=0.15),),
+)  # fmt: skip
+PLAN = replace(a_plan(), why=WHY, odds=Odds(best_probability=0.58, regret_p90=0.031))
+
+TIME = "Time: 67 % of the step is the model's own work at the peak; most of the rest is "
+REGRET = "is the fastest of these; 9 times in 10 it is at most 3.1 % slower than the fastest"
+
+
+def said(*plans: object, is_calibrated: bool = False, width: int = 300) -> list[str]:
+    found = sentences(plans or (PLAN, PLAN), width, is_calibrated=is_calibrated)  # type: ignore[arg-type]
+    return [line.plain.strip() for line in found]
+
+
+def test_there_are_three_sentences_without_a_word_of_the_waterfall() -> None:
+    assert said() == [
+        # 4.0 of 6.0 s
+        f"{TIME}matrix products below the peak (1.20 s) and the pipeline's bubble (0.80 s).",
+        "Binds: tp 4 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more).",
+        f"Certainty: 58 % that #1 {REGRET}; runs of yours narrow that (meshwright calibrate).",
+    ]
+
+
+def test_a_rule_that_binds_is_named_whole() -> None:
+    rule = Limit(name="tensor_parallel_size divides an island", change="tp 16", gain_s=0.2)
+    assert limit_sentence(replace(WHY, limits=(rule,))) == (
+        "Binds: tp\N{NO-BREAK SPACE}16 would be 0.20\N{NO-BREAK SPACE}s faster but for this limit: "
+        "tensor_parallel_size divides an island."
+    )
+
+
+def test_where_nothing_binds_the_best_change_is_told_with_its_cost() -> None:
+    text = limit_sentence(replace(WHY, limits=())).replace("\N{NO-BREAK SPACE}", " ")
+    assert text == (
+        "Binds: no limit; vpp 5, which lowers the pipeline's bubble most, makes a step 0.46 s longer."
+    )
+    bare = limit_sentence(replace(WHY, limits=(), losses=WHY.losses[:1]))
+    assert bare == "Binds: no limit; no single change of a size would be faster."
+
+
+def test_certainty_is_not_claimed_of_a_plan_without_rivals_nor_sold_where_it_is_had() -> None:
+    assert "no other plan is listed" in said(PLAN)[-1]
+    assert "calibrate" not in said(is_calibrated=True)[-1]
+    sure = replace(PLAN, odds=Odds(best_probability=0.9999, regret_p90=0.0))
+    assert said(sure, PLAN)[-1] == (
+        "Certainty: more than 99.9 % that #1 is the fastest of these; "
+        "9 times in 10 it is less than 0.1 % slower than the fastest."
+    )
+
+
+def test_narrow_terminals_get_narrow_lines_and_unexplained_plans_none() -> None:
+    assert max(len(line) for text in said(width=60) for line in text.splitlines()) <= 60
+    assert said(a_plan()) == []

@@ -1,0 +1,125 @@
+"""Changed questions: searched or predicted, and said so."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiles.profile import default_profile
+from service.what_if.grid import Method, what_ifs
+from solver.ask import ask
+from tests.mixed_clusters import a_group, a_mixed_problem
+from tests.reports import small_answer
+
+SUBJECTS = ["as asked", "GPUs", "memory", "network", "batch"]
+
+
+@pytest.mark.parametrize("method", ["search", "predict"])
+def test_every_subject_is_changed_and_measured_against_the_question_as_asked(method: Method) -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = what_ifs(problem, profile, answer, method=method)
+    assert found is not None
+    assert list(dict.fromkeys(row.subject for row in found.rows)) == SUBJECTS
+    assert found.rows[0].is_asked
+    rate = answer.plans[0].prediction.tokens_per_s_per_gpu * 16
+    assert found.rows[0].rate == f"{round(rate):,}".replace(",", " ")
+    assert max(row.share for row in found.rows) == 1.0
+
+
+def test_a_searched_line_is_the_answer_to_its_question() -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = what_ifs(problem, profile, answer, method="search")
+    assert found is not None
+    line = next(row for row in found.rows if row.change == "batch 128")
+    larger = replace(problem, workload=replace(problem.workload, global_batch_size=128))
+    best = ask(larger, profile).plans[0]
+    assert line.rate == f"{round(best.prediction.tokens_per_s_per_gpu * 16):,}".replace(",", " ")
+
+
+def test_a_search_is_never_slower_than_what_is_carried_over() -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    grids = [what_ifs(problem, profile, answer, method=method) for method in ("search", "predict")]
+    searched, carried = ({row.change: row for row in grid.rows if row.rate} for grid in grids if grid)
+    assert carried.keys() <= searched.keys()
+    for change, row in carried.items():
+        best = int(searched[change].rate.replace(" ", ""))
+        assert best >= int(row.rate.replace(" ", "")) - 1
+
+
+def test_what_there_was_no_time_for_is_said() -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = what_ifs(problem, profile, answer, method="search", budget_s=-1.0)
+    assert found is not None
+    assert {row.found for row in found.rows[1:]} == {"not computed: the time for it was over"}
+
+
+def test_a_pair_agrees_with_the_lines_of_its_single_changes() -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = what_ifs(problem, profile, answer, method="search")
+    assert found is not None
+    assert [table.title for table in found.tables] == ["GPUs and batch", "GPUs and network"]
+    cells = {(row, column): cell for row, cells in found.tables[0].rows
+             for column, cell in zip(found.tables[0].columns, cells, strict=True)}  # fmt: skip
+    assert cells["as asked", "as asked"].text == "×1.00"
+    assert cells["as asked", "as asked"].is_asked
+    for row in found.rows:
+        pair = {"GPUs": (row.change, "as asked"), "batch": ("as asked", row.change)}.get(row.subject)
+        if pair and row.rate:
+            assert cells[pair].step == row.step
+            assert cells[pair].title == row.found
+    # twice the GPUs for twice the batch: no replica has other work to do, so nearly twice the rate
+    assert 1.8 < float(cells["32 GPUs", "batch 128"].text.removeprefix("×")) <= 2.0
+
+
+def test_what_the_question_leaves_open_is_taken_from_the_first_plan() -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    options = replace(problem.options, batch_sizes=(32,), num_nodes=(1, 2))
+    several = replace(problem, options=options)
+    found = what_ifs(several, profile, answer, method="predict")
+    assert found is not None
+    assert "take plan #1’s" in found.method
+    plain = what_ifs(problem, profile, answer, method="predict")
+    assert plain is not None
+    assert found.rows == plain.rows
+    assert what_ifs(problem, profile, answer, method="none") is None
+
+
+def test_where_any_launcher_will_do_its_name_stands_beside_a_plan_of_another() -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    plans = tuple(replace(plan, launchers=("megatron-lm",)) for plan in answer.plans)
+    of_any = replace(problem, launcher="any")
+    searched = what_ifs(of_any, profile, replace(answer, plans=plans), method="search")
+    alone = what_ifs(problem, profile, answer, method="search")
+    assert searched is not None
+    assert alone is not None
+    for row, one in zip(searched.rows, alone.rows, strict=True):  # a union is never slower than its part
+        assert int(row.rate.replace(" ", "") or 0) >= int(one.rate.replace(" ", "") or 0)
+
+
+def test_a_ramp_of_batches_is_left_out_and_says_why() -> None:
+    problem, answer = small_answer()
+    ramp = replace(problem, options=replace(problem.options, batch_ramp=((32, 10**9),)))
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = what_ifs(ramp, profile, answer, method="predict")
+    assert found is not None
+    assert found.method.startswith("Left out: the batch of this question grows in steps")
+    assert not found.rows
+
+
+@pytest.mark.parametrize("method", ["search", "predict"])
+def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups(method: Method) -> None:
+    groups = (a_group(nodes=2), a_group(nodes=2, speed=0.5, slug="slow"))
+    problem = replace(a_mixed_problem(groups, certify="none", top_k=1), launcher="none")
+    profile = default_profile(problem.cluster, "none")
+    found = what_ifs(problem, profile, ask(problem, profile), method=method)
+    assert found is not None
+    lines = {row.change: row for row in found.rows}
+    assert lines["16 GPUs"].rate  # 2 nodes of 2 GPUs in each of two groups, twice
+    assert lines["network between nodes × 2" if "network between nodes × 2" in lines else "batch 16"].rate
+    assert found.tables
