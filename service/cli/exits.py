@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from typer.exceptions import TyperException
 
-from profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
+from profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
 from solver.plan import Answer
 
 FOUND = 0
@@ -16,6 +16,13 @@ BAD_INPUT = 2
 INFEASIBLE = 3
 NO_PLAN = 4
 CANCELLED = 130
+_OPTIONS = {
+    "/model": "--model",
+    "/cluster": "--cluster",
+    "/workload": "--global-batch-size and --seq-length",
+    "/workload/global_batch_size": "--global-batch-size",
+    "/workload/seq_length": "--seq-length",
+}
 
 
 def code_of(answer: Answer, *, cancelled: bool) -> int:
@@ -41,10 +48,16 @@ def report(fault: PlannerError) -> int:
     """Tell the user what is wrong, one line a fault, and give the exit code."""
     if isinstance(fault, InvalidProblemError | RefusedExportError):
         for error in fault.errors:
-            say_error(error.sentence())
+            say_error(error.sentence() + _option_of(error))
     else:
         say_error(str(fault))
     return BAD_INPUT
+
+
+def _option_of(error: FieldError) -> str:
+    """The options that give what a request lacks."""
+    names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
+    return f" ({names}, or a problem file)" if names else ""
 
 
 def report_usage(fault: TyperException) -> int:

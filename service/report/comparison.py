@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from service.report import figures
-from service.report.reasons import signed, term_words
+from service.report.glossary import words
+from service.report.reasons import signed
 from service.report.wrapping import pieces, tied, wrapped
 from solver.comparison import Comparison, Step
 from solver.plan import Configuration, Prediction
@@ -100,7 +101,7 @@ def _step(step: Step, whole_s: float) -> str:
     """``−8.1 s recompute off (recompute −9.0, bubble +0.9 s)``; what does not fit on the way is said."""
     line = tied(f"{signed(step.step_change_s, whole_s):>8}  {step.change}")
     terms = sorted(step.terms_s.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
-    shown = [f"{term_words(name)} {signed(value, whole_s)}" for name, value in terms
+    shown = [f"{words(name)} {signed(value, whole_s)}" for name, value in terms
              if abs(value) >= _NOTICEABLE * whole_s]  # fmt: skip
     told = f"  ({', '.join(shown)})" if shown else ""
     remarks = [] if step.fits else ["does not fit by itself"]

@@ -19,7 +19,7 @@ from service.report.standings import Standings, standings_of
 from service.report.terminal import peak_words
 from service.report.verdict import Fact, Verdict, facts_of, question_of, reasons_of, title_of, verdict_of
 from service.report.what_if import WhatIfs
-from solver.plan import Answer, Plan
+from solver.plan import Answer, Plan, Prediction
 from solver.problem import Problem
 from solver.roofline import Roofline
 from solver.timeline import Timeline
@@ -175,9 +175,7 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
         ),
         Fact(label="Tokens/s/GPU", value=figures.count(round(seen.tokens_per_s_per_gpu)), hint=""),
         Fact(label="MFU", value=figures.percent(seen.mfu), hint=peak),
-        Fact(
-            label="Peak memory", value=figures.peak_memory(seen), hint="of the heaviest stage (its number)"
-        ),
+        Fact(label="Peak memory", value=_peak(seen), hint="of the heaviest stage"),
         Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
         Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
         Fact(label="Schedule", value=c.pipeline_schedule.replace("_", " "), hint="order of the passes"),
@@ -188,6 +186,12 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
             Fact(label="Layers", value=figures.split(c.stage_layers), hint="of each chunk, in model order")
         )
     return tuple(found)
+
+
+def _peak(seen: Prediction) -> str:
+    """``64.9 of 79.6 GiB, stage 1``; a pipeline of one stage needs no number."""
+    value = f"{figures.gib(seen.peak_memory_bytes)} of {figures.gib(seen.memory_limit_bytes)} GiB"
+    return value if len(seen.stages) == 1 else f"{value}, stage {seen.heaviest_stage}"
 
 
 def _roof_view(roof: Roofline) -> RoofView:

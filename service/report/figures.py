@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from profiles.units import GIB, TERA
+from service.report.glossary import words
 from solver.plan import Configuration, Prediction, StageGroup
 
 # Short names of the glossary's sizes, in the order of the mesh.
@@ -38,6 +39,13 @@ def figure(value: float) -> str:
 def seconds(value_s: float) -> str:
     """``32.8 s`` or ``328 ms``."""
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
+
+
+def seconds_like(value_s: float, whole_s: float) -> str:
+    """``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
+    factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
+    digits = len(figure(whole_s * factor).partition(".")[2])
+    return f"{value_s * factor:.{digits}f} {unit}"
 
 
 def gib(value_bytes: float) -> str:
@@ -173,7 +181,7 @@ def memory(memory_bytes: Mapping[str, int]) -> str:
 def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
     """Named values; those that would print as zero are summed up as the rest."""
     least = 0.5 * 10.0**-digits
-    shown = {name.replace("_", " "): value for name, value in values.items() if abs(value) >= least}
+    shown = {words(name): value for name, value in values.items() if abs(value) >= least}
     rest = sum(value for value in values.values() if abs(value) < least)
     if abs(rest) >= least:
         shown["rest"] = rest

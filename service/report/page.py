@@ -22,7 +22,8 @@ from service.report.document import Document
 from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 HTML = Path(__file__).parent / "html"
-_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|%|GiB|GPUs|TFLOP/s|tokens)\b|%|±)")
+_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|%|GiB|GPUs|TFLOP/s|tokens)\b|%|±)|(?<=\d) (?=\d{3}\b)")
+_SIZE = re.compile(r"\b(tp|pp|vpp|cp|ep|dp|zero|mbs|stage|kind) (?=\d)")
 _SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\d)|\bMFU\b")
 
 
@@ -70,7 +71,7 @@ def environment() -> Environment:
 
 def _explained(text: str) -> Markup:
     """Short names of sizes, and MFU, with their meaning on hover."""
-    said = str(escape(text))
+    said = str(escape(_SIZE.sub("\\1\N{NO-BREAK SPACE}", text)))
     return Markup(_SHORT.sub(lambda found: _hint(found.group()), said))  # noqa: S704 - escaped above
 
 
@@ -81,7 +82,7 @@ def _hint(word: str) -> str:
 
 def _tied(text: str) -> str:
     """Figures that are not parted from their units at the end of a line."""
-    return _UNIT.sub("\N{NO-BREAK SPACE}", text)
+    return _SIZE.sub("\\1\N{NO-BREAK SPACE}", _UNIT.sub("\N{NO-BREAK SPACE}", text))
 
 
 def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:

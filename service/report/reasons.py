@@ -7,27 +7,25 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from service.report import figures
-from service.report.wrapping import pieces, tied, wrapped
+from service.report.glossary import words
+from service.report.wrapping import tied, wrapped
 from solver.plan import Plan, Remedy
-from solver.reasons import Limit, Loss, Odds
+from solver.reasons import Limit, Loss, Odds, Why
 
-_LABEL = 24  # as wide as that of the time of a step
+_COMPUTING = ("ideal", "gemm_efficiency", "attention_efficiency", "memory_bound", "launch_floor")
 SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
 
 
 def reason_lines(plan: Plan, width: int) -> list[Text]:
-    """The reasons of one plan; nothing where it has none."""
+    """Losses, limits and certainty of one plan; nothing where it has no reasons."""
     why = plan.why
     if why is None:
         return []
     step_s = sum(why.waterfall_s.values())
-    label = f"{'from ideal to real':<{_LABEL}}"
-    fall = pieces(figures.times(why.waterfall_s, step_s), "│")
-    lines = [wrapped(tied(label) + fall, width, indent=2, hang=len(label)), Text()]
     told = [*(_loss(loss, step_s) for loss in why.losses), *(_limit(limit, step_s) for limit in why.limits)]
     if plan.odds is not None:
         told.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
-    return [*lines, *(wrapped(line, width, indent=2) for line in told)]
+    return [wrapped(line, width, indent=2) for line in told]
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:
@@ -41,9 +39,11 @@ def odds_words(odds: Odds, subject: str, rivals: str) -> str:
     )
 
 
-def term_words(term: str) -> str:
-    """``gemm_efficiency`` as people read it."""
-    return {"gemm_efficiency": "GEMM efficiency"}.get(term, term.replace("_", " "))
+def spent_s(why: Why) -> dict[str, float]:
+    """Seconds of a step by cause, means over the ranks: the waterfall with all computing as one."""
+    computing = [name for name in why.waterfall_s if name in _COMPUTING]
+    others = {name: value for name, value in why.waterfall_s.items() if name not in _COMPUTING}
+    return {"compute": sum(why.waterfall_s[name] for name in computing), **others}
 
 
 def signed(value_s: float, step_s: float) -> str:
@@ -55,9 +55,7 @@ def signed(value_s: float, step_s: float) -> str:
 
 def _loss(loss: Loss, step_s: float) -> str:
     """``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
-    size = tied(
-        f"{term_words(loss.term)} {signed(loss.seconds, step_s)[1:]} ({figures.percent(loss.share)})"
-    )
+    size = tied(f"{words(loss.term)} {signed(loss.seconds, step_s)[1:]} ({figures.percent(loss.share)})")
     line = f"costs: {size}; lower: {loss.lowered_by}"
     if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
         return line

@@ -52,7 +52,7 @@ def time_sentence(why: Why) -> str:
     lost = [f"{_loss_words(loss.term)} ({_seconds(loss.seconds, step_s)})" for loss in why.losses[:_NAMED]]
     if not lost:
         return f"Time: {ideal}."
-    return f"Time: {ideal}; most of the rest is {listed(list(map(tied, lost)))}."
+    return f"Time: {ideal}; most of the rest is {listed(lost)}."
 
 
 def limit_sentence(why: Why) -> str:

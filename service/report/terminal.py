@@ -17,7 +17,7 @@ from service.report import figures
 from service.report.beyond import beyond_lines
 from service.report.question import clean, header
 from service.report.ranking import ranking
-from service.report.reasons import reason_lines, remedy_line
+from service.report.reasons import reason_lines, remedy_line, spent_s
 from service.report.sentences import sentences
 from service.report.tradeoff import tradeoff_lines
 from service.report.wrapping import pieces, tied, wrapped
@@ -39,7 +39,7 @@ def render_answer(answer: Answer, problem: Problem, *, width: int) -> Renderable
     if answer.plans:
         best = answer.plans[0]
         parts += [Text(), _table(answer.plans, problem, width), *tradeoff_lines(answer.plans, width)]
-        parts += [Text(), *_causes(best.config, best.prediction, width, whose=" (best)"), Text()]
+        parts += [Text(), *_causes(best, width, whose=" (best)"), Text()]
         parts += sentences(answer.plans, width, is_calibrated=is_calibrated(answer, problem))
         parts += beyond_lines(answer, width)
     parts += [Text(), *_provenance(answer, problem, width)]
@@ -76,7 +76,7 @@ def render_plan(plan: Plan, problem: Problem, *, width: int, profile: str) -> Re
     """One plan with every figure of its reasons, laid out for ``width`` columns."""
     seen = plan.prediction
     parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
-    parts += [Text(), *_causes(plan.config, seen, width), *reason_lines(plan, width), Text()]
+    parts += [Text(), *_causes(plan, width, fall=True), Text(), *reason_lines(plan, width), Text()]
     parts.append(wrapped(f"Profile: {clean(profile)}.", width, indent=2))
     return Group(*parts, *_outside(seen, width))
 
@@ -148,16 +148,18 @@ def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableTyp
     return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
 
 
-def _causes(
-    configuration: Configuration, prediction: Prediction, width: int, *, whose: str = ""
-) -> list[Text]:
-    """Where the time and the memory go, and the split."""
+def _causes(plan: Plan, width: int, *, whose: str = "", fall: bool = False) -> list[Text]:
+    """Where the time and the memory go, and the split; ``fall``: every term from the ideal step on."""
+    configuration, prediction = plan.config, plan.prediction
+    spent = prediction.time_breakdown_s if plan.why is None else spent_s(plan.why)
     stage = prediction.stages[prediction.heaviest_stage]
     rows = {
-        f"time of a step{whose}": figures.times(prediction.time_breakdown_s, prediction.step_time_s),
+        f"time of a step{whose}": figures.times(spent, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
         "layers of each chunk": figures.split(configuration.stage_layers),
     }
+    if fall and plan.why is not None:
+        rows["from ideal to real"] = figures.times(plan.why.waterfall_s, prediction.step_time_s)
     if configuration.stage_groups:
         rows["node group of stages"] = figures.placement(configuration)
     for number, one in enumerate(configuration.replicas):

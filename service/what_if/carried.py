@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
+from math import gcd
 
 from profiles.errors import PlannerError
 from service.what_if.changes import Question
@@ -73,7 +74,7 @@ def carried_over(asked: Question, changed: Question, candidates: Iterable[Candid
 def _scaled_to(candidate: Candidate, asked: Problem, changed: Problem) -> Candidate | None:
     """The candidate on other GPUs and with another batch."""
     config = _scaled(candidate.configuration, asked, changed)
-    return config and replace(candidate, configuration=config)
+    return None if config is None else replace(candidate, configuration=config)
 
 
 def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Found]:
@@ -120,7 +121,7 @@ def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Co
         return None
     stages = tuple(_grown(stage, gpus) for stage in config.stage_groups)
     found = _with_replicas(config, int(number), config.global_batch_size * batch)
-    return found and replace(found, stage_groups=stages)
+    return None if found is None else replace(found, stage_groups=stages)
 
 
 def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
@@ -130,15 +131,17 @@ def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
 
 def _with_replicas(config: Configuration, replicas: int, batch: Fraction) -> Configuration | None:
     """So many replicas that share out the batch; shard sets of all replicas stay such."""
-    microbatches = batch / (replicas * config.micro_batch_size)
-    if microbatches.denominator > 1:
+    own = batch / replicas
+    if own.denominator > 1:
         return None
+    micro_batch = gcd(config.micro_batch_size, int(own))  # smaller where a replica has less to do
     shards = config.zero_shard_size
     if config.zero_stage and shards == config.data_parallel_size * config.context_parallel_size:
         shards = replicas * config.context_parallel_size
     return replace(
         config,
         data_parallel_size=replicas,
-        num_microbatches=int(microbatches),
+        micro_batch_size=micro_batch,
+        num_microbatches=int(own) // micro_batch,
         zero_shard_size=shards,
     )

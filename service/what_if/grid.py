@@ -8,7 +8,7 @@ carried over, from the listed plans and the best of the single changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
@@ -28,6 +28,7 @@ from solver.why.remedies import fastest
 
 Method = Literal["search", "predict", "none"]
 _CARRIED = 10  # plans that are carried over
+_PAIRED = 3  # of them in each pair of changes
 _PLACED_S = 2.0  # of one search that places stages
 _PAIRS_S = 2.0  # of all pairs
 _METHODS: Mapping[Method, str] = {
@@ -85,7 +86,7 @@ def what_ifs(
         asked=asked,
         now=now,
         singles=singles,
-        pool=[*listed, *(one.outcome.candidate for one in singles if isinstance(one.outcome, Found))],
+        listed=listed[:_PAIRED],
         until_s=time.monotonic() + _PAIRS_S,
     )
     tables = pairs.tables()
@@ -110,17 +111,17 @@ def _answered(
         if places_stages(changed.problem, changed.profile):
             both = (_placed(changed, clock), carried_over(asked, changed, listed))
             return max((one for one in both if one), key=lambda one: one.rate, default=None)
-        found = _searched(changed, clock)
+        found = searched(changed, clock.is_over)
     except PlannerError:  # a pin or a limit that the changed question cannot hold
         return None
     return "late" if found is None and clock.is_over() else found
 
 
-def _searched(changed: Question, clock: _Clock) -> Found | None:
+def searched(changed: Question, stopped: Callable[[], bool] = lambda: False) -> Found | None:
     """The fastest plan of all launchers, precisions and optimizers that the question leaves open."""
     found = []
     for variant in variants_of(changed.problem, changed.profile):
-        best = fastest(variant.problem, variant.profile, clock.is_over)
+        best = fastest(variant.problem, variant.profile, stopped)
         if best is not None:
             workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))
             candidate = Candidate(

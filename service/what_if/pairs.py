@@ -15,11 +15,12 @@ from service.what_if.changes import Change, Question, batches, network
 Outcome = Found | Literal["late"] | None  # None: nothing fits
 LEVELS = 6  # of colour
 PAIR_METHOD = (
-    "Two changes at once, as tokens per second of all GPUs over those of the question as asked. What "
-    "changes one figure is the line above; a pair carries the listed plans and those of these lines over, "
-    "so a search of it may find a faster one."
+    "Two changes at once: tokens per second of all GPUs over those of the question as asked, and the step. "
+    "The row and the column as asked are the lines above; every other cell carries their plans over, so "
+    "that a search of that question may find a faster one."
 )
 _BESIDE: Mapping[str, Callable[[Question], Iterator[Change]]] = {"batch": batches, "network": network}
+_TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes, a GPU"}
 _SAID = {"late": "not computed: the time for it was over", None: "nothing carried over fits"}
 
 
@@ -38,7 +39,7 @@ class Pairs:
     asked: Question
     now: Found
     singles: Sequence[Single]
-    pool: Sequence[Candidate]
+    listed: Sequence[Candidate]  # the best plans of the question as asked
     until_s: float  # of the monotonic clock
 
     def tables(self) -> tuple[HeatTable, ...]:
@@ -58,7 +59,7 @@ class Pairs:
         outcomes = [[self._outcome(subject, row, column) for column in heads] for row in lines]
         most = max(one.rate for line in outcomes for one in line if isinstance(one, Found))
         return HeatTable(
-            title=f"GPUs and {subject}",
+            title=_TITLES[subject],
             columns=tuple(_title(one) for one in heads),
             rows=tuple(
                 (_title(row), tuple(self._cell(one, most) for one in line))
@@ -74,8 +75,11 @@ class Pairs:
         if time.monotonic() > self.until_s:
             return "late"
         both = _BESIDE[subject](row.change.question)
-        same = next(change for change in both if change.factor == column.change.factor)
-        return carried_over(self.asked, same.question, self.pool)
+        for change in both:
+            if change.factor == column.change.factor:
+                single = [one.outcome.candidate for one in (row, column) if isinstance(one.outcome, Found)]
+                return carried_over(self.asked, change.question, [*single, *self.listed])
+        return row.outcome  # on one island there is no network that could be another
 
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
         """One place of a table."""
@@ -98,4 +102,4 @@ def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
 
 def _title(single: Single | None) -> str:
     """What heads a row or a column."""
-    return "as asked" if single is None else single.change.words
+    return "as asked" if single is None else single.change.words.removesuffix(" a GPU between nodes")

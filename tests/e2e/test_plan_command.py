@@ -172,7 +172,10 @@ def test_bad_input_is_one_clear_line_and_exit_2(
 def test_a_missing_part_is_named(home: dict[str, str]) -> None:
     run = meshwright("plan", "--model", "llama-3.1-8b", env=home)
     assert run.returncode == 2
-    assert run.stderr.splitlines() == ["error: cluster: is required", "error: workload: is required"]
+    assert run.stderr.splitlines() == [
+        "error: cluster: is required (--cluster, or a problem file)",
+        "error: workload: is required (--global-batch-size and --seq-length, or a problem file)",
+    ]
 
 
 def test_an_answer_is_shown_even_where_its_folder_turns_out_to_hold_another(

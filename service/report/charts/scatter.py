@@ -14,8 +14,11 @@ from solver.roofline import Roofline
 WIDTH, HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 620.0, 18.0, 272.0
 _ALL_NAMED = 15  # of more points than this only the front's have their labels shown
-_NEAR = {1: (9.0, 12.0)}  # labels closer than this would overlap, by their length
-_NEAR_WORDS = (26.0, 14.0)
+_LETTER, _LINE = 6.8, 11.0  # about the width of a letter and the height of a line
+_RADIUS = 6.0
+# Where a label may stand beside its point: (x, y) of its anchor, and which part of it is anchored.
+_BESIDE = ((9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, -10.0, "middle"), (0.0, 18.0, "middle"))
+_ABOVE = ((0.0, -9.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 17.0, "middle"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Point:
     label: str  # empty where there is no room for it
     title: str
     kind: str  # chosen, plan, front, baseline, operator
+    label_at: tuple[float, float] = (0.0, 0.0)
+    anchor: str = "start"  # start, middle or end of the label stands there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,19 +158,39 @@ def _pareto_summary(front: Sequence[_Mark]) -> str:
 
 
 def _placed(marks: Sequence[_Mark], x: Axis, y: Axis, factor: float = 1.0) -> tuple[Point, ...]:
-    """Marks at their places, the chosen one on top; labels only where they do not overlap."""
-    taken: list[tuple[float, float]] = []
-    found = []
+    """Marks at their places, the chosen one on top; labels only where they cover nothing."""
     order = sorted(marks, key=lambda mark: (mark.kind != "chosen", mark.kind != "baseline"))
-    for mark in order:
-        at = (x.at(mark.x * factor), y.at(mark.y))
-        near = _NEAR.get(len(mark.label), _NEAR_WORDS)
-        free = all(abs(at[0] - a) > near[0] or abs(at[1] - b) > near[1] for a, b in taken)
-        if free and mark.label:
-            taken.append(at)
-        label = mark.label if free else ""
-        found.append(Point(x=at[0], y=at[1], label=label, title=mark.title, kind=mark.kind))
+    places = [(x.at(mark.x * factor), y.at(mark.y)) for mark in order]
+    taken = [(a - _RADIUS, b - _RADIUS, a + _RADIUS, b + _RADIUS) for a, b in places]
+    found = []
+    for mark, at in zip(order, places, strict=True):
+        point = Point(x=at[0], y=at[1], label="", title=mark.title, kind=mark.kind)
+        for way in (_ABOVE if mark.kind == "operator" else _BESIDE) if mark.label else ():
+            box = _box(at, way, len(mark.label))
+            if box[0] >= _LEFT and box[2] <= WIDTH and not any(_overlap(box, one) for one in taken):
+                taken.append(box)
+                label_at = (round(at[0] + way[0], 1), round(at[1] + way[1], 1))
+                point = replace(point, label=mark.label, label_at=label_at, anchor=way[2])
+                break
+        found.append(point)
     return tuple(reversed(found))
+
+
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def _box(at: tuple[float, float], way: tuple[float, float, str], letters: int) -> _Box:
+    """Where a label would stand."""
+    width = letters * _LETTER
+    left = at[0] + way[0] - {"start": 0.0, "middle": 0.5, "end": 1.0}[way[2]] * width
+    bottom = at[1] + way[1]
+    return left, bottom - _LINE + 2, left + width, bottom + 1
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    """Whether two boxes have a place in common."""
+    beside = one[2] <= other[0] or other[2] <= one[0]
+    return not beside and one[1] < other[3] and other[1] < one[3]
 
 
 def roofline_scatter(roof: Roofline) -> Scatter:

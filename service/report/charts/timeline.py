@@ -87,7 +87,7 @@ class _Places:
             time_s = place / self.unit
             if self.gap_s is not None and self.gap is not None and place > self.gap[0]:
                 time_s = self.end_s - (WIDTH - place) / self.unit
-            found.append("0" if number == 0 else figures.seconds(time_s))
+            found.append("0" if number == 0 else figures.seconds_like(time_s, self.end_s))
         return tuple(found)
 
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from profiles.profile import default_profile
-from service.what_if.grid import Method, what_ifs
+from service.report.what_if import WhatIfs
+from service.what_if.changes import Question
+from service.what_if.grid import Method, searched, what_ifs
 from solver.ask import ask
 from tests.mixed_clusters import a_group, a_mixed_problem
 from tests.reports import small_answer
@@ -13,38 +15,42 @@ from tests.reports import small_answer
 SUBJECTS = ["as asked", "GPUs", "memory", "network", "batch"]
 
 
-@pytest.mark.parametrize("method", ["search", "predict"])
-def test_every_subject_is_changed_and_measured_against_the_question_as_asked(method: Method) -> None:
+@pytest.fixture(scope="module")
+def grids() -> dict[Method, WhatIfs]:
+    """Both ways to answer the changed questions of one answer."""
     problem, answer = small_answer()
     profile = default_profile(problem.cluster, problem.launcher)
-    found = what_ifs(problem, profile, answer, method=method)
-    assert found is not None
+    methods: tuple[Method, ...] = ("search", "predict")
+    found = {method: what_ifs(problem, profile, answer, method=method) for method in methods}
+    return {method: grid for method, grid in found.items() if grid is not None}
+
+
+@pytest.mark.parametrize("method", ["search", "predict"])
+def test_every_subject_is_changed_and_measured_against_the_question_as_asked(
+    method: Method, grids: dict[Method, WhatIfs]
+) -> None:
+    found = grids[method]
     assert list(dict.fromkeys(row.subject for row in found.rows)) == SUBJECTS
     assert found.rows[0].is_asked
-    rate = answer.plans[0].prediction.tokens_per_s_per_gpu * 16
+    rate = small_answer()[1].plans[0].prediction.tokens_per_s_per_gpu * 16
     assert found.rows[0].rate == f"{round(rate):,}".replace(",", " ")
     assert max(row.share for row in found.rows) == 1.0
 
 
-def test_a_searched_line_is_the_answer_to_its_question() -> None:
-    problem, answer = small_answer()
-    profile = default_profile(problem.cluster, problem.launcher)
-    found = what_ifs(problem, profile, answer, method="search")
-    assert found is not None
-    line = next(row for row in found.rows if row.change == "batch 128")
+def test_a_searched_line_is_the_answer_to_its_question(grids: dict[Method, WhatIfs]) -> None:
+    problem, _ = small_answer()
+    line = next(row for row in grids["search"].rows if row.change == "batch 128")
     larger = replace(problem, workload=replace(problem.workload, global_batch_size=128))
-    best = ask(larger, profile).plans[0]
+    best = ask(larger, default_profile(problem.cluster, problem.launcher)).plans[0]
     assert line.rate == f"{round(best.prediction.tokens_per_s_per_gpu * 16):,}".replace(",", " ")
 
 
-def test_a_search_is_never_slower_than_what_is_carried_over() -> None:
-    problem, answer = small_answer()
-    profile = default_profile(problem.cluster, problem.launcher)
-    grids = [what_ifs(problem, profile, answer, method=method) for method in ("search", "predict")]
-    searched, carried = ({row.change: row for row in grid.rows if row.rate} for grid in grids if grid)
-    assert carried.keys() <= searched.keys()
+def test_a_search_is_never_slower_than_what_is_carried_over(grids: dict[Method, WhatIfs]) -> None:
+    methods: tuple[Method, ...] = ("search", "predict")
+    best_of, carried = ({row.change: row for row in grids[method].rows if row.rate} for method in methods)
+    assert carried.keys() <= best_of.keys()
     for change, row in carried.items():
-        best = int(searched[change].rate.replace(" ", ""))
+        best = int(best_of[change].rate.replace(" ", ""))
         assert best >= int(row.rate.replace(" ", "")) - 1
 
 
@@ -56,12 +62,12 @@ def test_what_there_was_no_time_for_is_said() -> None:
     assert {row.found for row in found.rows[1:]} == {"not computed: the time for it was over"}
 
 
-def test_a_pair_agrees_with_the_lines_of_its_single_changes() -> None:
-    problem, answer = small_answer()
-    profile = default_profile(problem.cluster, problem.launcher)
-    found = what_ifs(problem, profile, answer, method="search")
-    assert found is not None
-    assert [table.title for table in found.tables] == ["GPUs and batch", "GPUs and network"]
+def test_a_pair_agrees_with_the_lines_of_its_single_changes(grids: dict[Method, WhatIfs]) -> None:
+    found = grids["search"]
+    assert [table.title for table in found.tables] == [
+        "GPUs and batch",
+        "GPUs and network between nodes, a GPU",
+    ]
     cells = {(row, column): cell for row, cells in found.tables[0].rows
              for column, cell in zip(found.tables[0].columns, cells, strict=True)}  # fmt: skip
     assert cells["as asked", "as asked"].text == "×1.00"
@@ -89,17 +95,21 @@ def test_what_the_question_leaves_open_is_taken_from_the_first_plan() -> None:
     assert what_ifs(problem, profile, answer, method="none") is None
 
 
-def test_where_any_launcher_will_do_its_name_stands_beside_a_plan_of_another() -> None:
+def test_any_launcher_is_as_fast_as_the_fastest_and_carried_plans_keep_theirs() -> None:
     problem, answer = small_answer()
     profile = default_profile(problem.cluster, problem.launcher)
-    plans = tuple(replace(plan, launchers=("megatron-lm",)) for plan in answer.plans)
     of_any = replace(problem, launcher="any")
-    searched = what_ifs(of_any, profile, replace(answer, plans=plans), method="search")
-    alone = what_ifs(problem, profile, answer, method="search")
-    assert searched is not None
+    union = searched(Question(problem=of_any, profile=profile))
+    alone = searched(Question(problem=problem, profile=profile))
+    assert union is not None
     assert alone is not None
-    for row, one in zip(searched.rows, alone.rows, strict=True):  # a union is never slower than its part
-        assert int(row.rate.replace(" ", "") or 0) >= int(one.rate.replace(" ", "") or 0)
+    assert union.rate >= alone.rate
+    plans = tuple(replace(plan, launchers=("megatron-lm",)) for plan in answer.plans)
+    carried = what_ifs(of_any, profile, replace(answer, plans=plans), method="predict")
+    plain = what_ifs(problem, profile, answer, method="predict")
+    assert carried is not None
+    assert plain is not None
+    assert carried.rows == plain.rows
 
 
 def test_a_ramp_of_batches_is_left_out_and_says_why() -> None:
@@ -112,14 +122,19 @@ def test_a_ramp_of_batches_is_left_out_and_says_why() -> None:
     assert not found.rows
 
 
-@pytest.mark.parametrize("method", ["search", "predict"])
-def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups(method: Method) -> None:
+def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups() -> None:
     groups = (a_group(nodes=2), a_group(nodes=2, speed=0.5, slug="slow"))
-    problem = replace(a_mixed_problem(groups, certify="none", top_k=1), launcher="none")
+    problem = replace(a_mixed_problem(groups, batch=32, certify="none", top_k=1), launcher="none")
     profile = default_profile(problem.cluster, "none")
-    found = what_ifs(problem, profile, ask(problem, profile), method=method)
+    answer = ask(problem, profile)
+    found = what_ifs(problem, profile, answer, method="predict")
     assert found is not None
     lines = {row.change: row for row in found.rows}
     assert lines["16 GPUs"].rate  # 2 nodes of 2 GPUs in each of two groups, twice
-    assert lines["network between nodes × 2" if "network between nodes × 2" in lines else "batch 16"].rate
-    assert found.tables
+    assert lines["batch 64"].rate
+    network = next(row for row in found.rows if row.subject == "network")
+    assert network.rate  # half of both networks, and of the link between the groups
+    searched_too = what_ifs(problem, profile, answer, method="search", budget_s=0.2)
+    assert searched_too is not None
+    assert "cut short after 2 s" in searched_too.method
+    assert int(searched_too.rows[1].rate.replace(" ", "")) >= int(found.rows[1].rate.replace(" ", "")) - 1
