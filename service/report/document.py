@@ -13,6 +13,7 @@ from service.report import figures
 from service.report.charts.bars import Bars, memory_bars, waterfall_bars
 from service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
 from service.report.charts.timeline import TimelineChart, timeline_chart
+from service.report.glossary import sentence_case
 from service.report.ranks import RankMap, rank_map
 from service.report.sides import Comparison, comparison_of
 from service.report.standings import Standings, standings_of
@@ -160,7 +161,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         limits=limits,
         launcher=details.launcher,
         files=tuple(details.files.items()),
-        file_notes=details.file_notes,
+        file_notes=tuple(map(sentence_case, details.file_notes)),
         note=details.note,
     )
 
@@ -178,7 +179,7 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
         Fact(label="Peak memory", value=_peak(seen), hint="of the heaviest stage"),
         Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
         Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
-        Fact(label="Schedule", value=c.pipeline_schedule.replace("_", " "), hint="order of the passes"),
+        Fact(label="Schedule", value=_schedule(c.pipeline_schedule), hint="order of the passes"),
         Fact(label="Micro-batches", value=figures.count(c.num_microbatches), hint="per pipeline and step"),
     ]
     if c.stage_layers:
@@ -186,6 +187,11 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
             Fact(label="Layers", value=figures.split(c.stage_layers), hint="of each chunk, in model order")
         )
     return tuple(found)
+
+
+def _schedule(name: str) -> str:
+    """``interleaved 1f1b``; one stage has none."""
+    return "no pipeline" if name == "none" else name.replace("_", " ")
 
 
 def _peak(seen: Prediction) -> str:

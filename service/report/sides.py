@@ -8,12 +8,20 @@ from dataclasses import dataclass
 
 from profiles.units import GIB
 from service.report import figures
-from service.report.glossary import MEMORY_TERMS, TIME_TERMS, words
+from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 from solver.plan import Answer, Configuration, Prediction
 
 Value = float | str
 # What a configuration is compared by, beside its sizes.
 _WORDS = ("pipeline_schedule", "recompute_granularity", "offload", "rank_order")
+_LABELS = {
+    "zero_stage": "ZeRO stage",
+    "micro_batch_size": "micro-batch size",
+    "num_microbatches": "micro-batches",
+    "recompute_granularity": "recompute",
+    "stage_layers": "layers of each chunk",
+}
+_SEEN_S = 5e-4  # a time that does not print as zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +125,7 @@ def _side(
         "peak": round(seen.peak_memory_bytes / GIB, 3),
         "risk": round(seen.out_of_memory_probability * 100, 3),
     }
-    values |= {f"t.{name}": round(value, 6) for name, value in terms_s.items() if value}
+    values |= {f"t.{name}": round(value, 6) for name, value in terms_s.items() if abs(value) >= _SEEN_S}
     values |= {f"m.{name}": round(size / GIB, 3) for name, size in heaviest.items() if size}
     values |= {f"c.{name}": getattr(config, name) for name in figures.SHORT_NAMES}
     values |= {f"c.{name}": str(getattr(config, name)).replace("_", " ") for name in _WORDS}
@@ -126,13 +134,23 @@ def _side(
     return Side(key=key, label=label, values=values)
 
 
+def _label(name: str) -> str:
+    """A field of a configuration as people write it."""
+    return _LABELS.get(name, words(name))
+
+
+def _hint(name: str) -> str:
+    """What it means, where a column of the ranking says so."""
+    return COLUMNS.get(figures.SHORT_NAMES.get(name, ""), "")
+
+
 def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
     """Every row that any side has a figure in."""
     there = {key for side in sides for key in side.values}
     result = "Result"
     rows = [
         Quantity(key="step", label="step time", hint="of one optimizer step", unit="s", part=result),
-        Quantity(key="rate", label="tokens/s/GPU", hint="", unit="tokens/s", part=result),
+        Quantity(key="rate", label="rate of a GPU", hint="tokens trained", unit="tokens/s", part=result),
         Quantity(key="mfu", label="MFU", hint="model FLOPs utilisation", unit="%", part=result),
         Quantity(key="peak", label="peak memory", hint="of the heaviest stage", unit="GiB", part=result),
         Quantity(key="risk", label="OOM risk", hint="chance to run out of memory", unit="%", part=result),
@@ -147,7 +165,7 @@ def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
         for name, hint in MEMORY_TERMS.items()
     ]
     rows += [
-        Quantity(key=f"c.{name}", label=words(name), hint="", unit="", part=how)
+        Quantity(key=f"c.{name}", label=_label(name), hint=_hint(name), unit="", part=how)
         for name in (*figures.SHORT_NAMES, "num_microbatches", *_WORDS, "stage_layers")
     ]
     return tuple(row for row in rows if row.key in there)

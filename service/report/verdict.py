@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from service.report import figures
+from service.report.figures import seconds_like as _like
 from service.report.glossary import sentence_case, words
 from service.report.question import clean, question_words
 from service.report.reasons import odds_words, remedy_line, signed
@@ -177,11 +178,11 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
     for loss in why.losses:
         share = figures.percent(loss.share)
         head = (
-            f"{sentence_case(words(loss.term))} costs {figures.seconds(loss.seconds)} ({share} of the step)"
+            f"{sentence_case(words(loss.term))} costs {_like(loss.seconds, step_s)} ({share} of the step)"
         )
         body = f"Lower with: {loss.lowered_by}."
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
-            saved, cost = figures.seconds(abs(loss.saves_s)), signed(loss.step_change_s, step_s)
+            saved, cost = _like(abs(loss.saves_s), step_s), signed(loss.step_change_s, step_s)
             way = f"and the step is {cost[1:]} shorter"
             if loss.step_change_s > 0:
                 way = f"but the step is {cost[1:]} longer"

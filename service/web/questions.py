@@ -262,7 +262,7 @@ LAUNCH_FILE = Field(
     required=True,
     hint="A script, a JSON, YAML or TOML file: drop it, or paste it.",
 )
-_READERS: Choices = (("", "found out"), *((name, name) for name in reader_names()))
+_READERS: Choices = (("", "recognise it"), *((name, name) for name in reader_names()))
 OWN_FILE = (
     LAUNCH_FILE,
     Field(name="launch_name", at=("launch_file", "name"), label="Its name", default="train.sh"),

@@ -171,11 +171,10 @@ def _like(value_s: float, step_s: float) -> str:
 def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:
     """The first term and the largest after it."""
     first, *others = shown
-    said = (
-        f"{sentence_case(words(first))} takes {figures.seconds(shown[first])} of {figures.seconds(step_s)}"
-    )
+    ideal = figures.seconds_like(shown[first], step_s)
+    said = f"{sentence_case(words(first))} takes {ideal} of {figures.seconds(step_s)}"
     lost = sorted((name for name in others if shown[name] > 0), key=lambda name: -shown[name])[:2]
     if not lost:
         return f"{said}."
-    named = " and ".join(f"{words(name)} ({figures.seconds(shown[name])})" for name in lost)
+    named = " and ".join(f"{words(name)} ({figures.seconds_like(shown[name], step_s)})" for name in lost)
     return f"{said}; most of the rest is {named}."
