@@ -1,8 +1,8 @@
 """What another worker brings, and what many cost the database: ``python -m benchmarks.scaling [--write]``.
 
-A throw-away PostgreSQL and Redis, real Celery worker processes. First identical jobs are done by one
-worker and by two. Then the database does what many workers would ask of it, from threads of this process:
-claims with 100 000 jobs queued, heartbeats, a sweep. ``--write`` puts the tables into docs/scaling.md.
+A throw-away PostgreSQL and Redis, real Celery worker processes. First identical jobs, and the points of a
+sweep, are done by one worker and by two. Then the database does what many workers would ask of it, from
+threads of this process: claims with 100 000 jobs queued, heartbeats, a sweep. ``--write`` puts the tables into docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from sqlalchemy import delete, func, select, text
 
+from benchmarks.scaling_sweep import sweep_table, swept_by
 from benchmarks.service_claims import QUEUED, fill
 from service.db import migrations
 from service.db.database import Database
@@ -38,7 +39,7 @@ from tests.servers import RedisServer, Settings, free_port, working
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
 JOBS = 40
 CLIENTS = (1, 8, 64)  # threads that ask the database at once
-SECONDS = 2.0  # of each kind of question
+SECONDS = 1.5  # of each kind of question
 WORKER_START_S = 5.0
 LOOKS_PER_S = 4.0  # of a busy worker: workers.heartbeat.LOOK_S
 PROGRESS = {"stage": "solving", "total": 9_999_999, "elapsed_s": 1.0}
@@ -241,12 +242,17 @@ def main() -> None:
     """Print the tables, and write them where it is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the tables into the document")
+    parser.add_argument("--workers-only", action="store_true", help="leave out what 64 ask of the database")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers' NumPy: one core a worker
     with place() as here:
         workers = workers_table(done_by(here, 1), done_by(here, 2))
-        database = database_figures(here)
-    tables = {"workers": workers, "database": database_table(database), "limits": limits_table(database)}
+        here.emptied()
+        sweep = sweep_table(*(swept_by(here.database, here.settings, number) for number in (1, 2)))
+        database = {} if asked.workers_only else database_figures(here)
+    tables = {"workers": workers, "sweep": sweep}
+    if database:
+        tables |= {"database": database_table(database), "limits": limits_table(database)}
     print(*tables.values(), sep="\n\n")
     if asked.write:
         whole = DOCUMENT.read_text(encoding="utf-8")
