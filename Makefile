@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-scaling mutants reliability reliability-faults client test-browser screenshots docs reference newcomer
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-cancel bench-scaling mutants reliability reliability-faults client test-browser screenshots docs reference newcomer
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -101,7 +101,10 @@ bench-service: $(STAMP) ## requests and claims a second, job starts, memory, on 
 	@$(BIN)/python -m benchmarks.service_speed --write
 	@$(BIN)/python -m benchmarks.service_soak --write
 
-bench-scaling: $(STAMP) ## jobs a minute by 1 and 2 workers, and what 64 ask of PostgreSQL; writes docs/scaling.md
+bench-cancel: $(STAMP) ## how soon a running job is cancelled, of 300 on each database; writes docs/reliability.md
+	@$(BIN)/python -m benchmarks.service_cancels --write
+
+bench-scaling: $(STAMP) ## jobs a minute and a sweep by 1 and 2 workers, and what 64 ask of PostgreSQL; writes docs/scaling.md
 	@$(BIN)/python -m benchmarks.scaling --write
 
 mutants: $(STAMP) ## faults in fence, lease and compare-and-set: each must turn the suite red

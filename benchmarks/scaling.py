@@ -2,7 +2,8 @@
 
 A throw-away PostgreSQL and Redis, real Celery worker processes. First identical jobs, and the points of a
 sweep, are done by one worker and by two. Then the database does what many workers would ask of it, from
-threads of this process: claims with 100 000 jobs queued, heartbeats, a sweep. ``--write`` puts the tables into docs/scaling.md.
+threads of this process: claims with 100 000 jobs queued, heartbeats, a sweep. ``--write`` puts the tables
+into docs/scaling.md.
 """
 
 from __future__ import annotations

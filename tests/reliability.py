@@ -31,6 +31,7 @@ class Fault:
 WORKERS, DATABASES = "integration/test_worker_faults.py::", "integration/test_database_faults.py::"
 QUEUE, STREAMS = "integration/test_distributed.py::", "integration/test_event_streams.py::"
 EMBEDDED, COMMIT = "integration/test_embedded.py::", "integration/test_commit_faults.py::"
+PATIENCE = "integration/test_postgresql_patience.py::"
 ACCESS, HOSTILE = "unit/service/test_access.py::", "unit/service/test_api_hostile.py::"
 
 FAULTS = (
@@ -72,6 +73,7 @@ FAULTS = (
         tests=(
             WORKERS + "test_f06_worker_frozen_past_its_lease_writes_nothing_when_it_wakes_up",
             QUEUE + "test_f06_a_frozen_celery_worker_that_wakes_up_changes_nothing",
+            PATIENCE + "test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction",
             "chaos",
         ),
     ),
