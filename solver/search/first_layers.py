@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
+from solver.search.layer_sums import at, sums_of
 from solver.search.rows import Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLayers:
-    """Sums over the first l layers, (n, L + 1), of rows with one chunk a rank; k is ``count``."""
+    """Sums over the first l layers, (L + 1, n), of rows with one chunk a rank; k is ``count``."""
 
     count: IntArray  # (n,) recomputed layers of each stage
     spared_bytes: FloatArray  # less than the most that a layer of theirs may spare, of one micro-batch
@@ -29,12 +30,14 @@ class FirstLayers:
     @classmethod
     def of(cls, rows: Rows) -> FirstLayers:
         """Those of priced rows."""
-        prices, cumulative = rows.prices, rows.layout.cumulative.T.astype(np.float64)
+        prices = rows.prices
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2]
         replay = prices.replay_s[:, :-2]
         missing = spared.max(axis=1, keepdims=True) - spared
         longer = np.where(_may_follow(rows)[:, None], replay - replay.min(axis=1, keepdims=True), 0.0)
-        return cls(count=rows.some_layers, spared_bytes=missing @ cumulative, replay_s=longer @ cumulative)
+        return cls(
+            count=rows.some_layers, spared_bytes=sums_of(rows, missing), replay_s=sums_of(rows, longer)
+        )
 
     def missing_bytes(self, start: IntArray) -> FloatArray:
         """Bytes of a micro-batch that a stage from layer ``start`` on spares less than at best, (n,)."""
@@ -46,9 +49,7 @@ class FirstLayers:
 
     def _first(self, sums: FloatArray, start: IntArray) -> FloatArray:
         """What the first layers from ``start`` on add up to, (n,)."""
-        end = np.minimum(start + self.count, sums.shape[1] - 1)
-        edges = np.stack([start, end], axis=1)
-        return np.diff(np.take_along_axis(sums, edges, axis=1))[:, 0]
+        return at(sums, np.minimum(start + self.count, len(sums) - 1)) - at(sums, start)
 
 
 def _may_follow(rows: Rows) -> BoolArray:

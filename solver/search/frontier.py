@@ -183,7 +183,9 @@ class Frontier:
         """Rank promising rows of different layouts, so that bounds have something to be held against."""
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
         scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises)
-        promising = scout.promising(self._order, most, lambda: interrupted(self))
+        waiting = self._order
+        promising = scout.promising(waiting, most, lambda: interrupted(self))
+        self.fits -= int(np.isinf(self.bound_s[waiting]).sum())  # all of them were finite
         for start in range(0, len(promising), _TOGETHER):
             solved = self.solve(promising[start : start + _TOGETHER])
             for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):

@@ -24,6 +24,7 @@ from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import runs_all_forward_first
 from solver.search.bounds import SAFETY, end_tail_s, least_tail_s
 from solver.search.caps import held_by_rank, room_bytes
+from solver.search.layer_sums import at, count_below, sums_of
 from solver.search.rank_costs import RankCosts
 from solver.search.rows import Rows
 
@@ -51,7 +52,7 @@ def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replays:
-    """What the stages of some rows replay at least; sums over the first l layers are (k, L + 1)."""
+    """What the stages of some rows replay at least; sums over the first l layers are (L + 1, k)."""
 
     own: IntArray  # (k,) rows whose stages have counts of their own
     state_bytes: FloatArray
@@ -62,33 +63,29 @@ class Replays:
     @classmethod
     def of(cls, rows: Rows) -> Replays:
         """Those among rows with one chunk a rank."""
-        own, cumulative = np.flatnonzero(rows.per_stage), rows.layout.cumulative.T.astype(np.float64)
-        prices, spared = rows.prices, rows.prices.activation_bytes - rows.prices.checkpoint_bytes
-        priced = (rows.state_bytes, prices.activation_bytes, spared, prices.replay_s)
-        states, kept, saved, again = (price[own, :-2] @ cumulative for price in priced)
+        own = np.flatnonzero(rows.per_stage)
+        some = rows.take(own)
+        prices, spared = some.prices, some.prices.activation_bytes - some.prices.checkpoint_bytes
+        priced = (some.state_bytes, prices.activation_bytes, spared, prices.replay_s)
+        states, kept, saved, again = (sums_of(some, price[:, :-2]) for price in priced)
         return cls(own=own, state_bytes=states, kept_bytes=kept, spared_bytes=saved, replay_s=again)
 
-    def least_s(self, start: IntArray, room: FloatArray, held: FloatArray) -> FloatArray:
-        """Least seconds that layers ``start`` … j-1 on a rank replay so that they fit, (n, L + 1) by j.
+    def least_s(self, start: IntArray, end: IntArray, room: FloatArray, held: FloatArray) -> FloatArray:
+        """Least seconds that layers ``start`` … ``end`` - 1 on a rank replay so that they fit, (k,).
 
         Args:
-            start: first layer of the rank in every row, (n,).
-            room: bytes that the rank has left for its layers, (n,).
-            held: micro-batches that it keeps in flight, (n,).
+            start: first layer of the rank in every row, (k,).
+            end: the layer behind its last, (k,).
+            room: bytes that the rank has left for its layers, (k,).
+            held: micro-batches that it keeps in flight, (k,).
         """
-        found = np.zeros((len(start), self.replay_s.shape[1]))
-        if not len(self.own):
-            return found
-        at, flying = start[self.own][:, None], held[self.own][:, None]
-        whole = self.state_bytes + flying * self.kept_bytes
-        over = whole - np.take_along_axis(whole, at, axis=1) - room[self.own][:, None]
-        begun = np.take_along_axis(self.spared_bytes, at, axis=1)
-        needed = np.where(over > 0.0, begun * (1.0 - _SLIGHTLY) + over / flying * _ROUNDING, -np.inf)
-        count = (self.spared_bytes[:, None, :] < needed[:, :, None]).sum(axis=2)
-        last = np.clip(count, at, np.maximum(np.arange(found.shape[1])[None, :], at))
-        before = np.take_along_axis(self.replay_s, at, axis=1)
-        found[self.own] = np.take_along_axis(self.replay_s, last, axis=1) - before
-        return found
+        whole = at(self.state_bytes, end) - at(self.state_bytes, start)
+        whole = whole + held * (at(self.kept_bytes, end) - at(self.kept_bytes, start))
+        over, begun = whole - room, at(self.spared_bytes, start)
+        needed = np.where(over > 0.0, begun * (1.0 - _SLIGHTLY) + over / held * _ROUNDING, -np.inf)
+        count = count_below(self.spared_bytes, np.nextafter(needed, -np.inf))
+        last = np.clip(count, start, end)
+        return at(self.replay_s, last) - at(self.replay_s, start)
 
 
 def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:

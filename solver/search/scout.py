@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import FloatArray, IntArray
+from solver.search.mixed import can_beat_mixed, tightened_s
 from solver.search.priced import Priced
 from solver.search.ranking import Layout, layouts_of
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 
 RAISES = (1.02, 1.08, 1.25)  # of a first bound, tried one after the other
-FITS_AT_ALL = (1e6,)  # the same for whoever wants any plan
+_LONGEST = 1e6  # times a bound: longer than any split takes
+FITS_AT_ALL = (_LONGEST,)  # the same for whoever wants any plan
 _COARSE = (1.02, 1.1)  # enough for layers of one kind, whose first bounds are close
 _LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
 _MOST_LOOKS = 8
@@ -48,13 +50,16 @@ class Scout:
             if known >= most or interrupted():
                 break
             self._raise(index)
-            rows = [*best.values(), *index.tolist()]
+            rows = [*best.values(), *index[np.isfinite(self.bound_s[index])].tolist()]
             rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # the last of a layout stays
             best = dict(zip(layouts_of(self.rows.columns, rows), rows, strict=True))
         return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
 
     def _raise(self, index: IntArray) -> None:
         """Raise the bounds of rows step by step, as far as no split of theirs can beat them."""
+        if not (self.rows.is_uniform or self.rows.only_split) and self.shares == RAISES:
+            self._raise_mixed(index)
+            return
         least = self.bound_s[index]
         left = np.arange(0 if self.rows.only_split else len(index))
         coarse = self.rows.is_uniform and self.shares == RAISES
@@ -63,3 +68,15 @@ class Scout:
             lost = ~can_beat(self.rows.take(index[left]), step)
             left = left[lost]
             self.bound_s[index[left]] = np.nextafter(step[lost], np.inf)
+
+    def _raise_mixed(self, index: IntArray) -> None:
+        """The same closely, and +inf for rows of which memory refutes every split.
+
+        At first sight memory is taken for all ranks together, which most of them pass and fail here.
+        """
+        rows = self.rows.take(index)
+        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=False)
+        self.bound_s[index[~fits]] = np.inf
+        left = index[fits]
+        unlimited = np.full(len(left), np.inf)
+        self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
