@@ -15,7 +15,7 @@ from service.launchers.target import Target
 from solver.own_balance import own_balance
 from solver.plan import Configuration
 from solver.problem import Problem, Workload
-from solver.space import enumerate_space
+from solver.space import Space, enumerate_space
 from tests.launcher_cases import (
     DEEPSEEK_EXPERTS,
     DEEPSEEK_V3,
@@ -119,9 +119,14 @@ def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator
     space = enumerate_space(problem)
     legal = np.flatnonzero(space.legal)
     for row in rng.sample(legal.tolist(), min(count, len(legal))):
-        chunks = int((space.columns.pipeline_parallel_size * space.columns.virtual_pipeline_size)[row])
-        config = space.columns.configuration(row, _split(problem, chunks, rng))
-        yield Target(plan=plan(config), problem=problem)
+        yield target_of_row(problem, space, row, rng)
+
+
+def target_of_row(problem: Problem, space: Space, row: int, rng: random.Random) -> Target:
+    """One row, with a split that the launcher takes."""
+    chunks = int((space.columns.pipeline_parallel_size * space.columns.virtual_pipeline_size)[row])
+    config = space.columns.configuration(row, _split(problem, chunks, rng))
+    return Target(plan=plan(config), problem=problem)
 
 
 def _split(problem: Problem, chunks: int, rng: random.Random) -> list[int]:

@@ -13,6 +13,7 @@ from service.launchers.rules import Rule, refuse
 from service.launchers.target import Target
 
 COMMON_RULES: tuple[Rule, ...] = (
+    parallel_rules.stages_stand_on_like_nodes,
     parallel_rules.gpus_fit_the_cluster,
     parallel_rules.nodes_are_whole,
     parallel_rules.tensor_ranks_stay_near,

@@ -237,9 +237,9 @@ def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
         if getattr(target.config, name):
             yield fault(
                 name,
-                "Megatron-LM runs one mesh with one tensor_parallel_size on all nodes; it cannot place "
-                "stages on node groups",
-                nearest="a plan searched for megatron-lm",
+                "launchers run one mesh with one tensor_parallel_size on all nodes; none places stages on "
+                "node groups",
+                nearest="a plan searched for the launcher",
             )
 
 

@@ -1,4 +1,4 @@
-"""What the search proposes for a launcher, its exporter takes: also adapters, optimizers, fp8, offload."""
+"""What the search proposes for a launcher, its exporter takes: adapters, optimizers, fp8, offload, mixed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from profiles.capabilities import launcher_capabilities
 from profiles.frameworks import OPTION_WORDS
-from profiles.library import find_model
+from profiles.library import find_cluster, find_model
 from profiles.optimizers import OPTIMIZERS
+from profiles.profile import default_profile
 from service.launchers.registry import export, launcher_names
+from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
 from solver.launcher_own import problem_faults
 from solver.problem import Problem
-from tests.launcher_plans import problem_of, random_targets
+from solver.rank_orders import RANK_ORDERS
+from solver.search.search import search
+from solver.space import enumerate_space
+from tests.launcher_plans import problem_of, random_targets, target_of_row
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b")
 
@@ -50,3 +56,54 @@ def test_a_plan_found_for_a_launcher_can_always_be_exported_for_it(launcher: str
             assert export(found.plan, problem, launcher).files
             tried += 1
     assert tried >= 4
+
+
+WORDS = {
+    "pipeline_schedule": SCHEDULES, "recompute": RECOMPUTE, "offload": OFFLOAD, "rank_order": RANK_ORDERS,
+    "context_parallel_mode": CONTEXT_MODES, "zero_stage": (0, 1, 2, 3),
+}  # fmt: skip
+# nanotron balances stages itself: only batches and models that divide leave it any (test_found_schedules).
+WITHOUT_STAGES = ("nanotron",)
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_a_row_of_every_value_that_a_launcher_offers_is_exported(launcher: str) -> None:
+    able, drawn = launcher_capabilities(launcher), {name: set[object]() for name in WORDS}
+    for model in MODELS:
+        plain = problem_of(launcher, find_model(model), num_nodes=4)
+        problem = replace(plain, options=replace(plain.options, allow=("offload",)))
+        if list(problem_faults(problem, able)):
+            continue
+        space = enumerate_space(problem)
+        for name, words in WORDS.items():
+            values = getattr(space.columns, name)
+            for value in np.unique(values[space.legal]):
+                row = int(np.flatnonzero(space.legal & (values == value))[-1])
+                found = target_of_row(problem, space, row, random.Random(row))
+                assert export(found.plan, problem, launcher).files
+                drawn[name].add(words[value])
+    offered = {
+        "pipeline_schedule": able.schedules, "recompute": able.recompute, "offload": able.offload,
+        "rank_order": able.rank_orders, "context_parallel_mode": able.context_parallel_modes,
+        "zero_stage": able.zero_stages,
+    }  # fmt: skip
+    if launcher in WITHOUT_STAGES:
+        offered["pipeline_schedule"] = ("none",)
+    assert drawn == {name: set(values) for name, values in offered.items()}
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_what_is_found_on_a_mixed_cluster_is_exported_with_the_order_of_its_nodes(launcher: str) -> None:
+    plain = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1, batch=32)
+    (first,), (second,) = plain.cluster.groups, find_cluster("dgx-a100", num_nodes=1).groups
+    mixed = replace(plain, cluster=replace(plain.cluster, groups=(first, second)))
+    options = replace(mixed.options, certify="none", top_k=3)
+    problem = replace(mixed, options=options)
+    answer = search(problem, default_profile(problem.cluster, launcher))
+    for plan in answer.plans:
+        bundle = export(plan, problem, launcher)
+        assert not plan.config.is_placed
+        if plan.config.num_gpus > first.gpus_per_node:
+            assert any("order of the cluster's groups" in warning for warning in bundle.warnings)
+            assert "HOSTS_FILE:?" in bundle.files["launch.sbatch"]
+    assert answer.plans

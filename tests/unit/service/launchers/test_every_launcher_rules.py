@@ -11,9 +11,9 @@ from profiles.capabilities import launcher_capabilities
 from profiles.errors import RefusedExportError
 from profiles.model import ModelSpec, MoeSpec
 from service.launchers.capability_rules import within_capabilities
-from service.launchers.registry import export
+from service.launchers.registry import export, launcher_names
 from service.launchers.target import Target
-from solver.plan import Configuration
+from solver.plan import Configuration, StageGroup
 from tests.launcher_cases import target
 from tests.launchers.mutants import MUTANTS, Mutant
 
@@ -127,3 +127,25 @@ def test_every_mutant_is_refused_with_a_field_and_a_reason(launcher: str, mutant
 
 def test_every_launcher_names_its_source() -> None:
     assert all(launcher_capabilities(name).source for name in (*MUTANTS, "nanotron", "ms-swift"))
+
+
+PLACED = {
+    "stage_groups": replace(
+        STAGES, stage_groups=(StageGroup(group="a", num_gpus=1, num_nodes=1.0, tensor_parallel_size=1),) * 2
+    ),
+    "replicas": replace(ONE, replicas=(ONE, ONE)),
+    "stage_recompute_layers": replace(
+        STAGES, recompute_granularity="full", recompute_layers=2, stage_recompute_layers=(2, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+@pytest.mark.parametrize("field", PLACED)
+def test_what_only_the_search_without_a_launcher_places_is_refused_by_name(
+    field: str, launcher: str
+) -> None:
+    found = case(launcher, PLACED[field])
+    with pytest.raises(RefusedExportError) as caught:
+        export(found.plan, found.problem, launcher)
+    assert f"config.{field}" in {fault.field for fault in caught.value.errors}

@@ -90,7 +90,7 @@ ON_A_GROUP = StageGroup(group="h100-sxm-80gb", num_gpus=1, num_nodes=1 / 8, tens
 
 PAIRS = [
     pair(rules.stages_stand_on_like_nodes, case(), case(config=replace(ONE, stage_groups=(ON_A_GROUP,))),
-         "config.stage_groups", "a plan searched for megatron-lm"),
+         "config.stage_groups", "a plan searched for the launcher"),
     pair(rules.sizes_are_positive, case(), case(config=replace(ONE, data_parallel_size=0), num_nodes=1,
          gpus_per_node=1) , "config.data_parallel_size", "1"),
     # 8 GPUs hold dp 8, not dp 9.
