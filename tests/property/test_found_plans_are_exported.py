@@ -1,4 +1,4 @@
-"""What the search proposes for a launcher, its exporter takes: adapters, optimizers, fp8, offload, mixed."""
+"""What the search proposes for a launcher its exporter takes: adapters, optimizers, fp8, offload, mixed."""
 
 from __future__ import annotations
 
