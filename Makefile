@@ -101,7 +101,7 @@ bench-service: $(STAMP) ## requests and claims a second, job starts, memory, on 
 	@$(BIN)/python -m benchmarks.service_speed --write
 	@$(BIN)/python -m benchmarks.service_soak --write
 
-bench-cancel: $(STAMP) ## how soon a running job is cancelled, of 300 on each database; writes docs/reliability.md
+bench-cancel: $(STAMP) ## how soon a running job is cancelled, of 120 on each database; writes docs/reliability.md
 	@$(BIN)/python -m benchmarks.service_cancels --write
 
 bench-scaling: $(STAMP) ## jobs a minute and a sweep by 1 and 2 workers, and what 64 ask of PostgreSQL; writes docs/scaling.md

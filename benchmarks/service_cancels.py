@@ -25,7 +25,7 @@ from tests.servers import until, working
 from workers.heartbeat import LOOK_S
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
-TIMES = 300
+TIMES = 120
 START_WITHIN_S = 60.0
 
 
