@@ -1,8 +1,9 @@
-"""Of a job that has ended, events that only told how far its search was are forgotten.
+"""Of a job that has ended, most events that only told how far its search was are forgotten.
 
-What is kept: every change of the state, every request to cancel, and the last progress, which comes with
-the end. A client that comes back is told the same story: Last-Event-ID names a moment, not a row that must
-be there. The database itself does it, in the transaction of the end, as it writes the events.
+What is kept: every change of the state, every request to cancel, the last progress, which comes with the
+end, and some 60 of the others, evenly spaced, which draw the course of the search. A client that comes back
+is told the same story: Last-Event-ID names a moment, not a row that must be there. The database itself does
+it, in the transaction of the end, as it writes the events.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ branch_labels = None
 depends_on = None
 
 _TERMINAL = "('succeeded', 'infeasible', 'failed', 'cancelled', 'expired')"
-# An event says no more than how far the search was if the one before it tells the same otherwise.
+# An event says no more than how far the search was if the one before it tells the same otherwise. Of these
+# each ceil(n / 60)-th of n events stays.
 _FORGET = """DELETE FROM job_events WHERE id IN (
     SELECT id FROM (
         SELECT id, state, cancel_requested,
-               lag(state) OVER told AS state_before, lag(cancel_requested) OVER told AS asked_before
+               lag(state) OVER told AS state_before, lag(cancel_requested) OVER told AS asked_before,
+               row_number() OVER told AS place, count(*) OVER (PARTITION BY job_id) AS number
         FROM job_events WHERE job_id {of} WINDOW told AS (PARTITION BY job_id ORDER BY id)
     ) AS events
-    WHERE state = state_before AND cancel_requested = asked_before);"""
+    WHERE state = state_before AND cancel_requested = asked_before
+    AND place % ((number + 59) / 60) <> 0);"""
 _OF_ENDED = f"IN (SELECT id FROM jobs WHERE state IN {_TERMINAL})"  # noqa: S608 - constants
 # When the last event is there, not before: on SQLite it would get the number of a forgotten row, which a
 # client that follows has seen already.
