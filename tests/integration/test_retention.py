@@ -72,3 +72,18 @@ def test_keys_are_forgotten_when_they_are_free_again(database: Database) -> None
     assert retention(database).prune().keys == 1
     with database.read() as connection:
         assert find_key(connection, TENANT, "young", ttl_s=TTL_S) is not None
+
+
+def test_of_the_reports_of_a_finished_job_each_second_of_over_60_is_kept(
+    database: Database, engine: JobEngine
+) -> None:
+    for other in ("waiting", "keyed"):
+        engine.cancel(TENANT, other)  # of the tests before
+    add_job(database, "reported")
+    claim = claimed(engine)
+    for explored in range(70):
+        engine.heartbeat(claim, {"stage": "solving", "explored": explored})
+    assert rows_of(database, "reported") == 72
+    engine.complete(claim, SUCCESS)
+    # 73 events: queued, running, 70 reports, succeeded; each second one and the 3 changes, one of them both
+    assert rows_of(database, "reported") == 36 + 3 - 1 + 2  # and two plans
