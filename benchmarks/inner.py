@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from profiles.profile import default_profile
 from service.problem_file import read_problem_file
 from service.request import parse_problem
 from solver.cost.assemble import objective_s
+from solver.problem import Problem
 from solver.search.cp.request import Request, row_request
 from solver.search.cp.runner import Verdict, judge
 from solver.search.frontier import Frontier
@@ -37,13 +39,32 @@ ROWS = (
     ("dense and MoE layers, two chunks", "deepseek-v3-2048-h100", 8, 2),
     ("dense and MoE layers, three chunks", "deepseek-v3-2048-h100", 8, 3),
 )
+BY_STAGE = (  # under launcher none, one chunk a rank
+    ("recomputed layers by stage", "gpt-3-175b-1024-a100", 8),
+    ("dense and MoE layers, recomputed by stage", "deepseek-v3-2048-h100", 16),
+)
 _ROUNDING_S = 2e-6
 _LIMIT_S = 60.0
 
 
-def priced(name: str) -> Rows:
-    """All legal rows of a problem of ``benchmarks/problems``."""
-    problem = parse_problem(read_problem_file(PROBLEMS / f"{name}.json"))
+def problem_of(name: str) -> Problem:
+    """A problem of ``benchmarks/problems``."""
+    return parse_problem(read_problem_file(PROBLEMS / f"{name}.json"))
+
+
+def by_stage(name: str, pp: int) -> Rows:
+    """The row of a pipeline whose stages recompute as many layers as each has to."""
+    problem = problem_of(name)
+    pins: dict[str, int | str] = {
+        "pipeline_parallel_size": pp, "virtual_pipeline_size": 1, "recompute_granularity": "full",
+        "micro_batch_size": 1,
+    }  # fmt: skip
+    rows = priced(replace(problem, launcher="none", options=replace(problem.options, pin=pins)))
+    return row_of(rows.take(np.flatnonzero(rows.per_stage)), pp, 1)
+
+
+def priced(problem: Problem) -> Rows:
+    """All legal rows of a problem."""
     space = enumerate_space(problem)
     profile = default_profile(problem.cluster, problem.launcher)
     return priced_rows(problem, profile, space.columns.take(space.legal))
@@ -107,8 +128,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     asked = parser.parse_args()
-    spaces = {name: priced(name) for name in dict.fromkeys(name for _, name, _, _ in ROWS)}
-    table = aligned(HEADINGS, [line(label, row_of(spaces[name], pp, v)) for label, name, pp, v in ROWS])
+    spaces = {name: priced(problem_of(name)) for name in dict.fromkeys(name for _, name, _, _ in ROWS)}
+    lines = [line(label, row_of(spaces[name], pp, v)) for label, name, pp, v in ROWS]
+    lines += [line(label, by_stage(name, pp)) for label, name, pp in BY_STAGE]
+    table = aligned(HEADINGS, lines)
     print(table)
     if asked.write:
         document = Path(DOCUMENT).read_text(encoding="utf-8")
