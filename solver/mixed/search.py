@@ -26,6 +26,7 @@ Answer
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -79,7 +80,8 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         answer = replace(answer, objective_gap=gap, objective_excess=excess)
     if answer.status == "infeasible" and not wide:
         return search_placed(problem, profile, watch, wide=True)
-    return replace(answer, warnings=(*answer.warnings, *certificate.warnings))
+    space: Literal["usual", "every"] = "every" if wide else "usual"
+    return replace(answer, warnings=(*answer.warnings, *certificate.warnings), space=space)
 
 
 def _certified(

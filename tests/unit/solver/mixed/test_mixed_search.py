@@ -56,6 +56,28 @@ def test_a_faster_link_between_the_groups_is_never_worse() -> None:
     assert best_s(fast) <= best_s(slow)
 
 
+def test_a_limit_on_gpus_holds_for_the_stages_together() -> None:
+    # tp 2 and tp 1 on two stages are 3 GPUs; each stage counts twice its own, 4 and 2
+    def gpus(*constraints: str) -> set[int]:
+        pins = {"pipeline_parallel_size": 2, "data_parallel_size": 1, "micro_batch_size": 1}
+        options = {"top_k": 40, "certify": "none", "pin": pins, "constraints": constraints}
+        problem = a_mixed_problem((FAST, SLOW_GROUP), **options)  # type: ignore[arg-type]
+        return {plan.config.num_gpus for plan in answered(problem).plans}
+
+    assert gpus() == {2, 3, 4}
+    assert gpus("num_gpus != 3") == {2, 4}
+    assert gpus("num_gpus <= 3") == {2}  # of 3, one stage counts 4
+
+
+def test_the_least_closed_form_of_all_placements_is_proved() -> None:
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1))
+    assert answer.objective_gap == 0.0
+    assert answer.objective_excess is not None
+    many = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100))
+    least = min(plan.objective_s for plan in many.plans)
+    assert answer.plans[0].objective_s * (1.0 - answer.objective_excess) <= least * (1 + 1e-9)
+
+
 def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
     profile = default_profile(problem.cluster, "none")

@@ -34,7 +34,7 @@ def answered(memory_gib: float, pins: tuple[tuple[str, int], ...] = ()) -> tuple
 
 def reasons(memory_gib: float, **pins: int) -> tuple[Problem, Infeasibility]:
     problem, answer = answered(memory_gib, tuple(pins.items()))
-    assert answer.status == "infeasible"
+    assert (answer.status, answer.space) == ("infeasible", "every")
     assert answer.infeasible is not None
     return problem, answer.infeasible
 
