@@ -193,7 +193,7 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
 
 def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> tuple[Fact, ...]:
     """Where everything comes from."""
-    group = problem.cluster.groups[0]
+    sources = dict.fromkeys("; ".join(group.gpu.sources) for group in problem.cluster.groups)
     found = [
         Fact(label=f"{name} version", value=clean(str(value))) for name, value in answer.versions.items()
     ]
@@ -203,7 +203,7 @@ def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> 
         Fact(label="Seed", value=str(answer.seed)),
         Fact(label="Model's figures", value=clean(problem.model.source)),
         Fact(label="Cluster's figures", value=clean(problem.cluster.source)),
-        Fact(label="GPU's figures", value=clean("; ".join(group.gpu.sources))),
+        Fact(label="GPU's figures", value=clean(" · ".join(sources))),
     ]
     outside = answer.plans[0].prediction.extrapolated if answer.plans else ()
     if outside:

@@ -17,12 +17,12 @@ from profiles.errors import PlannerError
 from profiles.profile import Profile
 from service.report import figures
 from service.report.what_if import WhatIf, WhatIfs
+from service.request_run import places_stages
 from service.what_if.carried import Candidate, Found, candidate_of, carried_over
 from service.what_if.changes import SUBJECTS, Question, changes_of, settled
 from service.what_if.pairs import PAIR_METHOD, Outcome, Pairs, Single
 from solver.plan import Answer
 from solver.problem import Problem
-from solver.search.search import places_stages, search
 from solver.variants import variants_of, workload_of
 from solver.why.remedies import fastest
 
@@ -90,7 +90,7 @@ def what_ifs(
         until_s=time.monotonic() + _PAIRS_S,
     )
     tables = pairs.tables()
-    words = _PLACED if method == "search" and places_stages(problem, profile) else _METHODS[method]
+    words = _PLACED if method == "search" and places_stages(problem) else _METHODS[method]
     return WhatIfs(
         rows=_rows(asked.problem, now, singles),
         method=words + (_SETTLED if asked.problem != problem else ""),
@@ -108,7 +108,7 @@ def _answered(
     try:
         if method == "predict":
             return carried_over(asked, changed, listed)
-        if places_stages(changed.problem, changed.profile):
+        if places_stages(changed.problem):
             both = (_placed(changed, clock), carried_over(asked, changed, listed))
             return max((one for one in both if one), key=lambda one: one.rate, default=None)
         found = searched(changed, clock.is_over)
@@ -133,6 +133,8 @@ def searched(changed: Question, stopped: Callable[[], bool] = lambda: False) -> 
 
 def _placed(changed: Question, clock: _Clock) -> Found | None:
     """The best plan that a short search places on node groups."""
+    from solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
+
     left_s = min(max(clock.until_s - time.monotonic(), 0.01), _PLACED_S)
     options = replace(changed.problem.options, top_k=1, certify="none", time_limit_s=left_s, pareto=False)
     problem = replace(changed.problem, options=options)
@@ -165,7 +167,7 @@ def _now(problem: Problem) -> str:
 def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
     """One line."""
     if not isinstance(found, Found):
-        said = "not computed: the time for it was over" if found == "late" else "none of them fits"
+        said = "not computed: the time for it was over" if found == "late" else "nothing found that fits"
         return WhatIf(subject=subject, change=change, found=said)
     return WhatIf(
         subject=subject,

@@ -20,7 +20,7 @@ PAIR_METHOD = (
     "that a search of that question may find a faster one."
 )
 _BESIDE: Mapping[str, Callable[[Question], Iterator[Change]]] = {"batch": batches, "network": network}
-_TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes, a GPU"}
+_TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes"}
 _SAID = {"late": "not computed: the time for it was over", None: "nothing carried over fits"}
 
 
@@ -102,4 +102,6 @@ def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
 
 def _title(single: Single | None) -> str:
     """What heads a row or a column."""
-    return "as asked" if single is None else single.change.words.removesuffix(" a GPU between nodes")
+    if single is None:
+        return "as asked"
+    return single.change.words.removesuffix(" between nodes").removeprefix("network between nodes ")

@@ -18,7 +18,7 @@ _LETTER, _LINE = 6.8, 11.0  # about the width of a letter and the height of a li
 _RADIUS = 6.0
 # Where a label may stand beside its point: (x, y) of its anchor, and which part of it is anchored.
 _BESIDE = ((9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, -10.0, "middle"), (0.0, 18.0, "middle"))
-_ABOVE = ((0.0, -9.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 17.0, "middle"))
+_UNDER = ((0.0, 18.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 30.0, "middle"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def _placed(marks: Sequence[_Mark], x: Axis, y: Axis, factor: float = 1.0) -> tu
     found = []
     for mark, at in zip(order, places, strict=True):
         point = Point(x=at[0], y=at[1], label="", title=mark.title, kind=mark.kind)
-        for way in (_ABOVE if mark.kind == "operator" else _BESIDE) if mark.label else ():
+        for way in (_UNDER if mark.kind == "operator" else _BESIDE) if mark.label else ():
             box = _box(at, way, len(mark.label))
             if box[0] >= _LEFT and box[2] <= WIDTH and not any(_overlap(box, one) for one in taken):
                 taken.append(box)
@@ -181,7 +181,7 @@ _Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 def _box(at: tuple[float, float], way: tuple[float, float, str], letters: int) -> _Box:
     """Where a label would stand."""
-    width = letters * _LETTER
+    width = letters * _LETTER + 3.0
     left = at[0] + way[0] - {"start": 0.0, "middle": 0.5, "end": 1.0}[way[2]] * width
     bottom = at[1] + way[1]
     return left, bottom - _LINE + 2, left + width, bottom + 1

@@ -66,7 +66,7 @@ def test_a_pair_agrees_with_the_lines_of_its_single_changes(grids: dict[Method, 
     found = grids["search"]
     assert [table.title for table in found.tables] == [
         "GPUs and batch",
-        "GPUs and network between nodes, a GPU",
+        "GPUs and network between nodes",
     ]
     cells = {(row, column): cell for row, cells in found.tables[0].rows
              for column, cell in zip(found.tables[0].columns, cells, strict=True)}  # fmt: skip
