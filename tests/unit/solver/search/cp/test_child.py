@@ -21,6 +21,8 @@ from solver.search.priced import priced_rows
 from solver.search.watch import Watch
 from solver.space import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
+from tests.postgres_server import is_alive
+from tests.servers import until
 
 LATE = ("CP-SAT did not finish in time for 1 of 1 certificates",)
 
@@ -135,3 +137,20 @@ def test_a_certified_search_prints_nothing() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_a_child_at_work_leaves_with_the_process_that_asked(tmp_path: Path) -> None:
+    """A worker that is killed leaves no solver behind; here something else holds the child's stdin open."""
+    told = tmp_path / "pid"
+    asker = (
+        "import pathlib, subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-m', 'solver.search.cp.child']); "
+        f"pathlib.Path({str(told)!r}).write_text(str(child.pid)); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", asker], stdin=subprocess.PIPE) as parent:
+        until(lambda: told.exists() and bool(told.read_text()))
+        child = Path(f"/proc/{told.read_text()}/task")
+        until(lambda: len(list(child.iterdir())) > 1)  # it watches
+        parent.kill()
+        parent.wait()
+        until(lambda: not is_alive(int(told.read_text())), within_s=5.0)
