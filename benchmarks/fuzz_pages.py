@@ -130,18 +130,17 @@ class Pages:
             (session, {}),
         )
         posts = [case for case in islice(self._cases(), 0, None, every) if case.method == "POST"]
-        for (cookies, headers), case in product(kinds, posts[:: max(1, len(posts) // 60)]):
-            if case.address == "/sign-in":
-                continue
-            with httpx.Client(
-                base_url=self.url, cookies=cookies, headers={**headers, "Accept": "text/html"}, timeout=30
-            ) as outsider:
-                answer = _sent(outsider, case)
-            self._note(case, answer)
-            to_sign_in = answer.headers.get("location", "").startswith("/sign-in")
-            if not answer.is_client_error and not to_sign_in:
-                print(f"POST {case.address[:80]}: let in with {answer.status_code}")
-                self.found["let in"] += 1
+        some = [case for case in posts[:: max(1, len(posts) // 60)] if case.address != "/sign-in"]
+        for cookies, headers in kinds:
+            sent = {**headers, "Accept": "text/html"}
+            with httpx.Client(base_url=self.url, cookies=cookies, headers=sent, timeout=30) as outsider:
+                for case in some:
+                    answer = _sent(outsider, case)
+                    self._note(case, answer)
+                    to_sign_in = answer.headers.get("location", "").startswith("/sign-in")
+                    if not answer.is_client_error and not to_sign_in:
+                        print(f"POST {case.address[:80]}: let in with {answer.status_code}")
+                        self.found["let in"] += 1
 
     def _note(self, case: Case, answer: httpx.Response) -> None:
         """Count an answer; the bad kinds are told."""
