@@ -16,9 +16,14 @@ def tag_of(body: str) -> str:
 
 
 def names(if_none_match: str | None, tag: str) -> bool:
-    """Whether an If-None-Match header names ``tag`` (compared weakly)."""
+    """Whether an If-None-Match header names ``tag`` (compared weakly); ``*`` names every one."""
     given = (if_none_match or "")[:MAX_HEADER].split(",")
-    return tag in {one.strip().removeprefix("W/") for one in given}
+    return not {tag, "*"}.isdisjoint(one.strip().removeprefix("W/") for one in given)
+
+
+def unchanged_since(tag: str) -> Response:
+    """304, with the headers that a cache keeps from it (RFC 9110, section 15.4.5)."""
+    return Response(status_code=304, headers={"ETag": tag, "Cache-Control": "no-cache"})
 
 
 def tagged(
@@ -32,5 +37,5 @@ def tagged(
     tag = tag_of(body)
     sent = {**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"}
     if names(if_none_match, tag):
-        return Response(status_code=304, headers={"ETag": tag})
+        return unchanged_since(tag)
     return Response(body, status_code=status, media_type="application/json", headers=sent)

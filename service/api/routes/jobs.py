@@ -29,7 +29,7 @@ from service.api.openapi import EVENTS, JOB_BODY
 from service.api.problems import declared
 from service.api.schemas import JobDetail, JobPage, JobView, State, job_detail, job_fields
 from service.api.sweep_views import ChildPage, child_view
-from service.api.tags import names, tagged
+from service.api.tags import names, tagged, unchanged_since
 from service.db.database import compact_json
 from service.db.records import JobRecord, Origin
 from service.engine.states import TERMINAL_STATES
@@ -148,7 +148,7 @@ async def read_job(
         if news or over or (unchanged and job.state in TERMINAL_STATES):
             break
         await service.watch.events(tenant, job_id, after=seen, timeout_s=min(left_s, LOOK_S))
-    return Response(status_code=304, headers={"ETag": response.headers["ETag"]}) if unchanged else response
+    return unchanged_since(response.headers["ETag"]) if unchanged else response
 
 
 @router.get(

@@ -31,6 +31,8 @@ def test_a_job_is_sent_again_only_when_it_changed(client: TestClient, engine: Jo
     assert not tag.startswith("W/")
     unchanged = client.get(here, headers={"If-None-Match": f'"other", {tag}'})
     assert (unchanged.status_code, unchanged.content, unchanged.headers["ETag"]) == (304, b"", tag)
+    assert unchanged.headers["Cache-Control"] == "no-cache"
+    assert client.get(here, headers={"If-None-Match": "*"}).status_code == 304
     claimed(engine)
     assert client.get(here, headers={"If-None-Match": tag}).json()["state"] == "running"
 
