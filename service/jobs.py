@@ -196,14 +196,11 @@ class Jobs:
             made = made_before(connection, tenant, repeatable)
             if made is not None:
                 return _required_job(connection, tenant, made), False
-            known = (
-                None if submission.fresh else records.answered_job(connection, tenant, question.cache_key)
-            )
-            if known is None:
+            known = None if submission.fresh else _answered(connection, tenant, question.cache_key)
+            job = known
+            if job is None:
                 self._require_room(connection, tenant)
                 job = add(connection, tenant, submission, question, self._queue_timeout_s)
-            else:
-                job = _required_job(connection, tenant, known)
             remember(connection, tenant, repeatable, job_id=job.id)
             return job, known is None
 
@@ -242,6 +239,12 @@ class Jobs:
         if not self._room.admits(tenant, lambda: most - records.count_open(connection, tenant, limit=most)):
             detail = f"at most {most} jobs may be queued"
             raise TooManyRequestsError(detail, retry_after_s=QUEUE_RETRY_S)
+
+
+def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord | None:
+    """The job that has answered the same question; None also of one that was forgotten a moment ago."""
+    known = records.answered_job(connection, tenant, cache_key)
+    return None if known is None else records.find_job(connection, tenant, known)
 
 
 def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
