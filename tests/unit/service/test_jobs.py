@@ -80,6 +80,13 @@ def test_a_known_answer_is_given_again_unless_a_fresh_one_is_asked_for(
     assert jobs.submit(TENANT, replace(SUBMISSION, fresh=True)).id != first.id
 
 
+def test_an_answer_that_is_forgotten_at_that_moment_is_asked_for_again(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.db.records.answered_job", lambda *_: "forgotten")
+    assert jobs.submit(TENANT, SUBMISSION).state == "queued"
+
+
 def test_answers_are_not_shared_between_tenants_or_time_limits(jobs: Jobs, engine: JobEngine) -> None:
     first = jobs.submit(TENANT, SUBMISSION)
     answer_next(engine)
