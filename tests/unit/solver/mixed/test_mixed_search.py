@@ -9,11 +9,14 @@ import pytest
 from profiles.profile import default_profile
 from solver.check import violations
 from solver.mixed.batch_split import best_split
+from solver.mixed.frontier import PlacedFrontier
+from solver.mixed.least import least_objective
+from solver.mixed.shares import shares_of
 from solver.plan import Answer, Configuration, configuration_from_json
 from solver.problem import Problem
 from solver.search.search import search
 from tests.builders import INFINIBAND
-from tests.mixed_clusters import a_group, a_mixed_problem
+from tests.mixed_clusters import a_group, a_mixed_problem, outer_space
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
 
@@ -76,6 +79,14 @@ def test_the_least_closed_form_of_all_placements_is_proved() -> None:
     many = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100))
     least = min(plan.objective_s for plan in many.plans)
     assert answer.plans[0].objective_s * (1.0 - answer.objective_excess) <= least * (1 + 1e-9)
+
+
+def test_the_least_closed_form_is_known_where_classes_left_no_field_to_solve() -> None:
+    outer = outer_space(a_mixed_problem((FAST, SLOW_GROUP)))
+    frontier = PlacedFrontier.of(outer, 1)  # not run: nothing is solved yet
+    assert not frontier.objectives
+    least = least_objective(frontier, shares_of(outer), 1.0, lambda: True)
+    assert 0.0 < least.bound_s <= least.known_s == 1.0
 
 
 def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
