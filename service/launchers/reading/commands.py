@@ -15,7 +15,7 @@ _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
-_FILES = (".py", ".json", ".yaml", ".yml", ".toml", ".sh")
+_FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
 
 
@@ -77,13 +77,16 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
     return commands[chosen], counts[chosen]
 
 
-def files_named(script: Script) -> Iterator[Word]:
-    """Base names of files, and of modules, that the script's commands name, also in ``bash -c '…'``."""
+def files_named(script: Script, *, programs: bool = True) -> Iterator[Word]:
+    """Base names of files, and of modules, that the script's commands name, also in ``bash -c '…'``.
+
+    ``programs``: those of Python too, which seldom say what runs.
+    """
     for words in script.commands:
         for at, word in enumerate(words):
             for piece in word.text.split():
                 base = piece.rpartition("=")[2].rsplit("/", 1)[-1]
-                if base.endswith(_FILES):
+                if base.endswith(_FILES) or (programs and base.endswith(".py")):
                     yield Word(base, word.line)
             if word.text == "--module" and at + 1 < len(words):
                 yield Word(f"{words[at + 1].text.rsplit('.', 1)[-1]}.py", word.line)

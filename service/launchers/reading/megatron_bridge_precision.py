@@ -40,7 +40,7 @@ def take_precision(given: Given, values: Overrides) -> None:
         for key, (part, _) in values.items()
         if key.startswith(f"{_KEY}.")
     }
-    if not (text or parts):
+    if not text and "_target_" not in parts:
         given.note("mixed_precision is the recipe's: bf16_mixed is assumed")
     held = _held(text.strip("'\""), parts)
     if held is None:

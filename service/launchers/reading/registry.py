@@ -123,12 +123,12 @@ def _text_of(source: Source, name: str) -> str | None:
         return None
 
 
-def _named(source: Source) -> list[Word]:
+def _named(source: Source, *, programs: bool = True) -> list[Word]:
     """Other files that a script starts its program with, each once, with the line that names it."""
     if not source.is_script:
         return []
     try:
-        words = list(files_named(script_of(source, Told())))
+        words = list(files_named(script_of(source, Told()), programs=programs))
     except InvalidProblemError:
         return []  # its own reader says so
     found = {word.text: word for word in reversed(words) if word.text != source.name}
@@ -146,7 +146,7 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
             document_of(source)
         elif source.is_script:
             script_of(source, Told())
-        for word in _named(source):
+        for word in _named(source, programs=False):
             if source.other(word.text) is None:
                 where = f"line {word.line} of {shown(source.name)}"
                 yield FieldError(

@@ -87,3 +87,41 @@ def test_bad_files_are_refused_with_their_place(
     status, read = post(client, file, problem={**CLUSTER, "model": {"name": "llama-3.1-8b"}})
     assert status == 422
     assert any(at == pointer and says in message for at, message in faults(read)), read
+
+
+SLIPS = {
+    "megatron-bridge": ("plan_args.sh", "train.micro_batch_size", "train.micro_batch_szie"),
+    "deepspeed": ("ds_config.json", "train_batch_size", "train_batch_siz"),
+    "torchtitan": ("torchtitan_plan.py", "tensor_parallel_degree", "tensor_paralel_degree"),
+    "accelerate": ("accelerate.yaml", "fsdp_reshard_after_forward", "fsdp_reshard_after_foward"),
+    "nanotron": ("nanotron.yaml", "batch_accumulation_per_replica", "batch_acumulation_per_replica"),
+    "ms-swift": ("plan_args.sh", "--pipeline_model_parallel_size", "--pipeline_model_parallel_szie"),
+    "llama-factory": ("llama_factory.yaml", "per_device_train_batch_size", "per_device_train_batchsize"),
+}
+
+
+@pytest.mark.parametrize("launcher", SLIPS)
+def test_files_that_are_broken_by_hand_are_refused_with_line_and_what_was_meant(
+    client: TestClient, launcher: str
+) -> None:
+    case = next(iter(CASES[launcher].values()))
+    files = export(case.plan, case.problem, launcher).files
+    file, right, wrong = SLIPS[launcher]
+    rows = {number for number, line in enumerate(files[file].splitlines(), start=1) if right in line}
+
+    def answer(files: dict[str, str]) -> list[dict[str, str]]:
+        others = {other: text for other, text in files.items() if other != "launch.sh"}
+        status, read = post(client, {"name": "launch.sh", "text": files["launch.sh"], "files": others})
+        assert status == 422, read
+        errors: list[dict[str, str]] = read["errors"]  # type: ignore[assignment]
+        assert all(one["pointer"] == "/launch_file/text" for one in errors)
+        return errors
+
+    (slip, *_) = answer({**files, file: files[file].replace(right, wrong)})
+    assert slip["nearest"].endswith(right)
+    assert any(f"{wrong}: line {row}: is unknown" in slip["message"] for row in rows), slip
+    gone = answer({name: text for name, text in files.items() if name != file and "0_2" not in name})
+    assert file in gone[0]["message"]
+    assert "is not beside" in gone[0]["message"]
+    worlds = answer({**files, "launch.sh": files["launch.sh"].replace("NUM_NODES=", "NUM_NODES=1")})
+    assert all(one["allowed"] for one in worlds)

@@ -1,0 +1,35 @@
+"""Which names were meant."""
+
+import pytest
+
+from service.launchers.reading.near import meant
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("tensor_model_parallel_szie", "tensor_model_parallel_size"),  # swapped
+        ("num_layres", "num_layers"),
+        ("seq_eln", "seq_len"),
+        ("micro_batch_siz", "micro_batch_size"),  # one missing
+        ("zero_optimmization.stage", "zero_optimization.stage"),  # one too many
+        ("per_device_train_batchsize", "per_device_train_batch_size"),
+        ("pipelin_model_paralel_size", "pipeline_model_parallel_size"),  # in two words
+    ],
+)
+def test_a_slip_leads_to_the_name_that_was_meant(name: str, known: str) -> None:
+    assert meant(name, ["hidden_size", known, "expert_model_parallel_size"]) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("fp4_recipe", "fp8_recipe"),  # a number is another one
+        ("parallelism_config_ep_size", "parallelism_config_sp_size"),  # short words are whole
+        ("vocab_file", "vocab_size"),  # two letters of a short word
+        ("dq", "dp"),
+        ("strange_flag", "orange_flag"),
+    ],
+)
+def test_another_name_is_no_slip(name: str, known: str) -> None:
+    assert meant(name, [known]) is None
