@@ -144,6 +144,10 @@ def _megatron_lm_stages() -> list[Edit]:
              _added("--cpu-offloading --cpu-offloading-num-layers 1"), listed=True),
         Edit("virtual stages that layers do not divide", chunks,
              (("per-pipeline-rank 2", "per-pipeline-rank 3"),), noticed=False),
+        Edit("groups of fewer micro-batches than stages", chunks,
+             (("per-virtual-pipeline-stage 4", "per-virtual-pipeline-stage 2"),), noticed=False),
+        Edit("a width that tensor ranks do not divide", _for("megatron-lm", TENSOR),
+             (("--ffn-hidden-size 14336", "--ffn-hidden-size 14338"),), noticed=False),
     ]  # fmt: skip
 
 

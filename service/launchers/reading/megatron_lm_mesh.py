@@ -43,6 +43,8 @@ def configuration_of(
     micro = given.integer("micro-batch-size", 1)
     count = _micro_batches(given, workload.global_batch_size, dp * micro)
     vpp = max(len(split) // pp, 1)
+    _check_interleaving(given, pp, vpp, count)
+    _check_experts(given, model, tp, cp * dp)
     zero, shard = _sharding(given, dp * cp)
     sequence = given.has("sequence-parallel")
     if sequence and tp == 1:
@@ -134,6 +136,41 @@ def _micro_batches(given: Given, batch: int, each: int) -> int:
             nearest=near_multiples(batch, each),
         )
     return max(batch // each, 1)
+
+
+def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
+    """Micro-batches go in groups of g, pp by default: pp <= g <= M, and none or at least pp are left over.
+
+    ``forward_backward_pipelining_with_interleaving``, when the first step runs.
+    """
+    if vpp == 1:
+        return
+    name = "microbatch-group-size-per-virtual-pipeline-stage"
+    group = given.integer(name, pp)
+    at = name if given.has(name) else "global-batch-size"
+    if not pp <= group <= count:
+        message = f"groups of {group} micro-batches, of which there are {count}, over {pp} stages"
+        given.fault(
+            at, message, allowed=f"{pp} to {count}" if count >= pp else f"{pp} micro-batches at least"
+        )
+    elif 0 < count % group < pp:
+        message = f"{count} micro-batches in groups of {group} leave {count % group} for {pp} stages"
+        given.fault(at, message, allowed=f"micro-batches in multiples of {group}",
+                    nearest=near_multiples(count, group))  # fmt: skip
+
+
+def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
+    """Ranks of experts fill those of a stage (``initialize_model_parallel``, on the cluster only)."""
+    if model.moe is None:
+        return
+    ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)
+    if (tp * rest) % ranks:
+        given.fault(
+            "expert-model-parallel-size",
+            f"ep × expert tp = {ranks} does not divide the {tp * rest} ranks of a stage",
+            allowed=f"divisors of {tp * rest}",
+            nearest=near_divisors(ranks, tp * rest),
+        )
 
 
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:

@@ -74,6 +74,18 @@ def _splits(given: Given, _: ModelSpec) -> None:
         given.fault(_LAYOUT, "must begin with E and hold exactly one L")
 
 
+def _widths(given: Given, model: ModelSpec) -> None:
+    """Tensor ranks divide the MLP (``ensure_divisibility``, on the cluster only)."""
+    ranks, width = given.integer("tensor-model-parallel-size", 1), model.ffn_hidden_size
+    if ranks > 1 and width % ranks:
+        given.fault(
+            "tensor-model-parallel-size",
+            f"{ranks} does not divide the MLP's width {width}",
+            allowed=f"divisors of {width}",
+            nearest=near_divisors(ranks, width),
+        )
+
+
 def _lengths(given: Given, model: ModelSpec) -> None:
     """Sequences fit the positions and the ranks that they are split over."""
     seq, positions = given.integer("seq-length", 1), given.optional("max-position-embeddings")
@@ -109,4 +121,5 @@ _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _recomputation,
     _splits,
     _lengths,
+    _widths,
 )
