@@ -208,6 +208,12 @@ def torchtitan() -> list[Edit]:
         Edit("an unknown name", plain,
              (("pipeline_parallel_degree=1", "pipeline_degree=1"),
               ("pipeline_parallel_degree = 1", "pipeline_degree = 1")), listed=True),
+        Edit("key heads that tensor ranks do not divide", tensor,
+             (("NUM_KV_HEADS = 8", "NUM_KV_HEADS = 2"), ("n_kv_heads=8", "n_kv_heads=2"))),
+        Edit("fewer micro-batches than stages", stages,
+             (("local_batch_size=8", "local_batch_size=2"),
+              ("local_batch_size = 8", "local_batch_size = 2"), ("global_batch_size=64", "global_batch_size=16"),
+              ("global_batch_size = 64", "global_batch_size = 16")), noticed=False),
         Edit("a name in the place of a number", plain,
              (("tensor_parallel_degree=1", "tensor_parallel_degree=TP"),
               ("tensor_parallel_degree = 1", "tensor_parallel_degree = TP"))),
@@ -240,7 +246,8 @@ def accelerate() -> list[Edit]:
              noticed=False),
         Edit("a fifth ZeRO stage", replicas,
              (("MULTI_GPU", "DEEPSPEED\ndeepspeed_config:\n  zero_stage: 5"),), noticed=False),
-        Edit("swapped letters inside a section", plain, (("fsdp_version", "fsdp_versoin"),), noticed=False),
+        Edit("a letter missing inside a section", plain, (("after_forward", "after_foward"),),
+             noticed=False),
     ]  # fmt: skip
 
 

@@ -152,6 +152,9 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
         whole = divided(world, tp * cp, field="num_processes", what="tp × cp")
         return tp, cp, whole, 1
     shard, replicas = shard or 1, replicas or 1
+    if tp > 1 and replicas > 1 and shard == 1:
+        why = "tensor ranks beside replicas that share nothing: accelerate refuses them"
+        fields.fault(f"{_MESH}tp_size", why, allowed="1, or dp_shard_size 2 and more", nearest="1")
     if tp * cp * shard * replicas != world:
         fields.fault(
             "num_processes",

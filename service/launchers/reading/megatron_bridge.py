@@ -42,9 +42,10 @@ _READ = (
 _IRRELEVANT = (
     "dataset.", "checkpoint.", "logger.", "scheduler.", "tokenizer.", "rng.", "optimizer.",
     "train.train_iters", "train.eval_", "train.manual_gc", "dist.", "profiling.",
-    "model.should_pad_vocab", "model.init_method", "model.make_vocab", "comm_overlap", "ddp.check_for",
+    "model.should_pad_vocab", "model.init_method", "model.make_vocab", "ddp.check_for",
     "ddp.average_in", "model.apply_rope", "train.exit_", "ddp.grad_reduce_in_fp32",
 )  # fmt: skip
+_WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
 Override = tuple[str, str, int]  # key, value as text, line
 
 
@@ -109,15 +110,30 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
         name = key.partition(".")[2] or key
         if key.startswith(_READ) and flag_of(name) is not None:
             take(given, name, text, line, called=key)
-        elif key.partition(".")[0] != "mixed_precision" and not key.startswith(_IRRELEVANT):
+        elif key.partition(".")[0] not in _WRITTEN_OVER and not key.startswith(_IRRELEVANT):
             given.leave(key[:64], f"--{name.replace('_', '-')}", line)
     given.refuse_slips(CORE_NAMES)
+    _take_overlaps(given, values)
     _take_length(given, values)
     if given.has("kv-lora-rank"):
         given.take("--multi-latent-attention", Value((), 0), called="model.kv_lora_rank")
     take_precision(given, values)
     take_usual(given)
     given.stop()
+
+
+def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
+    """``comm_overlap`` is written over what the model and ddp say (``CommOverlapConfig.setup``)."""
+    for key, (text, line) in values.items():
+        section, _, name = key.partition(".")
+        if section != "comm_overlap" or text.lower() == "null":
+            continue
+        flag = flag_of(name)
+        if flag is None:
+            given.leave(key[:64], f"--{name.replace('_', '-')}", line)
+        else:
+            given.values.pop(flag, None)
+            take(given, name, text, line, called=key)
 
 
 def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:

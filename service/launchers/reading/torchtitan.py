@@ -16,6 +16,7 @@ from service.launchers.reading.split import divided
 from service.launchers.reading.torchtitan_model import model_of
 from service.launchers.reading.torchtitan_python import looks_like_module, module_values
 from service.launchers.reading.torchtitan_split import split_of
+from service.launchers.rules import near_divisors, near_multiples
 from service.launchers.torchtitan_values import SCHEDULES
 from solver.plan import Configuration
 from solver.problem import Workload
@@ -28,6 +29,7 @@ _NAMES = {titan.lower(): name for name, titan in SCHEDULES.items()} | {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs",
     "interleavedzerobubble": "interleaved_zb", "zbvzerobubble": "zb_v", "dualpipev": "dualpipe_v",
 }  # fmt: skip
+_ONE_EACH = ("1f1b", "dualpipe_v")  # schedules that need a micro-batch for every stage
 _RESHARD = ("default", "always", "never")
 _DTYPES = {"bfloat16": "bf16"}
 _IRRELEVANT = (
@@ -135,6 +137,7 @@ def _configuration(
     recompute = _recompute(fields)
     zero = _zero(fields, mesh)
     sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
+    _check(fields, model, mesh, (schedule, len(split), count))
     fields.stop()
     found = Configuration(
         tensor_parallel_size=mesh.tp,
@@ -153,6 +156,24 @@ def _configuration(
         stage_layers=split,
     )
     return found, found.global_batch_size
+
+
+def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, int, int]) -> None:
+    """What torchtitan refuses when model or trainer are built: heads, halves of slices, micro-batches."""
+    schedule, stages, count = pipeline
+    heads, seq = model.num_kv_heads, fields.integer("training.seq_len", 1)
+    slices = mesh.tp * mesh.cp * (2 if mesh.cp > 1 else 1)
+    if heads % mesh.tp:
+        why = f"{mesh.tp} does not divide {heads} key/value heads"
+        name, near = "parallelism.tensor_parallel_degree", near_divisors(mesh.tp, heads)
+        fields.fault(name, why, allowed=f"divisors of {heads}", nearest=near)
+    if fields.has("training.seq_len") and seq % slices:
+        why, near = f"tp × 2 cp = {slices} does not divide {seq}", near_multiples(seq, slices)
+        fields.fault("training.seq_len", why, allowed=f"multiples of {slices}", nearest=near)
+    if schedule in _ONE_EACH and count < stages:
+        why = f"{count} micro-batches for {stages} stages of {schedule}"
+        name = "training.local_batch_size"
+        fields.fault(name, why, allowed=f"{stages} micro-batches and more", nearest=str(stages))
 
 
 def _batch(fields: Fields, known: Known, mesh: _Mesh, dp: int) -> tuple[int, int]:
