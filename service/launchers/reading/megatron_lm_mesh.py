@@ -15,11 +15,6 @@ from solver.problem import Workload
 from solver.rank_orders import plain_order
 
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-_SIZES = (
-    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
-    "expert-model-parallel-size", "expert-tensor-parallel-size", "micro-batch-size",
-    "num-virtual-stages-per-pipeline-rank", "num-distributed-optimizer-instances",
-)  # fmt: skip
 
 
 def configuration_of(
@@ -30,10 +25,6 @@ def configuration_of(
     Raises:
         InvalidProblemError: sizes contradict one another.
     """
-    for name in _SIZES:
-        if given.has(name) and given.integer(name, 1) < 1:
-            given.fault(name, "must be 1 or more", allowed="1 and more", nearest=1)
-    given.stop()
     tp = given.integer("tensor-model-parallel-size", 1)
     pp = given.integer("pipeline-model-parallel-size", 1)
     cp = given.integer("context-parallel-size", 1)
