@@ -14,7 +14,8 @@ chunks of a rank differ by at most one layer, and a time to be beaten limits the
 ``most``, because a rank works m t_r, and by the bounds of ``reach``; as the ranks together hold L layers, a
 rank lacks at most ``spare = sum(most) - L`` of them, less what those that are known lack. Ranks far apart
 are fixed first, the ends before all: what makes them wait for one another shows soonest there. All splits
-that are not refuted are kept side by side and simulated together (``partial``).
+that are not refuted are kept side by side and simulated together (``partial``). A rank's patterns are tried
+alone before they are crossed with those splits: most of them are too slow whatever the others are.
 
 Memory is left aside, so that a bound also holds for every row of the same shape whose passes are no
 shorter (``dominates``).
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.columns import BoolArray, IntArray
+from solver.columns import BoolArray, FloatArray, IntArray
 from solver.search.bounds import SAFETY
 from solver.search.partial import MAKES_ORDER, least_steps_s, made_steps_s, makes_its_order, passes_of
 from solver.search.reach import most_layers
@@ -41,7 +42,7 @@ _MOST_MADE = 2**10  # the same where the order is made on the way
 _MOST_SPARE = 4  # layers that the ranks may lack together,
 _MOST_WAYS = 5000  # or else ways to lack them
 _MOST_TRIED = 2**18  # ranks times pairs of layer counts, up to which the bounds are asked for each
-_MOST_PATTERNS = 2**12  # of one rank
+_MOST_PATTERNS = 2**14  # of one rank
 _FEW, _SLOWER = 64, 16  # making an order takes so many times as long as running one, of so many at least
 
 
@@ -65,6 +66,10 @@ class _Partial:
 
     sizes: IntArray
     lacking: IntArray
+
+    def among(self, kept: BoolArray) -> _Partial:
+        """Some of them."""
+        return _Partial(self.sizes[kept], self.lacking[kept])
 
 
 def are_tried(rows: Rows) -> BoolArray:
@@ -127,26 +132,57 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
     if spare < 0:
         return target_s
     nothing = np.full((1, chunks), row.smallest_chunk[0], dtype=np.int64)
-    left, steps = _Partial(nothing, np.zeros(1, dtype=np.int64)), np.zeros(1)
-    open_ranks = list(range(int(row.p[0])))
+    unknown, growth = _Partial(nothing, np.zeros(1, dtype=np.int64)), _Growth(row, most, spare, effort)
+    left, steps, known = unknown, np.zeros(1), list[int]()
     for rank in _far_apart(int(row.p[0])):
-        counts = range(int(most[rank]) - spare, int(most[rank]) + 1)
-        if number_of_patterns(row, rank, counts) > _MOST_PATTERNS:
+        ways = growth.ways(rank)
+        if ways is None:
             return min(float(steps.min()), target_s)
-        ways = patterns(row, rank, counts)
-        branches = _branched(row, left, rank, _Partial(ways, most[rank] - ways.sum(axis=1)), spare)
-        if not effort.takes(len(branches.lacking) * passes_of(row)):
+        if known:  # too slow whatever the other ranks are: they are not crossed with those
+            alone = growth.steps_s(unknown, [rank], ways)
+            ways = None if alone is None else ways.among(alone[1] < target_s)
+        grown = None if ways is None else growth.steps_s(left, [*known, rank], ways)
+        if grown is None:
             return min(float(steps.min()), target_s)
-        open_ranks.remove(rank)
-        _fill_up(row, branches, most[open_ranks] - spare, open_ranks)
-        steps = least_steps_s(row, branches.sizes, effort.tick)
-        alive = steps < target_s
-        left, steps = _Partial(branches.sizes[alive], branches.lacking[alive]), steps[alive]
+        left, steps = grown[0].among(grown[1] < target_s), grown[1][grown[1] < target_s]
         if not len(steps):
             return target_s
+        known.append(rank)
     if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
         steps = made_steps_s(row, left.sizes)
     return min(float(steps.min()), target_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """How splits of a row get one more rank: the most layers of each, and how many all may lack."""
+
+    row: Rows
+    most: IntArray
+    spare: int
+    effort: Effort
+
+    def ways(self, rank: int) -> _Partial | None:
+        """The patterns of a rank and what they lack; None where they are too many."""
+        counts = range(int(self.most[rank]) - self.spare, int(self.most[rank]) + 1)
+        if number_of_patterns(self.row, rank, counts) > _MOST_PATTERNS:
+            return None
+        sizes = patterns(self.row, rank, counts)
+        return _Partial(sizes, self.most[rank] - sizes.sum(axis=1))
+
+    def steps_s(
+        self, before: _Partial, ranks: list[int], ways: _Partial
+    ) -> tuple[_Partial, FloatArray] | None:
+        """Splits with every way for the last of ``ranks``, and how long they take at least.
+
+        None where the effort is spent.
+        """
+        tried = _branched(self.row, before, ranks[-1], ways, self.spare)
+        if not self.effort.takes(len(tried.lacking) * passes_of(self.row)):
+            return None
+        others = [rank for rank in range(len(self.most)) if rank not in ranks]
+        _fill_up(self.row, tried, self.most[others] - self.spare, others)
+        return tried, least_steps_s(self.row, tried.sizes, self.effort.tick)
 
 
 def _most_layers(row: Rows, target_s: float) -> IntArray:
@@ -186,13 +222,19 @@ def patterns(row: Rows, rank: int, counts: range) -> IntArray:
         least = int(row.smallest_chunk[0])
         both = [(first, own - first) for own in counts for first in range(least, own - least + 1)]
         return np.array(both, dtype=np.int64).reshape(-1, 2)
-    found = []
-    for way in _ways(row, rank, counts):
-        for larger in combinations(range(way.alike), way.more):
-            inner = [way.each + (at in larger) for at in range(way.alike)]
-            own = inner if way.end is None else [way.end, *inner] if rank == 0 else [*inner, way.end]
-            found.append(own)
-    return np.array(found, dtype=np.int64).reshape(-1, int(row.v[0]))
+    found = [_written(way, rank) for way in _ways(row, rank, counts)]
+    return np.concatenate([np.zeros((0, int(row.v[0])), dtype=np.int64), *found])
+
+
+def _written(way: _Way, rank: int) -> IntArray:
+    """The patterns that are alike, one for each choice of the larger chunks."""
+    larger = np.array(list(combinations(range(way.alike), way.more)), dtype=np.int64)
+    inner = np.full((len(larger), way.alike), way.each)
+    np.put_along_axis(inner, larger.reshape(len(larger), way.more), way.each + 1, axis=1)
+    if way.end is None:
+        return inner
+    end = np.full((len(inner), 1), way.end)
+    return np.concatenate([inner, end] if rank else [end, inner], axis=1)
 
 
 def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
