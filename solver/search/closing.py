@@ -1,22 +1,27 @@
 """The gap: how fast any split of any row could simulate, beyond what the closed bounds see.
 
 ``reach.least_bound_s`` bounds all splits at once. Where it leaves rows more than a hundredth below the
-first plan, they are held against that time rank by rank (``patterns``), as long as the effort lasts.
+first plan, they are held against that time rank by rank (``patterns``), as long as the effort lasts. Rows
+whose splits are few and known are simulated under all of them, the row with the least bound first.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
 
 from solver.search.bounds import whole_layers_s
+from solver.search.frontier import Solved
+from solver.search.partial import least_steps_s, passes_of
 from solver.search.patterns import Effort, are_tried, dominates, is_branchable, least_simulation_s
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
 
 _SHARE = 0.01  # of the first plan's step: a gap that small is left as it is
 _EFFORT = 2**27  # passes simulated; about half a second
+_MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
 
 
 def least_step_bound_s(
@@ -55,3 +60,25 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> floa
         if found == target_s:
             refuted.append(row)
     return least
+
+
+def least_of_candidates_s(
+    rows: Rows, solved: list[Solved], best_s: float, tick: Callable[[], object] = lambda: None
+) -> float:
+    """No candidate of rows that have no other splits simulates faster; at most ``best_s``.
+
+    The row with the least bound is simulated under each of its candidates until that bound is one of a
+    simulation, a step has too many passes, or the effort is spent.
+    """
+    effort, simulated = Effort(_EFFORT, tick), set[int]()
+    waiting = [(one.bound_s, at) for at, one in enumerate(solved)]
+    heapq.heapify(waiting)
+    while waiting and waiting[0][0] < best_s:
+        bound, at = waiting[0]
+        row, sizes = rows.take([at]), np.array(solved[at].candidates)
+        passes = passes_of(row)
+        if at in simulated or passes > _MOST_PASSES or not effort.takes(len(sizes) * passes):
+            return bound
+        simulated.add(at)
+        heapq.heapreplace(waiting, (max(bound, float(least_steps_s(row, sizes, tick).min())), at))
+    return best_s

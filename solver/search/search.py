@@ -56,7 +56,7 @@ from solver.search.answering import Found, Proof, answer_of, objectives_s, plans
 from solver.search.bounds import objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.certify import Judge
-from solver.search.closing import least_step_bound_s
+from solver.search.closing import least_of_candidates_s, least_step_bound_s
 from solver.search.fitting import lightest
 from solver.search.frontier import Frontier, Solved
 from solver.search.known import rows_of
@@ -192,7 +192,8 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
     contenders = np.flatnonzero(frontier.bound_s < best)
     offered = [row for row in contenders.tolist() if row in frontier.solved and not frontier.is_open(row)]
-    bound = min([best, *(frontier.solved[row].bound_s for row in offered)])
+    few = [frontier.solved[row] for row in offered]
+    bound = least_of_candidates_s(frontier.rows.take(offered), few, best, watch.tick)
     others = frontier.rows.take(np.setdiff1d(contenders, offered))
     bound = min(bound, least_step_bound_s(others, min(low, best), best, watch.tick))
     objective = objectives_s(frontier)[0]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from solver.columns import SCHEDULES
 from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC, rank_of_chunk
 from solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
-from solver.search.closing import least_step_bound_s
+from solver.search.closing import least_of_candidates_s, least_step_bound_s
+from solver.search.frontier import Frontier
 from solver.search.patterns import Effort, dominates, is_branchable, least_simulation_s, patterns
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
@@ -120,3 +121,15 @@ def test_a_row_that_dominates_another_simulates_no_slower_under_any_split(rows: 
     bypasses = SCHEDULES[rows.columns.pipeline_schedule[0]] in BYPASSES_SYNC
     if dominates(rows, 0, 1) and not bypasses:  # of those rank 0's end alone
         assert (exhaust(rows, 0).simulated_s <= exhaust(rows, 1).simulated_s * ROUNDING).all()
+
+
+@given(priced_rows(mixed=True, any_schedule=True))
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+def test_mixed_layers_in_several_chunks_a_rank_are_bounded_by_their_fastest_split(rows: Rows) -> None:
+    every = exhaust(rows, 0)
+    if rows.v[0] > 1 and len(every.splits):
+        fastest = float(every.simulated_s.min())
+        solved = Frontier(rows=rows, top_k=1, bound_s=np.zeros(1)).solve([0])
+        found = least_of_candidates_s(rows, solved, 2.0 * fastest)
+        assert fastest / ROUNDING <= found <= fastest
+        assert least_of_candidates_s(rows, solved, 0.5 * fastest) == 0.5 * fastest
