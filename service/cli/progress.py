@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from service.report.figures import count, percent, seconds
+from service.report.figures import count, seconds
 from solver.progress import Progress
 
 _STDERR = 2
@@ -38,7 +38,7 @@ class ProgressLine:
 
 
 def progress_words(progress: Progress) -> str:
-    """``solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3 % · 400 ms``."""
+    """``solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3.0 % · 400 ms``."""
     words = [str(progress.stage)]
     if progress.total:
         words[0] += f" {count(progress.explored)} of {count(progress.total)}"
@@ -47,7 +47,7 @@ def progress_words(progress: Progress) -> str:
     if progress.bound_step_time_s is not None:
         words.append(f"bound {seconds(progress.bound_step_time_s)}")
     if progress.gap is not None:
-        words.append(f"gap {percent(progress.gap)}")
+        words.append(f"gap {progress.gap * 100:.1f} %")
     return " · ".join([*words, seconds(progress.elapsed_s)])
 
 

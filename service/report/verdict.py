@@ -72,7 +72,8 @@ def verdict_of(answer: Answer, problem: Problem) -> Verdict:
         return _infeasible(answer, problem)
     if not answer.plans:
         sentence = "No plan was found before the search stopped, and nothing is proved."
-        return Verdict(kind="none", badge="no plan", sentence=sentence, certainty=(_searched(answer),))
+        said = (_searched(answer), "More time may find one (the time limit of the search).")
+        return Verdict(kind="none", badge="no plan", sentence=sentence, certainty=said)
     return _found(answer, problem)
 
 

@@ -45,6 +45,8 @@ _RAMP = (
     "meshwright plan --sweep num_nodes=… answers it for each cluster."
 )
 _SETTLED = " Where the question leaves the batch or the number of GPUs open, these lines take plan #1’s."
+_LISTED = " Of the launchers, precisions and optimizers left open those of the listed plans are searched."
+_MEASURED = " The network is left as it is: its collectives were measured on this cluster."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +92,25 @@ def what_ifs(
         until_s=time.monotonic() + _PAIRS_S,
     )
     tables = pairs.tables()
-    words = _PLACED if method == "search" and places_stages(problem) else _METHODS[method]
     return WhatIfs(
         rows=_rows(asked.problem, now, singles),
-        method=words + (_SETTLED if asked.problem != problem else ""),
+        method=_said(method, Question(problem=problem, profile=profile), asked),
         tables=tables,
         pair_method=PAIR_METHOD if tables else "",
     )
+
+
+def _said(method: Method, asked: Question, settled_to: Question) -> str:
+    """How the lines were found, and what of the question they take as it is."""
+    problem = asked.problem
+    placed, several = places_stages(problem), len(variants_of(problem, asked.profile)) > 1
+    remarks = {
+        _LISTED: method == "search" and several and not placed,
+        _SETTLED: settled_to.problem != problem,
+        _MEASURED: any(group.measured is not None for group in problem.cluster.groups),
+    }
+    words = _PLACED if method == "search" and placed else _METHODS[method]
+    return words + "".join(text for text, applies in remarks.items() if applies)
 
 
 def _answered(
@@ -111,19 +125,26 @@ def _answered(
         if places_stages(changed.problem):
             both = (_placed(changed, clock), carried_over(asked, changed, listed))
             return max((one for one in both if one), key=lambda one: one.rate, default=None)
-        found = searched(changed, clock.is_over)
+        found = searched(changed, listed, clock.is_over)
     except PlannerError:  # a pin or a limit that the changed question cannot hold
         return None
     return "late" if found is None and clock.is_over() else found
 
 
-def searched(changed: Question, stopped: Callable[[], bool] = lambda: False) -> Found | None:
-    """The fastest plan of all launchers, precisions and optimizers that the question leaves open."""
-    found = []
+def searched(
+    changed: Question, listed: Sequence[Candidate] = (), stopped: Callable[[], bool] = lambda: False
+) -> Found | None:
+    """The fastest plan of the launchers, precisions and optimizers that the question leaves open.
+
+    ``listed``: only those that one of these settled on; empty: all.
+    """
+    found, ways = [], {(one.launcher, one.workload) for one in listed}
     for variant in variants_of(changed.problem, changed.profile):
+        workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))
+        if ways and (variant.problem.launcher, workload) not in ways:
+            continue
         best = fastest(variant.problem, variant.profile, stopped)
         if best is not None:
-            workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))
             candidate = Candidate(
                 configuration=best[0], launcher=variant.problem.launcher, workload=workload
             )

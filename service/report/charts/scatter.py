@@ -17,7 +17,7 @@ _ALL_NAMED = 15  # of more points than this only the front's have their labels s
 _LETTER, _LINE = 6.8, 11.0  # about the width of a letter and the height of a line
 _RADIUS = 6.0
 # Where a label may stand beside its point: (x, y) of its anchor, and which part of it is anchored.
-_BESIDE = ((9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, -10.0, "middle"), (0.0, 18.0, "middle"))
+_BESIDE = ((8.0, -5.0, "start"), (9.0, 14.0, "start"), (-8.0, -5.0, "end"), (-8.0, 14.0, "end"))
 _UNDER = ((0.0, 18.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 30.0, "middle"))
 
 

@@ -69,7 +69,7 @@ def test_progress_shows_incumbent_bound_and_gap() -> None:
         elapsed_s=0.4,
     )
     assert progress_words(progress) == (
-        "solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3 % · 400 ms"
+        "solving 3 912 of 184 320 · incumbent 33.6 s · bound 32.6 s · gap 3.0 % · 400 ms"
     )
     early = replace(progress, incumbent_step_time_s=None, bound_step_time_s=None, gap=None)
     assert progress_words(early) == "solving 3 912 of 184 320 · 400 ms"
