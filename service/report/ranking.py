@@ -67,7 +67,7 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
     return [column for differs, column in shown if differs]
 
 
-def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
+def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -> list[Column]:
     """Every column, in order; expert parallelism only with experts, what else plans differ in."""
     sizes = [
         Column(title=short, cell=_size(name), apart=short == "tp")
@@ -86,9 +86,21 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool) -> list[Column]:
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),
         Column(title="OOM risk", cell=_risk, leaves=1),
-        *([Column(title="also", cell=_also, left=True)] if any(map(_also, plans)) else []),
-        Column(title="", cell=lambda plan: "← best" if plan.rank == 1 else "", left=True, leaves=4),
+        _last(plans, marked=marked),
     ]
+
+
+def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
+    """What few plans choose, where some do, behind the mark of the best plan; else that mark alone."""
+    if not any(map(_also, plans)):
+        return Column(title="", cell=_best, left=True, leaves=4)
+    first = _best if marked else lambda _: ""
+    return Column(title="also", cell=lambda p: " · ".join(filter(None, (first(p), _also(p)))), left=True)
+
+
+def _best(plan: Plan) -> str:
+    """A mark beside the first."""
+    return "← best" if plan.rank == 1 else ""
 
 
 def _also(plan: Plan) -> str:
@@ -106,7 +118,7 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
 
     ``peak`` is the denominator of MFU; it and what else needs saying stands below.
     """
-    columns = columns_of(plans, moe=moe)
+    columns = columns_of(plans, moe=moe, marked=True)
     left_out: list[str] = []
     while _width(columns, plans) > width:
         last = max(columns, key=lambda column: column.leaves)
