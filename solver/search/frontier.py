@@ -101,9 +101,10 @@ class Frontier:
         self._sort_in(index)
 
     def _sort_in(self, index: IntArray | list[int]) -> None:
-        """Let more rows wait to be glanced at; rows without a split that fits do not."""
+        """Let more rows wait to be glanced at; those without a split that fits, or too late, do not."""
         waiting = np.concatenate([self._order[self._next :], np.asarray(index, dtype=np.int64)])
-        waiting = waiting[np.isfinite(self.bound_s[waiting])]
+        bounds = self.bound_s[waiting]
+        waiting = waiting[np.isfinite(bounds) & (bounds <= self.rows.latest(waiting))]
         self._order, self._next = waiting[np.lexsort((waiting, self.bound_s[waiting]))], 0
 
     def rivals_below(self, objective_s: float) -> IntArray:

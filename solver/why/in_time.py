@@ -18,6 +18,7 @@ from solver.why.relaxed import Change
 
 _TENTH = 10.0
 _TRIES = 8  # numbers of nodes that are searched
+_DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
 _MOST = 64  # times as many nodes that are still tried
 _SEARCH_S = 10.0  # for each of them
 Stopped = Callable[[], bool]
@@ -80,12 +81,12 @@ def _enough_nodes(run: Run, asked: float, more: More, stopped: Stopped) -> int |
     """The fewest nodes that were found to meet the deadline.
 
     A number is guessed from the last one as if speed grew with nodes, then what lies between the most that
-    miss it and the fewest that meet it is halved.
+    miss it and the fewest that meet it is halved; of large numbers round ones are tried, which split well.
     """
     low, high, days = more.nodes, 0, run.days
     for _ in range(_TRIES):
-        guess = (low + high) // 2 if high else max(low + 1, ceil(low * days / asked))
-        if stopped() or high == low + 1 or guess > _MOST * more.nodes:
+        guess = _round((low + high) // 2 if high else max(low + 1, ceil(low * days / asked)))
+        if stopped() or guess > _MOST * more.nodes or (high and not low < guess < high):
             break
         change = more.grow(guess)
         options = replace(change.problem.options, time_limit_s=_SEARCH_S)
@@ -97,6 +98,12 @@ def _enough_nodes(run: Run, asked: float, more: More, stopped: Stopped) -> int |
     return high or None
 
 
+def _round(nodes: int) -> int:
+    """The next number with four binary digits and zeros behind them."""
+    unit = 1 << max(nodes.bit_length() - _DIGITS, 0)
+    return -(-nodes // unit) * unit
+
+
 def _as_asked(change: Change, stopped: Stopped) -> list[Remedy]:
     """The first plan of the request itself on more nodes, where it has one."""
     options = replace(change.problem.options, top_k=1, certify="none", gpus="all", time_limit_s=_SEARCH_S)
@@ -104,7 +111,7 @@ def _as_asked(change: Change, stopped: Stopped) -> list[Remedy]:
     run = _first_run(problem, change.profile, stopped)
     if run is None or run.days > (problem.options.deadline_days or 0.0):
         return []
-    return [_remedy(problem, f"{change.words}: {run.days:.1f} days", run.plan)]
+    return [_remedy(problem, f"{change.words} ({run.days:.1f} days)", run.plan)]
 
 
 def _remedy(problem: Problem, words: str, plan: Plan) -> Remedy:
