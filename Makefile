@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/
 	@$(BIN)/meshwright demo
 
-test: $(STAMP) ## all tests; they start their own PostgreSQL and Redis
-	@$(BIN)/python -m pytest
+test: $(STAMP) ## all tests, a file at a time on each core; they start their own PostgreSQL and Redis
+	@$(BIN)/python -m pytest -m "not alone" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -m alone # what is promised in seconds, with the machine to itself
 
 cpu-training: torch-environment ## plan, export, train on this CPU, send back, predict again; into docs/accuracy.md
 	@.venv-torch/bin/python examples/cpu_training/closed_loop.py --write

@@ -114,6 +114,7 @@ def test_a_time_limit_without_a_plan_exits_4(home: dict[str, str]) -> None:
     assert "nothing is proved" in run.stdout
 
 
+@pytest.mark.alone
 def test_an_interrupted_search_ends_in_time_with_what_it_has(home: dict[str, str]) -> None:
     big = [
         "--model",

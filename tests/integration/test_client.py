@@ -164,6 +164,7 @@ def test_an_answer_lost_on_its_way_is_asked_for_again_with_the_same_key(server: 
         assert len({one.headers["idempotency-key"] for one in posts}) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("status", [429, 502, 503])
 def test_the_client_comes_back_when_it_is_told_to(server: RunningServer, status: int) -> None:
     with faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
@@ -173,6 +174,7 @@ def test_the_client_comes_back_when_it_is_told_to(server: RunningServer, status:
         assert 1.0 <= time.monotonic() - began < 5.0
 
 
+@pytest.mark.alone
 def test_a_service_that_stays_away_is_given_up_in_time(server: RunningServer) -> None:
     with faulty_proxy(server.url) as proxy, Client(proxy.url, retry_s=0.5) as client:
         proxy.then("/v1/jobs", *[refuse(503, retry_after="1")] * 9)
@@ -215,6 +217,7 @@ def test_what_is_not_there_or_not_ready_has_errors_of_its_own(client: Client) ->
         client.plans(job)
 
 
+@pytest.mark.alone
 def test_a_job_that_does_not_end_in_time_is_told_with_its_state(client: Client) -> None:
     job = client.submit(TINY_PROBLEM)
     began = time.monotonic()

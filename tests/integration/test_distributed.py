@@ -63,6 +63,7 @@ def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, set
     assert len(answer["plans"]) == 3
 
 
+@pytest.mark.alone
 def test_f02_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
@@ -112,6 +113,7 @@ def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
     assert last["state"] == "succeeded"
 
 
+@pytest.mark.alone
 def test_f04_a_second_delivery_that_finds_nothing_to_do_takes_less_than_50_ms(postgres: Database) -> None:
     engine = JobEngine(postgres, lease_s=2.0)
     with postgres.write() as connection:
@@ -167,6 +169,7 @@ def test_f06_a_frozen_celery_worker_that_wakes_up_changes_nothing(
     assert (done["state"], done["attempts"]) == ("succeeded", 2)
 
 
+@pytest.mark.alone
 def test_f10_sigterm_celery_worker_gives_its_job_back_uncounted(
     server: RunningServer, settings: Settings
 ) -> None:
@@ -182,6 +185,7 @@ def test_f10_sigterm_celery_worker_gives_its_job_back_uncounted(
         assert server.finished_job(job["id"])["attempts"] == 1
 
 
+@pytest.mark.alone
 def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
     server: RunningServer, settings: Settings
 ) -> None:
@@ -193,6 +197,7 @@ def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
         assert time.monotonic() - told_at < 2.0
 
 
+@pytest.mark.alone
 def test_f09_a_running_job_shows_progress_and_is_cancelled_within_a_second(
     server: RunningServer, settings: Settings
 ) -> None:

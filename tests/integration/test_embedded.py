@@ -121,6 +121,7 @@ def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path
         measured(21, "refused after, its start included", time.monotonic() - started_at, "s")
 
 
+@pytest.mark.alone
 def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     with serving(settings) as running:
@@ -155,6 +156,7 @@ def test_ctrl_c_in_the_terminal_ends_everything_quietly_even_while_it_starts(tmp
     assert "Traceback" not in said
 
 
+@pytest.mark.alone
 def test_an_open_long_poll_does_not_hold_up_the_servers_end(tmp_path: Path) -> None:
     with serving({**settings_in(tmp_path), "workers": "0"}) as running:
         job = running.post_job(PROBLEM)
@@ -182,6 +184,7 @@ def test_workers_leave_when_their_server_is_killed(tmp_path: Path) -> None:
         until(lambda: not Path(f"/proc/{worker}").exists(), within_s=5.0)
 
 
+@pytest.mark.alone
 def test_a_server_answers_within_two_seconds_of_its_start(tmp_path: Path) -> None:
     took_s = []
     for attempt in range(3):  # the best of three: other work on this machine is not its fault
@@ -194,6 +197,7 @@ def test_a_server_answers_within_two_seconds_of_its_start(tmp_path: Path) -> Non
     assert min(took_s) < 2.0
 
 
+@pytest.mark.alone
 def test_a_kept_connection_is_answered_in_milliseconds(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url) as client:
         client.get("/livez")

@@ -29,6 +29,7 @@ def database(postgres: Database) -> Iterator[Database]:
         connection.execute(delete(jobs))
 
 
+@pytest.mark.alone
 def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     database: Database, engine: JobEngine
 ) -> None:

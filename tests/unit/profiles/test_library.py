@@ -213,6 +213,7 @@ def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
     assert min(runs) < 0.12
 
 
+@pytest.mark.alone
 def test_a_second_look_up_reads_no_file() -> None:
     find_model("deepseek-v3")
     start = time.perf_counter()

@@ -58,6 +58,7 @@ def test_a_child_that_dies_leaves_a_warning_not_an_error(frontier: Frontier) -> 
     assert certificate.warnings == ("CP-SAT did not finish in time for 1 of 1 certificates",)
 
 
+@pytest.mark.alone
 def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontier) -> None:
     with Judge(SearchOptions()) as judge:
         child = judge._child
@@ -70,6 +71,7 @@ def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontie
         assert child.returncode == -signal.SIGKILL
 
 
+@pytest.mark.alone
 def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Frontier) -> None:
     with Judge(SearchOptions()) as judge:
         assert judge._child is not None
