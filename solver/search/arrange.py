@@ -22,6 +22,7 @@ from solver.cost.assemble import Stages
 from solver.cost.schedule import rank_of_chunk
 from solver.search.bounds import split_s
 from solver.search.chunks import offered
+from solver.search.partial import makes_its_order
 from solver.search.rows import Rows
 from solver.search.simulate import MAX_PASSES, rank_finish_s
 from solver.search.wavefront import finish_of_many_s
@@ -31,6 +32,7 @@ _DEEP = 4  # micro-batches a rank from which on the slowest rank alone decides
 _ENDS = 9  # lengths tried of either end of a deep pipeline
 _STARTS = 12  # windows tried, evenly spaced
 _MOST_CUT = 4  # layers that the last chunk may lack
+_ALL_PAIRS = 8  # ranks up to which a layer moves between any two, beyond to or from an end
 _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
 _GLANCED_PASSES = MAX_PASSES // 16
 
@@ -45,10 +47,7 @@ class Candidates:
 
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
-    """The split of each row, and others of an interleaved or deep row that fit in memory, none twice.
-
-    Without chunks a schedule that splits the backward pass has the given split alone.
-    """
+    """The split of each row, and others that fit in memory, none twice."""
     tried = [_tried(rows.take([at]), split) for at, split in enumerate(given)]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
@@ -67,15 +66,17 @@ def candidates(row: Rows, split: Split) -> list[Split]:
 
 def _tried(row: Rows, split: Split) -> list[Split]:
     """``split`` and others, whatever their memory."""
-    given = not row.uneven_stages or bool(row.only_split)
-    tapers_off = row.is_uniform and _is_deep(row) and not row.splits_backward[0]
-    if given or (row.v[0] == 1 and not tapers_off):
+    if not row.uneven_stages or row.only_split:
+        return [split]
+    if row.v[0] == 1 and not (row.is_uniform and (_is_deep(row) or row.splits_backward[0])):
         return [split]
     if not row.is_uniform:
         more = offered(row.layout.num_layers, len(split), int(row.smallest_chunk[0])).tolist()
         others = map(tuple, more)
         return list(dict.fromkeys([split, *others]))
-    return list(dict.fromkeys([split, *(_tapered(row) if row.v[0] == 1 else _windowed(row, split))]))
+    if row.v[0] > 1:
+        return list(dict.fromkeys([split, *_windowed(row, split)]))
+    return [split, *(_moved(row, split) if row.splits_backward[0] else _tapered(row))]
 
 
 def _is_deep(row: Rows) -> bool:
@@ -86,6 +87,23 @@ def _is_deep(row: Rows) -> bool:
 def _tapered(row: Rows) -> list[Split]:
     """Splits of a row without interleaving whose ends hold fewer layers."""
     return tapers(row.layout.num_layers, int(row.p[0]), smallest=int(row.smallest_chunk[0]), places=_ENDS)
+
+
+def _moved(row: Rows, split: Split) -> list[Split]:
+    """Splits of a row without chunks that splits the backward pass: a layer less here and one more there.
+
+    The closed form knows no order of the ranks; what they wait for falls along the pipeline.
+    """
+    counts, ranks = np.array(split), np.arange(len(split))
+    ends = ranks if len(ranks) <= _ALL_PAIRS else ranks[[0, -1]]
+    pairs = [(a, b) for a, b in product(ranks, ranks) if a != b and (a in ends or b in ends)]
+    less, more = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    moved = np.repeat(counts[None, :], len(pairs), axis=0)
+    moved[np.arange(len(pairs)), less] -= 1
+    moved[np.arange(len(pairs)), more] += 1
+    return [
+        tuple(few) for few in moved[moved.min(axis=1, initial=split[0]) >= row.smallest_chunk[0]].tolist()
+    ]
 
 
 def _windowed(row: Rows, split: Split) -> list[Split]:
@@ -122,12 +140,16 @@ def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
     """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
     m = int(row.columns.num_microbatches[0])
     if len(splits) > 1:
-        steps = _glanced_s(row, splits)
+        steps, made = _glanced_s(row, splits), makes_its_order(row)
         order = np.argsort(steps, kind="stable")
-        if _glanced(row, len(splits[0])) == m:  # all of them were simulated
+        if _glanced(row, len(splits[0])) == m and not made:  # all of them were simulated
             return float(steps[order[0]]), splits[order[0]]
         fully = max(min(MAX_PASSES // 2 // (2 * len(splits[0]) * m), _FULLY), 1)
-        splits = [splits[i] for i in sorted(order[:fully].tolist())]
+        chosen = order[:fully]
+        if made:  # an order made for the times comes near the bound where that one does not
+            nearest = np.argsort(split_s(row.take([0] * len(splits)), _stages(row, splits)), kind="stable")
+            chosen = np.unique([0, order[0], *nearest[:fully]])
+        splits = [splits[i] for i in sorted(chosen.tolist())]
     stages = _stages(row, splits)
     chunks, columns = len(splits[0]), row.columns
     finish = np.array([

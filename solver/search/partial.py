@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from solver.columns import SCHEDULES, FloatArray, IntArray
+from solver.columns import SCHEDULES, BoolArray, FloatArray, IntArray
 from solver.cost.assemble import Stages, assemble
 from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC
 from solver.search.automatic_many import automatic_finish_of_many_s
@@ -81,6 +81,13 @@ def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
     made = made - (np.cumsum(forward, axis=1) - forward)  # from each rank's own start
     steps = [_step_s(row, finish, stages) for finish in (_finish_s(row, stages), *made)]
     return np.asarray(np.minimum.reduce(steps))
+
+
+def fits(row: Rows, sizes: IntArray) -> BoolArray:
+    """Which splits fit in memory, shape (k,)."""
+    many = row.take(np.zeros(len(sizes), dtype=np.int64))
+    stages = assemble(many.prices, many.columns, many.layout, sizes)
+    return np.asarray(stages.peak_memory_bytes.max(axis=1) <= row.budget_bytes)
 
 
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:

@@ -17,8 +17,8 @@ are fixed first, the ends before all: what makes them wait for one another shows
 that are not refuted are kept side by side and simulated together (``partial``). A rank's patterns are tried
 alone before they are crossed with those splits: most of them are too slow whatever the others are.
 
-Memory is left aside, so that a bound also holds for every row of the same shape whose passes are no
-shorter (``dominates``).
+Memory is left aside until all ranks are known, so that a proof also holds for every row of the same shape
+whose passes are no shorter (``dominates``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.search.bounds import SAFETY
-from solver.search.partial import MAKES_ORDER, least_steps_s, made_steps_s, makes_its_order, passes_of
+from solver.search.partial import MAKES_ORDER, fits, least_steps_s, made_steps_s, makes_its_order, passes_of
 from solver.search.reach import most_layers
 from solver.search.rows import Rows
 
@@ -125,7 +125,8 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
     """A bound on the simulation of every split of one branchable row; ``target_s``: none beats that.
 
     What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
-    with the ranks that are known.
+    with the ranks that are known. Where memory alone refutes the last splits, which holds for no other row,
+    it is a hair less.
     """
     most = _most_layers(row, target_s)
     spare, chunks = _spare(most, row), int(row.p[0] * row.v[0])
@@ -150,7 +151,10 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
         known.append(rank)
     if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
         steps = made_steps_s(row, left.sizes)
-    return min(float(steps.min()), target_s)
+    if float(steps.min()) >= target_s:
+        return target_s
+    steps = steps[fits(row, left.sizes)]
+    return float(steps.min(initial=target_s * SAFETY))
 
 
 @dataclass(frozen=True, slots=True)
