@@ -20,10 +20,13 @@ passes one at a time in a fixed order, and
 (B') where all forward passes come first (gpipe, looped_bfs): rank s has run all of its own before the last
     micro-batch passes the chunks behind it forward, and works backward after they come back:
     end_0 >= sum_{u<s} T_u + m t_s + sum_{c > (v-1) p + s} T_c. For v = 1: sum T + (m-1) T_s.
+(P) chunk c runs m forward and m backward passes; the first micro-batch passes all before c, the last one
+    all behind it: end_0 >= sum T + (m-1) max(F_c, B_c), and where all forward passes come first
+    end_0 >= sum T + (m-1) (F_c + B_d) for any two chunks.
 
-The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A), (B) and (H) bound it with tail_0, (C), (D)
-and (H) without the way back with tail_s; one split is also bounded with the tail of every rank on the way
-back (``split_s``). Schedules that split the backward pass have (E) to (G) instead (``split_backward``).
+The step is ``straggler * max_s (end_s + tail_s) + fixed``: (A), (B), (H) and (P) bound it with tail_0, (C),
+(D) and (H) without the way back with tail_s; one split is also bounded with the tail of every rank on the
+way back (``split_s``). Schedules that split the backward pass have (E) to (G), (K), (P) instead.
 
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
@@ -111,6 +114,20 @@ def _average_s(rows: Rows) -> FloatArray:
     return np.asarray(np.where(rows.splits_backward, busy + tails, np.maximum(back, away)))
 
 
+def _path_s(rows: Rows, most: FloatArray | IntArray) -> FloatArray:
+    """(P) for a chunk of at least ``most`` layers and for the head's, with the least tail, shape (n,)."""
+    prices, whole = rows.prices, rows.input_gradient_s
+    least, tail = rows.smallest_chunk, least_tail_s(rows)
+    forward, back = prices.forward_s[:, :-2].min(axis=1), whole[:, :-2].min(axis=1)
+    beside = rows.chunk_s - prices.transfer_s
+    there = np.maximum(most * forward, least * forward + prices.forward_s[:, -1]) + prices.transfer_s
+    home = np.maximum(most * back, least * back + whole[:, -1]) + beside
+    again = np.where(runs_all_forward_first(rows.columns), there + home, np.maximum(there, home))
+    last = np.minimum(prices.weight_gradient_s, prices.backward_s)
+    last = least * last[:, :-2].min(axis=1) + last[:, -2]
+    return np.asarray(rows.path_s + (rows.m - 1.0) * again + last + tail)
+
+
 def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
     """(B) for v = 1 as ``total + kappa t_s - offset`` with the most favourable rank's constants."""
     share = (rows.prices.forward_s[:, :-2] / rows.layer_s).max(axis=1)
@@ -172,7 +189,8 @@ def whole_layers_s(rows: Rows) -> FloatArray:
     own_tail = most * rows.prices.tail_s[:, :-2].min(axis=1) + rows.prices.rank_tail_s
     own_tail = np.where(rows.splits_backward, own_tail, np.maximum(tail, own_tail))
     busy = rows.m * rank_time + own_tail
-    ways = (busy, _return_s(rows, rank_time, tail), _steady_s(rows, rank_time))
+    path = _path_s(rows, -(-rows.layout.num_layers // (rows.p * rows.v)))
+    ways = (busy, _return_s(rows, rank_time, tail), _steady_s(rows, rank_time), path)
     return np.maximum(fractional_s(rows), _step_s(rows, np.maximum.reduce(ways)))
 
 
@@ -188,8 +206,9 @@ def least_of_kind_s(rows: Rows) -> FloatArray:
     chain = rows.total_s / (1.0 - (1.0 - 1.0 / rows.m) ** rows.p) + tail
     chain = np.where((rows.v == 1) & ~rows.splits_backward, chain, -np.inf)
     busy = rows.m * rank_time + np.where(rows.splits_backward, rows.prices.rank_tail_s, tail)
+    path = _path_s(rows, np.where(rows.v == 1, most, rows.smallest_chunk))
     steady = _steady_s(rows, rank_time)
-    ways = (chain, busy, _average_s(rows), _return_s(rows, rank_time, tail), steady)
+    ways = (chain, busy, _average_s(rows), _return_s(rows, rank_time, tail), steady, path)
     return _step_s(rows, np.maximum.reduce(ways))
 
 
@@ -260,4 +279,14 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     if rows.splits_backward.any():
         apart = least_end_s(rows, stages) + stages.rank_tail_s
         step = np.where(rows.splits_backward[:, None], apart, step)
-    return _step_s(rows, np.where(stages.rank_valid, step, 0.0).max(axis=1))
+    slowest = np.where(stages.rank_valid, step, 0.0).max(axis=1)
+    return _step_s(rows, np.maximum(slowest, _path_of_split_s(rows, stages)))
+
+
+def _path_of_split_s(rows: Rows, stages: Stages) -> FloatArray:
+    """(P) of one split for each row, shape (n,)."""
+    forward, home = stages.chunk_forward_s, stages.chunk_backward_s - stages.chunk_weight_s
+    longest = forward.max(axis=1), home.max(axis=1)
+    again = np.where(runs_all_forward_first(rows.columns), sum(longest), np.maximum(*longest))
+    path = forward.sum(axis=1) + home.sum(axis=1) + (rows.m - 1.0) * again
+    return np.asarray(path + stages.chunk_weight_s[:, 0] + stages.rank_tail_s[:, 0])

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
+from solver.cost.schedule import runs_all_forward_first
 from solver.search.bounds import SAFETY
 from solver.search.caps import Caps, layer_caps
 from solver.search.rank_costs import RankCosts, column
@@ -25,7 +27,7 @@ _ROUNDING = 1e-9  # of a layer
 Room: TypeAlias = "Callable[[Fill, int, FloatArray, RankCosts], FloatArray]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Fill:
     """One batch of rows and the tries of rank 0's layers, (1, L)."""
 
@@ -60,6 +62,22 @@ class Fill:
         chunks = smallest + np.maximum(share, (rank - 1) * smallest)
         return np.where(v == 1.0, used, chunks)
 
+    @cached_property
+    def in_chunks(self) -> FloatArray:
+        """Layers that (P) lets any rank hold, (n, L): its largest chunk has a v-th of them, rounded up."""
+        rows, prices = self.rows, self.rows.prices
+        forward, home = prices.forward_s[:, 0], rows.input_gradient_s[:, 0]
+        beside = rows.chunk_s - prices.transfer_s
+        first = runs_all_forward_first(rows.columns)
+        each = np.where(first, forward + home, np.maximum(forward, home))
+        beside = np.where(
+            first, prices.transfer_s + beside, np.where(forward > home, prices.transfer_s, beside)
+        )
+        last = np.minimum(prices.weight_gradient_s, prices.backward_s)
+        end = rows.path_s + (rows.m - 1.0) * beside + rows.smallest_chunk * last[:, 0] + last[:, -2]
+        room = share_of(self.limit_s - self.tail_s - column(end), column((rows.m - 1.0) * each))
+        return np.asarray(column(rows.v) * np.floor(room + _ROUNDING))
+
     def reaches(self, room: Room) -> BoolArray:
         """Whether the ranks find room for all layers, shape (n,)."""
         fill, rows, caps, num_layers = self, self.rows, self.caps, self.rows.layout.num_layers
@@ -68,7 +86,7 @@ class Fill:
         for rank in range(int(rows.p.max(initial=1))):
             present, own = (rows.p > rank)[:, None], RankCosts.of(rows, rank)
             low, high = column(caps.least[:, rank]), column(caps.most[:, rank])
-            most = np.minimum(room(fill, rank, used, own) + _ROUNDING, high)
+            most = np.minimum(np.minimum(room(fill, rank, used, own) + _ROUNDING, high), fill.in_chunks)
             behind = column(caps.least[:, rank + 1 :].sum(axis=1))
             take = np.floor(np.minimum(most, num_layers - behind - used))
             if rank == 0:

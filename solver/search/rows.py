@@ -197,6 +197,20 @@ class Rows:
         return np.asarray(layers + self.embedding_s + self.head_s + self.p * self.v * self.chunk_s)
 
     @cached_property
+    def path_s(self) -> FloatArray:
+        """Least time of a micro-batch through all chunks and back, weight gradients put off, shape (n,)."""
+        weight = self.prices.weight_gradient_s
+        layers: FloatArray = weight[:, :-2] @ self.layout.cumulative[-1].astype(np.float64)
+        return np.asarray(self.total_s - (layers + weight[:, -2] + weight[:, -1]))
+
+    @cached_property
+    def input_gradient_s(self) -> FloatArray:
+        """Backward pass of each part without weight gradients put off, (n, P); replay if all replay."""
+        prices = self.prices
+        whole = prices.backward_s + self.every_layer[:, None] * prices.replay_s - prices.weight_gradient_s
+        return np.asarray(whole)
+
+    @cached_property
     def state_bytes(self) -> FloatArray:
         """Weights, gradients and optimizer states of each part, (n, P)."""
         prices = self.prices
