@@ -92,15 +92,17 @@ def _tapered(row: Rows) -> list[Split]:
 def _moved(row: Rows, split: Split) -> list[Split]:
     """Splits of a row without chunks that splits the backward pass: a layer less here and one more there.
 
-    The closed form knows no order of the ranks; what they wait for falls along the pipeline.
+    The closed form knows no order of the ranks; what they wait for falls along the pipeline. Of two ranks
+    all splits are tried.
     """
-    counts, ranks = np.array(split), np.arange(len(split))
-    ends = ranks if len(ranks) <= _ALL_PAIRS else ranks[[0, -1]]
+    counts, ranks = np.array(split), range(len(split))
+    ends = ranks if len(ranks) <= _ALL_PAIRS else (0, len(ranks) - 1)
     pairs = [(a, b) for a, b in product(ranks, ranks) if a != b and (a in ends or b in ends)]
-    less, more = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    moved = np.repeat(counts[None, :], len(pairs), axis=0)
-    moved[np.arange(len(pairs)), less] -= 1
-    moved[np.arange(len(pairs)), more] += 1
+    steps = range(1, row.layout.num_layers if len(ranks) == 2 else 2)  # noqa: PLR2004
+    moves = np.array([(step, *pair) for step, pair in product(steps, pairs)], dtype=np.int64).reshape(-1, 3)
+    moved, every = np.repeat(counts[None, :], len(moves), axis=0), np.arange(len(moves))
+    moved[every, moves[:, 1]] -= moves[:, 0]
+    moved[every, moves[:, 2]] += moves[:, 0]
     return [
         tuple(few) for few in moved[moved.min(axis=1, initial=split[0]) >= row.smallest_chunk[0]].tolist()
     ]

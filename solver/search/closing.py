@@ -13,9 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from solver.search.bounds import whole_layers_s
+from solver.search.dominance import dominates
 from solver.search.frontier import Solved
 from solver.search.partial import least_steps_s, passes_of
-from solver.search.patterns import Effort, are_tried, dominates, is_branchable, least_simulation_s
+from solver.search.patterns import Effort, Held, are_tried, is_branchable, least_simulation_s
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
 
@@ -46,19 +47,19 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> floa
     hopeless = left.take(np.flatnonzero(~tried))
     if len(hopeless):  # they hold the bound down, so nothing more has to be shown of the others
         target_s = least_bound_s(hopeless, low_s, target_s, effort.tick)
-    least, refuted = target_s, list[int]()
+    least, done = target_s, list[int]()
     for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
         effort.tick()
-        if any(dominates(left, known, row) for known in refuted):
+        if any(dominates(left, known, row) for known in done):
             continue
         one = left.take([row])
-        if is_branchable(one, target_s):
-            found = least_simulation_s(one, target_s, effort)
+        if is_branchable(one, least):
+            held = least_simulation_s(one, least, effort)
         else:
-            found = least_bound_s(one, low_s, least, effort.tick)
-        least = min(least, found)
-        if found == target_s:
-            refuted.append(row)
+            held = Held(least_bound_s(one, low_s, least, effort.tick), for_all=False)
+        least = min(least, held.step_s)
+        if held.for_all:
+            done.append(row)
     return least
 
 

@@ -18,7 +18,7 @@ that are not refuted are kept side by side and simulated together (``partial``).
 alone before they are crossed with those splits: most of them are too slow whatever the others are.
 
 Memory is left aside until all ranks are known, so that a proof also holds for every row of the same shape
-whose passes are no shorter (``dominates``).
+whose passes are no shorter (``dominance``).
 """
 
 from __future__ import annotations
@@ -103,58 +103,45 @@ def _spare(most: IntArray, row: Rows) -> int:
     return int(most.sum()) - row.layout.num_layers
 
 
-def dominates(rows: Rows, one: int, other: int) -> bool:
-    """Whether no split takes less time on row ``other`` than it takes on row ``one``."""
-    columns, prices = rows.columns, rows.prices
-    same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
-    alike = all(getattr(columns, name)[one] == getattr(columns, name)[other] for name in same)
-    layers = columns.recompute_layers
-    if not alike or makes_its_order(rows.take([one])) or layers[one] not in (0, layers[other]):
-        return False
-    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", "transfer_s", "rank_tail_s",
-             "straggler", "fixed_s")  # fmt: skip
-    shorter = all(
-        bool((getattr(prices, name)[one] <= getattr(prices, name)[other]).all()) for name in names
-    )
-    inputs = prices.backward_s - prices.weight_gradient_s
-    shorter = shorter and bool((inputs[one] <= inputs[other]).all())
-    return shorter and bool(layers[one] == 0 or (prices.replay_s[one] <= prices.replay_s[other]).all())
+class Held(NamedTuple):
+    """What every split of a row was held against."""
+
+    step_s: float  # none simulates faster
+    for_all: bool  # nor does one of any row whose passes are no shorter: memory decided nothing
 
 
-def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> float:
+def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
     """A bound on the simulation of every split of one branchable row; ``target_s``: none beats that.
 
     What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
-    with the ranks that are known. Where memory alone refutes the last splits, which holds for no other row,
-    it is a hair less.
+    with the ranks that are known.
     """
     most = _most_layers(row, target_s)
     spare, chunks = _spare(most, row), int(row.p[0] * row.v[0])
     if spare < 0:
-        return target_s
+        return Held(target_s, for_all=True)
     nothing = np.full((1, chunks), row.smallest_chunk[0], dtype=np.int64)
     unknown, growth = _Partial(nothing, np.zeros(1, dtype=np.int64)), _Growth(row, most, spare, effort)
     left, steps, known = unknown, np.zeros(1), list[int]()
     for rank in _far_apart(int(row.p[0])):
         ways = growth.ways(rank)
         if ways is None:
-            return min(float(steps.min()), target_s)
+            return Held(min(float(steps.min()), target_s), for_all=True)
         if known:  # too slow whatever the other ranks are: they are not crossed with those
             alone = growth.steps_s(unknown, [rank], ways)
             ways = None if alone is None else ways.among(alone[1] < target_s)
         grown = None if ways is None else growth.steps_s(left, [*known, rank], ways)
         if grown is None:
-            return min(float(steps.min()), target_s)
+            return Held(min(float(steps.min()), target_s), for_all=True)
         left, steps = grown[0].among(grown[1] < target_s), grown[1][grown[1] < target_s]
         if not len(steps):
-            return target_s
+            return Held(target_s, for_all=True)
         known.append(rank)
     if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
         steps = made_steps_s(row, left.sizes)
-    if float(steps.min()) >= target_s:
-        return target_s
-    steps = steps[fits(row, left.sizes)]
-    return float(steps.min(initial=target_s * SAFETY))
+    least = min(float(steps.min()), target_s)
+    fitting = min(float(steps[fits(row, left.sizes)].min(initial=np.inf)), target_s)
+    return Held(fitting, for_all=fitting == least)
 
 
 @dataclass(frozen=True, slots=True)

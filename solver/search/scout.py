@@ -22,7 +22,7 @@ from solver.search.rows import Rows
 RAISES = (1.02, 1.08, 1.25)  # of a first bound, tried one after the other
 _LONGEST = 1e6  # times a bound: longer than any split takes
 FITS_AT_ALL = (_LONGEST,)  # the same for whoever wants any plan
-_COARSE = (1.02, 1.1)  # enough for layers of one kind, whose first bounds are close
+_COARSE = (1.02, 1.1, 1.3, 1.7, 2.5)  # for layers of one kind, most of whose first bounds are close
 _LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
 _MOST_LOOKS = 8
 

@@ -14,8 +14,9 @@ from solver.columns import SCHEDULES
 from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC, rank_of_chunk
 from solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
 from solver.search.closing import least_of_candidates_s, least_step_bound_s
+from solver.search.dominance import dominates
 from solver.search.frontier import Frontier
-from solver.search.patterns import Effort, dominates, is_branchable, least_simulation_s, patterns
+from solver.search.patterns import Effort, is_branchable, least_simulation_s, patterns
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
 from tests.property.exhaustive import exhaust
@@ -79,7 +80,7 @@ def test_ranks_fixed_one_after_the_other_bound_every_split(rows: Rows, share: fl
     fastest = float(every.simulated_s.min())
     target = share * fastest
     if is_branchable(rows, target):
-        found = least_simulation_s(rows, target, Effort(2**24))
+        found = least_simulation_s(rows, target, Effort(2**24)).step_s
         assert found <= min(target, fastest) * ROUNDING
         if target <= fastest and not np.isfinite(rows.budget_bytes):
             assert found <= target
@@ -96,8 +97,9 @@ def test_without_a_memory_limit_all_ranks_fixed_are_the_fastest_split(rows: Rows
     if len(every.splits) and rows.uneven_stages and not bypasses:  # of those rank 0's end alone counts
         target = float(every.simulated_s.min()) * (1 - 1e-6)
         if is_branchable(rows, target):
-            assert least_simulation_s(rows, target, Effort(2**24)) == target
-            assert least_simulation_s(rows, target * (1 + 2e-6), Effort(2**24)) < target * (1 + 2e-6)
+            assert least_simulation_s(rows, target, Effort(2**24)).step_s == target
+            target *= 1 + 2e-6
+            assert least_simulation_s(rows, target, Effort(2**24)).step_s < target
 
 
 @given(priced_rows(mixed=False, any_schedule=True))
