@@ -11,7 +11,7 @@ hide here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -86,20 +86,29 @@ class RowPrices:
     @classmethod
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
         """All rows, one after the other, without their breakdown."""
-        names = [f.name for f in fields(cls) if not f.name.endswith("breakdown_s")]
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        if len(parts) == 1:
+            return replace(parts[0], breakdown_s={}, tail_breakdown_s={})
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return cls(**arrays, breakdown_s={}, tail_breakdown_s={})
 
     def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
         """The rows at ``index``, in that order."""
-        picked = {
-            f.name: getattr(self, f.name)[index] for f in fields(self) if not f.name.endswith("breakdown_s")
-        }
+        if not isinstance(index, slice):  # ``take`` gathers rows several times faster than brackets
+            index = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        picked = {name: _at(getattr(self, name), index) for name in _ARRAYS}
         return RowPrices(
             **picked,
-            breakdown_s={name: value[index] for name, value in self.breakdown_s.items()},
-            tail_breakdown_s={name: value[index] for name, value in self.tail_breakdown_s.items()},
+            breakdown_s={name: _at(value, index) for name, value in self.breakdown_s.items()},
+            tail_breakdown_s={name: _at(value, index) for name, value in self.tail_breakdown_s.items()},
         )
+
+
+_ARRAYS = tuple(f.name for f in fields(RowPrices) if not f.name.endswith("breakdown_s"))
+
+
+def _at(values: FloatArray, index: IntArray | BoolArray | slice) -> FloatArray:
+    """The rows of ``values`` at ``index``."""
+    return values[index] if isinstance(index, slice) else values.take(index, axis=0)
 
 
 def columns_of(parts: list[FloatArray]) -> FloatArray:
