@@ -43,7 +43,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import Stages
-from solver.cost.schedule import in_flight, runs_all_forward_first
+from solver.cost.schedule import runs_all_forward_first
 from solver.search.rows import Rows
 from solver.search.split_backward import least_end_s
 
@@ -238,7 +238,7 @@ def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
     """Work of every rank from its first backward pass on, (n, R): the sum of (B)'s third term."""
     forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
     chunk = np.arange(forward.shape[1])[None, :]
-    held = in_flight(rows.columns)[:, : forward.shape[1]]
+    held = rows.held[:, : forward.shape[1]]
     m, num_ranks = rows.m[:, None], stages.rank_valid.shape[1]
     own = np.where(chunk < (rows.p * rows.v)[:, None], (m - held) * forward + m * backward, 0.0)
     slots = np.arange(len(rows))[:, None] * num_ranks + chunk % rows.p[:, None]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray
-from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, least_tail_s
 from solver.search.caps import by_rank, groups_of_shape, held_by_rank, room_bytes
 from solver.search.rows import Rows
@@ -101,7 +100,7 @@ def can_be_busy(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
 
 def _late_room(rows: Rows, pp: int, vpp: int, room_s: FloatArray) -> BoolArray:
     """Whether (D) leaves room: ranks first wait for all forward passes of the first micro-batch."""
-    prices, held = rows.prices, in_flight(rows.columns)[:, : pp * vpp].reshape(len(rows), vpp, pp)
+    prices, held = rows.prices, rows.held[:, : pp * vpp].reshape(len(rows), vpp, pp)
     own, counts = held.astype(np.float64), rows.layout.cumulative[-1].astype(np.float64)
     wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
     wait = wait + pp * vpp * prices.transfer_s

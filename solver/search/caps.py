@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.schedule import in_flight
 from solver.search.rows import Rows
 
 Values = TypeVar("Values", FloatArray, BoolArray)
@@ -61,7 +60,7 @@ def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
 
 def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
     """Micro-batches in flight of the chunks of each rank, (n, v, p)."""
-    return by_rank(rows, pp, vpp, in_flight(rows.columns).astype(np.float64))
+    return by_rank(rows, pp, vpp, rows.held.astype(np.float64))
 
 
 def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import FloatArray
-from solver.cost.schedule import in_flight
 from solver.search.rank_costs import column
 from solver.search.rows import Rows
 
@@ -31,7 +30,7 @@ class Early:
         micro-batches in flight, are the larger ones. The last chunk of the last rank may be smaller still:
         there every layer is counted as if it sat in the first.
         """
-        held, prices = in_flight(rows.columns), rows.prices
+        held, prices = rows.held, rows.prices
         chunk = np.arange(int(rows.v.max(initial=1)))[None, :]
         index = np.minimum(chunk * rows.p[:, None] + rank, held.shape[1] - 1)
         there = (chunk < rows.v[:, None]) & (rank < rows.p)[:, None]
@@ -53,7 +52,7 @@ class Early:
 
         Chunks differ by one layer at most; those of rank 0, the model's first and last, do as they like.
         """
-        held, prices = in_flight(rows.columns).astype(np.float64), rows.prices
+        held, prices = rows.held.astype(np.float64), rows.prices
         other = np.clip(2 * rows.p - 1 - rank, 0, held.shape[1] - 1)
         first = held[:, min(rank, held.shape[1] - 1)]
         second = np.take_along_axis(held, other[:, None], axis=1)[:, 0]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY, end_tail_s, in_turn, least_tail_s
 from solver.search.caps import room_bytes
 from solver.search.first_layers import FirstLayers
@@ -82,7 +81,7 @@ class _Filling:
     @classmethod
     def of(cls, rows: Rows, p: int, step_s: FloatArray) -> _Filling:
         """Ready to fill within ``step_s``."""
-        prices, held = rows.prices, in_flight(rows.columns)[:, :p].astype(np.float64)
+        prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
         return cls(
             rows=rows,
             p=p,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.schedule import in_flight
 from solver.search.bounds import SAFETY
 from solver.search.caps import room_bytes
 from solver.search.layer_sums import at, furthest, sums_of
@@ -59,7 +58,7 @@ class _Fill:
     def of(cls, rows: Rows, p: int, step_s: FloatArray) -> _Fill:
         """Ready to fill within ``step_s``."""
         prices = rows.prices
-        held = in_flight(rows.columns)[:, :p].astype(np.float64)
+        held = rows.held[:, :p].astype(np.float64)
         return cls(
             rows=rows,
             p=p,

@@ -75,7 +75,7 @@ class Rows:
         prices, nothing = self.prices, np.zeros_like(splits)
         stages = assemble(prices, self.columns, self.layout, splits, nothing)
         whole = stages.peak_memory_bytes
-        held = in_flight(self.columns)[:, : whole.shape[1]]
+        held = self.held[:, : whole.shape[1]]
         with np.errstate(divide="ignore"):
             needed = (whole - self.budget_bytes + 1.0) / (prices.reserve[:, None] * held)
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2]
@@ -124,6 +124,11 @@ class Rows:
     def in_a_v(self) -> BoolArray:
         """Rows whose chunks lie in a V over their ranks, so that rank 0 holds the head too, shape (n,)."""
         return in_a_v(self.columns)
+
+    @cached_property
+    def held(self) -> IntArray:
+        """Micro-batches in flight of every chunk, (n, C) (``schedule.in_flight``)."""
+        return in_flight(self.columns)
 
     @cached_property
     def head_rank(self) -> IntArray:

@@ -30,7 +30,7 @@ import numpy as np
 
 from solver.columns import SCHEDULES, FloatArray
 from solver.cost.assemble import Stages
-from solver.cost.schedule import BYPASSES_SYNC, in_flight, rank_of_chunk
+from solver.cost.schedule import BYPASSES_SYNC, rank_of_chunk
 from solver.search.rows import Rows
 
 _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
@@ -47,7 +47,7 @@ def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
     first = np.where(own, chunks[:, None, :], width).min(axis=2)
     last = np.where(own, chunks[:, None, :], -1).max(axis=2)
     ahead, behind = _prefix(forward, first), _prefix(back, last + 1)
-    m, held = rows.m[:, None], in_flight(rows.columns)[:, :width]
+    m, held = rows.m[:, None], rows.held[:, :width]
     spared = (own * (held * forward)[:, None, :]).sum(axis=2)
     wait = forward.sum(axis=1, keepdims=True) - ahead + back.sum(axis=1, keepdims=True) - behind
     busy = m * stages.rank_time_s

@@ -21,7 +21,6 @@ from itertools import pairwise
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.schedule import in_flight
 from solver.search.caps import Caps, layer_caps, lightest_chunks
 from solver.search.chunks import best_offered
 from solver.search.only_split import only_splits
@@ -153,7 +152,7 @@ class StageTables:
     def _replayed_ends(self) -> IntArray:
         """Ends of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed_layers`` counts it."""
         prices, cumulative = self.prices, self.row.layout.cumulative.T.astype(np.float64)
-        held = in_flight(self.row.columns)[0, : self.p].astype(np.float64)[:, None, None]
+        held = self.row.held[0, : self.p].astype(np.float64)[:, None, None]
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2] @ cumulative
         whole = self._memory(lightest=False)
         needed = (whole - self.row.budget_bytes + 1.0) / (prices.reserve[0] * held)
@@ -169,7 +168,7 @@ class StageTables:
     def _memory(self, *, lightest: bool = True) -> FloatArray:
         """Peak memory in bytes, as ``assemble`` adds it up; or without recomputation."""
         prices, row = self.prices, self.row
-        held = in_flight(row.columns)[0, : self.p].astype(np.float64)[:, None, None]
+        held = row.held[0, : self.p].astype(np.float64)[:, None, None]
         spared = prices.activation_bytes - prices.checkpoint_bytes
         kept = self._spread(prices.activation_bytes)
         if lightest:
