@@ -18,6 +18,7 @@ from solver.columns import BoolArray, FloatArray, IntArray
 from solver.search.rows import Rows
 
 Values = TypeVar("Values", FloatArray, BoolArray)
+_TOGETHER = 1024  # rows whose caps are found side by side
 _SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
 
 
@@ -76,41 +77,58 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
     workspace = is_last * prices.head_workspace_bytes[:, col]
     workspace = np.maximum(workspace, prices.replay_workspace_bytes[:, col])
     first = rows.state_bytes[:, -2:-1] + prices.activation_bytes[:, -2:-1] * held[:, 0]
-    head = rows.state_bytes[:, -1:] + prices.activation_bytes[:, -1:] * held[:, -1]
+    last = np.take_along_axis(held, (rows.v - 1)[:, col, col], axis=1)[:, 0]
+    head = rows.state_bytes[:, -1:] + prices.activation_bytes[:, -1:] * last
     spared = prices.activation_bytes[:, :-2] - prices.checkpoint_bytes[:, :-2]
     saved = rows.some_layers * spared.max(axis=1)
     kept = held.sum(axis=1) * saved[:, col]
     return np.asarray(room[:, col] - workspace - is_first * first - is_last * head + kept)
 
 
-def _most_layers(rows: Rows, pp: int, vpp: int) -> IntArray:
-    """Layers that fit on each rank in its lightest chunks, (n, pp); -1 where not even the least do."""
-    held = held_by_rank(rows, pp, vpp)
+def _most_layers(rows: Rows, pp: int) -> IntArray:
+    """Layers that fit on each of ``pp`` ranks in its lightest chunks, (n, pp); -1 where the least do not.
+
+    Rows have one chunk a rank, or several, not as many each.
+    """
+    width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
+    held = held_by_rank(rows, pp, width)
     kept = rows.least_kept_bytes[:, 0]
     each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
+    each *= (np.arange(width)[None, :] < rows.v[:, None])[:, :, None]
     room = room_bytes(rows, held) * _SAFETY
-    most = _balanced(each, room, rows.layout.num_layers)
-    if vpp > 1 and rows.uneven_stages:  # the model's first chunk may hold fewer than the others of its rank
-        least = rows.smallest_chunk
+    most = _balanced(each, room, rows.v, rows.layout.num_layers)
+    if width > 1 and rows.uneven_stages:  # the model's first chunk may hold fewer than its rank's others
         first = room[:, :1] - (least * each[:, 0, 0])[:, None]
-        most[:, :1] = least[:, None] + _balanced(each[:, 1:, :1], first, rows.layout.num_layers)
+        others = _balanced(each[:, 1:, :1], first, rows.v - 1, rows.layout.num_layers)
+        most[:, :1] = least[:, None] + others
         most[:, 0] = np.where(first[:, 0] < 0.0, -1, most[:, 0])
     return np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
 
 
-def _balanced(each: FloatArray, room: FloatArray, num_layers: int) -> IntArray:
+def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: int) -> IntArray:
     """Layers that fit when chunks differ by one at most and later ones, which hold less, are larger.
 
     Args:
-        each: bytes of a layer in each chunk of each rank, (n, chunks, ranks).
+        each: bytes of a layer in each chunk of each rank, (n, C, ranks); 0 behind a rank's last.
         room: bytes that each rank has left, (n, ranks).
+        chunks: of a rank, (n,).
         num_layers: of the model; no more are counted.
     """
-    round_bytes = each.sum(axis=1)
+    round_bytes, count = each.sum(axis=1), chunks[:, None]
     rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), num_layers)
     rest = room - rounds * round_bytes
     more = (np.cumsum(each[:, ::-1], axis=1) <= rest[:, None, :]).sum(axis=1)
-    return np.asarray(rounds.astype(np.int64) * each.shape[1] + np.minimum(more, each.shape[1] - 1))
+    more = np.clip(more - (each.shape[1] - count), 0, count - 1)
+    return np.asarray(rounds.astype(np.int64) * count + more)
+
+
+def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
+    """(pp, rows of that many ranks), one chunk a rank or several; few enough to stay in the cache."""
+    keys = rows.p * 2 + (rows.v > 1)
+    order = np.lexsort((rows.v, keys))
+    for index in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
+        for start in range(0, len(index), _TOGETHER):
+            yield int(rows.p[index[0]]), index[start : start + _TOGETHER]
 
 
 def layer_caps(rows: Rows) -> Caps:
@@ -122,13 +140,13 @@ def layer_caps(rows: Rows) -> Caps:
     num_ranks = int(rows.p.max(initial=1))
     least = np.zeros((len(rows), num_ranks), dtype=np.int64)
     most = np.zeros_like(least)
-    for pp, vpp, index in groups_of_shape(rows):
+    for pp, index in _alike(rows):
         group = rows.take(index)
-        low = np.broadcast_to((vpp * group.smallest_chunk)[:, None], (len(group), pp))
-        high = _most_layers(group, pp, vpp)
+        low, high = (group.v * group.smallest_chunk)[:, None], _most_layers(group, pp)
         if not rows.uneven_stages:
-            even, rest = divmod(rows.layout.num_layers, pp * vpp)
-            low, high = np.full_like(high, vpp * even), np.minimum(high, -1 if rest else vpp * even)
+            each, rest = np.divmod(rows.layout.num_layers, pp * group.v)
+            low = (group.v * each)[:, None]
+            high = np.minimum(high, np.where(rest > 0, -1, group.v * each)[:, None])
         least[index, :pp], most[index, :pp] = low, high
     return Caps(least=least, most=most)
 
