@@ -142,7 +142,8 @@ def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
     """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
     m = int(row.columns.num_microbatches[0])
     if len(splits) > 1:
-        steps, made = _glanced_s(row, splits), makes_its_order(row)
+        steps = _simulated_s(row, splits, _glanced(row, len(splits[0])))
+        made = makes_its_order(row)
         order = np.argsort(steps, kind="stable")
         if _glanced(row, len(splits[0])) == m and not made:  # all of them were simulated
             return float(steps[order[0]]), splits[order[0]]
@@ -176,10 +177,14 @@ def _glanced(row: Rows, chunks: int) -> int:
     return min(int(row.columns.num_microbatches[0]), max(_GLANCED_PASSES // (2 * chunks * p), 2) * p)
 
 
-def _glanced_s(row: Rows, splits: list[Split]) -> FloatArray:
+def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
+    """The simulated step time of each split of a row whose schedule fixes the order of passes."""
+    return _simulated_s(row, splits, int(row.columns.num_microbatches[0]))
+
+
+def _simulated_s(row: Rows, splits: list[Split], few: int) -> FloatArray:
     """About the step time of each split by its first micro-batches; exact where those are all."""
     p, stages = int(row.p[0]), _stages(row, splits)
-    few = _glanced(row, len(splits[0]))
     chunks = len(splits[0])
     finish = finish_of_many_s(
         stages.chunk_forward_s[:, :chunks],

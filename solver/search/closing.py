@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from solver.search.bounds import whole_layers_s
+from solver.search.arrange import simulated_s
+from solver.search.bounds import SAFETY, whole_layers_s
 from solver.search.dominance import dominates
 from solver.search.frontier import Solved
-from solver.search.partial import least_steps_s, passes_of
+from solver.search.partial import makes_its_order, passes_of
 from solver.search.patterns import Effort, Held, are_tried, is_branchable, least_simulation_s
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
@@ -76,10 +77,11 @@ def least_of_candidates_s(
     heapq.heapify(waiting)
     while waiting and waiting[0][0] < best_s:
         bound, at = waiting[0]
-        row, sizes = rows.take([at]), np.array(solved[at].candidates)
-        passes = passes_of(row)
-        if at in simulated or passes > _MOST_PASSES or not effort.takes(len(sizes) * passes):
+        row, splits = rows.take([at]), list(solved[at].candidates)
+        tried = passes_of(row) <= _MOST_PASSES and not makes_its_order(row) and at not in simulated
+        if not tried or not effort.takes(len(splits) * passes_of(row)):
             return bound
+        tick()
         simulated.add(at)
-        heapq.heapreplace(waiting, (max(bound, float(least_steps_s(row, sizes, tick).min())), at))
+        heapq.heapreplace(waiting, (max(bound, float(simulated_s(row, splits).min()) * SAFETY), at))
     return best_s
