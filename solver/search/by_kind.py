@@ -48,9 +48,20 @@ def have_room(rows: Rows, room: FloatArray, each: FloatArray) -> BoolArray:
 
 def _set_aside(rows: Rows, cost: FloatArray) -> FloatArray:
     """What the least layers of every chunk of a rank cost at least, (n, p)."""
-    there = by_rank(rows, int(rows.p[0]), int(rows.v[0]), _reachable(rows))
-    cheapest = np.where(there, cost[:, None], np.inf).min(axis=3)
+    cheapest = np.where(_reachable_by_rank(rows), cost[:, None], np.inf).min(axis=3)
     return np.asarray(cheapest.sum(axis=1) * rows.smallest_chunk[:, None])
+
+
+def _reachable_by_rank(rows: Rows) -> BoolArray:
+    """``_reachable`` of the chunks of each rank, (1 or n, v, p, K); one row where all are alike."""
+    one = rows.take([0]) if _are_alike(rows) else rows
+    return by_rank(one, int(rows.p[0]), int(rows.v[0]), _reachable(one))
+
+
+def _are_alike(rows: Rows) -> bool:
+    """Whether all rows have chunks of the same least size, laid out alike."""
+    same = (rows.smallest_chunk == rows.smallest_chunk[:1]).all() and (rows.in_a_v == rows.in_a_v[:1]).all()
+    return bool(same) and len(rows) > 0
 
 
 def _reachable(rows: Rows) -> BoolArray:
@@ -74,6 +85,9 @@ def _with_ends(rows: Rows, values: FloatArray, first: FloatArray, last: FloatArr
 
 def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
     """Whether rows of one shape may have a split that fits and simulates within ``step_s``."""
+    fits = fits_by_kind(rows, pp, vpp)
+    if not fits.any():
+        return fits
     prices, m = rows.prices, rows.m[:, None]
     limit = ((step_s / SAFETY**2 - prices.fixed_s) / prices.straggler)[:, None]
     rank = np.arange(pp)[None, :]
@@ -87,7 +101,7 @@ def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> B
     able = have_room(rows, away, (m * rows.layer_s + prices.tail_s[:, :-2])[:, None, :])
     home = limit - least_tail_s(rows)[:, None] - back - m * time
     able &= have_room(rows, home, (m * rows.layer_s)[:, None, :])
-    return able & _late_room(rows, pp, vpp, limit - tail - m * time) & fits_by_kind(rows, pp, vpp)
+    return fits & able & _late_room(rows, pp, vpp, limit - tail - m * time)
 
 
 def can_be_busy(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
@@ -123,7 +137,7 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
     smallest = rows.smallest_chunk.astype(np.float64)
     held = held_by_rank(rows, pp, vpp)
     kept = rows.least_kept_bytes[:, :-2]
-    kinds = by_rank(rows, pp, vpp, _reachable(rows)).any(axis=1)
+    kinds = _reachable_by_rank(rows).any(axis=1)
     least = np.where(kinds, kept[:, None, :], np.inf).min(axis=2)
     slope, offset = _lightest(held)
     if vpp > 1:
