@@ -22,7 +22,7 @@ from service.report.document import Document
 from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 HTML = Path(__file__).parent / "html"
-_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|%|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")
+_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")
 _SIZE = re.compile(r"\b(tp|pp|vpp|cp|ep|dp|zero|mbs|stage|kind) (?=\d)")
 _SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\d)|\bMFU\b")
 
