@@ -73,10 +73,11 @@ def test_a_limit_on_gpus_holds_for_the_stages_together() -> None:
 
 
 def test_the_least_closed_form_of_all_placements_is_proved() -> None:
-    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1))
+    pins = {"zero_stage": 0, "micro_batch_size": 1}
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, pin=pins))
     assert answer.objective_gap == 0.0
     assert answer.objective_excess is not None
-    many = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100))
+    many = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100, pin=pins))
     least = min(plan.objective_s for plan in many.plans)
     assert answer.plans[0].objective_s * (1.0 - answer.objective_excess) <= least * (1 + 1e-9)
 

@@ -178,7 +178,8 @@ def test_plans_that_miss_the_deadline_are_left_out_with_a_word() -> None:
 
 
 def test_a_missed_deadline_offers_more_nodes_of_a_group() -> None:
-    free = a_mixed_problem(ROOMY, certify="none", top_k=1, batch=64, total_tokens=10**13)
+    pins = {"zero_stage": 0, "micro_batch_size": 1, "recompute_granularity": "none"}
+    free = a_mixed_problem(ROOMY, certify="none", top_k=1, batch=64, total_tokens=10**13, pin=pins)
     profile = default_profile(free.cluster, "none")
     (plan,) = ask(free, profile).plans
     assert plan.outlook is not None
