@@ -32,6 +32,7 @@ from service.launchers.reading.ms_swift import MsSwiftReader
 from service.launchers.reading.nanotron import NanotronReader
 from service.launchers.reading.shell import Word
 from service.launchers.reading.torchtitan import TorchtitanReader
+from service.launchers.reading.torchtitan_python import looks_like_module, module_values
 from service.launchers.rules import near_divisors, near_multiples
 
 # In the order in which a file is tried: names that only one launcher has go first.
@@ -209,8 +210,11 @@ def _at(found: LaunchFile, name: str, message: str, *, allowed: str, nearest: st
 
 
 def _located(source: Source, fault: FieldError) -> FieldError:
-    """A fault of a name of a document, with its line where the reader did not know it."""
-    found = None if "line " in fault.message else looks_like_document(source).get(fault.pointer)
+    """A fault of a name of a file, with its line where the reader did not know it."""
+    if fault.pointer == WHOLE_FILE or "line " in fault.message:
+        return fault
+    values = module_values(source) if looks_like_module(source) else looks_like_document(source)
+    found = values.get(fault.pointer)
     if found is None or not found.line:
         return fault
     return replace(fault, message=f"line {found.line}: {fault.message}")

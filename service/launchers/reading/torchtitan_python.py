@@ -28,7 +28,7 @@ SHAPE = "shape."
 
 def looks_like_module(source: Source) -> bool:
     """Whether a Python file configures torchtitan."""
-    return "ParallelismConfig" in source.text and "torchtitan" in source.text
+    return source.suffix == ".py" and "ParallelismConfig" in source.text and "torchtitan" in source.text
 
 
 def module_values(source: Source) -> dict[str, Found]:
