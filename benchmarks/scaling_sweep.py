@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from service.db.database import Database
@@ -29,15 +30,17 @@ WORKER_START_S = 5.0
 Figures = dict[str, float]
 
 
-def swept_by(database: Database, settings: Settings, num_workers: int) -> Figures:
+def swept_by(
+    database: Database, settings: Settings, num_workers: int, *, module: str = "workers"
+) -> Figures:
     """Seconds of a sweep, from the first claim of a point to the joined answer, and of its searches."""
-    print(f"a sweep by {num_workers} …", file=sys.stderr, flush=True)
+    print(f"a sweep by {num_workers} {module} …", file=sys.stderr, flush=True)
     engine = JobEngine(database, lease_s=15.0)
     jobs = Jobs(database, engine, CeleryQueue(settings["redis_url"]), queue_timeout_s=3600.0)
     asked = read_job_request(QUESTION, parse_problem)
     with ExitStack() as stack:
         for _ in range(num_workers):
-            stack.enter_context(working(settings, "--celery", quiet=True))
+            stack.enter_context(working(settings, "--celery", module=module, quiet=True))
         time.sleep(WORKER_START_S * num_workers)
         submission = Submission(problem=asked.problem, body=QUESTION, sweep=asked.sweep, fresh=True)
         sweep = jobs.submit(TENANT, submission)
@@ -49,14 +52,13 @@ def swept_by(database: Database, settings: Settings, num_workers: int) -> Figure
     return {"whole_s": done.finished_at_s - began_s, "search_s": sum(searched_s) / len(points)}
 
 
-def sweep_table(one: Figures, two: Figures) -> str:
-    """What the second worker brought."""
-    return "\n".join(
-        [
-            "| | 1 worker | 2 workers |",
-            "|---|---|---|",
-            f"| the whole sweep, s | {one['whole_s']:.1f} | {two['whole_s']:.1f} |",
-            f"| times as fast | 1 | {one['whole_s'] / two['whole_s']:.2f} |",
-            f"| from claim to end of a point, s | {one['search_s']:.2f} | {two['search_s']:.2f} |",
+def sweep_table(searching: Sequence[Figures], waiting: Sequence[Figures]) -> str:
+    """What the second worker brought: of searches, and of points that wait for a second each."""
+    lines = ["| | 1 worker | 2 workers |", "|---|---|---|"]
+    for name, (one, two) in (("searched", searching), ("waiting 1 s a point", waiting)):
+        lines += [
+            f"| {name}: the whole sweep, s | {one['whole_s']:.1f} | {two['whole_s']:.1f} |",
+            f"| {name}: times as fast | 1 | {one['whole_s'] / two['whole_s']:.2f} |",
+            f"| {name}: from claim to end of a point, s | {one['search_s']:.2f} | {two['search_s']:.2f} |",
         ]
-    )
+    return "\n".join(lines)

@@ -1,0 +1,28 @@
+"""``python -m benchmarks.waiting_worker``: a real worker whose searches take a second and no processor.
+
+On a machine with fewer cores than workers this shows what sharing out and joining cost, and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from solver.plan import Answer
+from solver.problem import Problem
+from solver.progress import OnProgress, ShouldStop
+from tests.builders import an_answer
+from workers.__main__ import main
+
+SEARCH_S = 1.0
+
+
+def wait(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    """An answer, after a second."""
+    del problem, on_progress, should_stop
+    time.sleep(SEARCH_S)
+    return an_answer()
+
+
+if __name__ == "__main__":
+    sys.exit(main(search=wait))
