@@ -16,7 +16,7 @@ from service.api.routes.jobs import submission_of
 from service.api.routes.predictions import create_prediction, own_of_body
 from service.db.records import JobRecord
 from service.report.charts.bars import memory_bars, waterfall_bars
-from service.report.figures import configuration_words, gib, percent, seconds
+from service.report.figures import configuration_words, gib, percent, risk, step_time
 from service.request import problem_to_mapping
 from service.web import questions
 from service.web.callers import SUBMITS, FormDep
@@ -67,10 +67,11 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         return _own_page(request, service, tenant, faulty(questions.OWN, values, _moved(fault)), status=422)
     seen = priced.prediction
     facts = (
-        ("Step", seconds(seen.step_time_s)),
+        ("Step", step_time(seen)),
         ("Tokens/s/GPU", f"{seen.tokens_per_s_per_gpu:.0f}"),
         ("MFU", percent(seen.mfu)),
         ("Peak memory", f"{gib(seen.peak_memory_bytes)} of {gib(seen.memory_limit_bytes)} GiB"),
+        ("OOM risk", risk(seen.out_of_memory_probability)),
         ("Launcher", priced.launcher or "–"),
     )
     shown = {
