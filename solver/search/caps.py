@@ -29,6 +29,10 @@ class Caps:
     least: IntArray
     most: IntArray  # below ``least`` where a rank cannot hold what it must
 
+    def take(self, index: IntArray, num_ranks: int) -> Caps:
+        """Those of the rows at ``index``, of which none has more than ``num_ranks`` ranks."""
+        return Caps(least=self.least[index, :num_ranks], most=self.most[index, :num_ranks])
+
     def feasible(self, num_layers: int) -> BoolArray:
         """Rows with a split that fits, shape (n,)."""
         holds = (self.most >= self.least).all(axis=1)

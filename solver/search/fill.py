@@ -18,7 +18,7 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import runs_all_forward_first
 from solver.search.bounds import SAFETY
-from solver.search.caps import Caps, layer_caps
+from solver.search.caps import Caps
 from solver.search.rank_costs import RankCosts, column
 from solver.search.rows import Rows
 
@@ -38,13 +38,13 @@ class Fill:
     tail_s: FloatArray  # (n, L) of rank 0
 
     @classmethod
-    def of(cls, rows: Rows, step_s: FloatArray) -> Fill:
-        """Ready to fill within ``step_s``, shape (n,)."""
+    def of(cls, rows: Rows, step_s: FloatArray, caps: Caps) -> Fill:
+        """Ready to fill within ``step_s``, shape (n,), under the memory that ``caps`` tell."""
         prices = rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
         limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
         tail = RankCosts.of(rows, 0).tail_s + tries * column(prices.tail_s[:, 0])
-        return cls(rows=rows, caps=layer_caps(rows), tries=tries, limit_s=column(limit), tail_s=tail)
+        return cls(rows=rows, caps=caps, tries=tries, limit_s=column(limit), tail_s=tail)
 
     def among(self, tried: BoolArray) -> Fill:
         """The same with some of the tries."""

@@ -165,14 +165,17 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     if not rows.is_uniform:
         return can_beat_mixed(rows, step_s)
     answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
-    answer &= layer_caps(rows).feasible(rows.layout.num_layers)
+    caps = layer_caps(rows)
+    answer &= caps.feasible(rows.layout.num_layers)
     own = np.flatnonzero(answer & rows.per_stage)
     answer[own] = can_be_busy(rows.take(own), step_s[own])
     for room, which in ((_room, ~rows.splits_backward), (room_of_split, rows.splits_backward)):
         asked = np.flatnonzero(answer & which)
         for batch in _batches(rows.take(asked)):
             index = asked[batch]
-            answer[index] = Fill.of(rows.take(index), step_s[index]).reaches(room)
+            some = rows.take(index)
+            few = caps.take(index, int(some.p.max()))
+            answer[index] = Fill.of(some, step_s[index], few).reaches(room)
     return answer
 
 
@@ -182,7 +185,7 @@ def most_layers(row: Rows, step_s: float) -> IntArray:
     Memory is left aside.
     """
     room = room_of_split if row.splits_backward[0] else _room
-    return Fill.of(row, np.array([step_s])).most(room)
+    return Fill.of(row, np.array([step_s]), layer_caps(row)).most(room)
 
 
 def least_bound_s(

@@ -45,7 +45,6 @@ import numpy as np
 
 from profiles.profile import PLACING_LAUNCHER, Profile
 from solver.candidates import searched_space
-from solver.columns import FloatArray, IntArray
 from solver.explain import explain
 from solver.mixed.search import search_placed
 from solver.objective import is_plain
@@ -53,21 +52,18 @@ from solver.plan import Answer, Configuration
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.answering import Found, Proof, answer_of, objectives_s, plans_of
-from solver.search.bounds import objective_bound_s
-from solver.search.by_kind import may_reach_objective
 from solver.search.certify import Judge
 from solver.search.closing import least_of_candidates_s, least_step_bound_s
 from solver.search.fitting import lightest
-from solver.search.frontier import Frontier, Solved
+from solver.search.frontier import Frontier
 from solver.search.known import rows_of
 from solver.search.opening import Opening, first_plan
-from solver.search.priced import CHUNK, priced_rows, priced_space
+from solver.search.priced import priced_rows, priced_space
+from solver.search.rivals import rivals_of
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space, enumerate_space, refuted_space
 
-_TOGETHER = 4096  # rows asked at once whether their closed form may be less
-_RIVALS = 64  # rows held against the least closed form between two looks at the clock
 _LEAST_S = 0.01  # a search is given this much
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
@@ -198,7 +194,7 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     bound = min(bound, least_step_bound_s(others, min(low, best), best, watch.tick))
     objective = objectives_s(frontier)[0]
     own = frontier.solved[first].objective_s
-    rivals, left = _rivals(frontier, own, watch)
+    rivals, left = rivals_of(frontier, own, watch)
     least = min([own, *(rival.objective_s for rival in rivals)])
     survivors = (first, *(rival.row for rival in rivals if rival.row != first))
     return Proof(
@@ -207,53 +203,3 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
         objective_gap=relative_gap(least, min(least, left)),
         survivors=survivors,
     )
-
-
-def _rivals(frontier: Frontier, objective_s: float, watch: Watch) -> tuple[list[Solved], float]:
-    """Rows whose bound on the closed form is below the least known one, solved, best first.
-
-    And the least bound of those that are not solved when the time is over; +inf where none is left.
-    """
-    bounds = _objective_bounds_s(frontier, objective_s, watch)
-    order = np.flatnonzero(bounds < objective_s)
-    order = order[np.argsort(bounds[order], kind="stable")]
-    mixed = not (frontier.rows.is_uniform or frontier.rows.only_split)
-    least, rivals = objective_s, list[Solved]()
-    while len(order) and not watch.interrupted():
-        watch.tick()
-        batch, order = order[:_RIVALS], order[_RIVALS:]
-        batch = batch[bounds[batch] < least]
-        if mixed:
-            batch = _that_may_reach(frontier, batch, least, watch)
-        found = frontier.solve(batch.tolist())
-        lower = min([least, *(rival.objective_s for rival in found)])
-        if mixed and (lower < least or not rivals):
-            order = _that_may_reach(frontier, order[bounds[order] < lower], lower, watch)
-        least, rivals = lower, rivals + found
-    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), float(
-        bounds[order].min(initial=np.inf)
-    )
-
-
-def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, watch: Watch) -> IntArray:
-    """Those of the rows with layers of several kinds whose closed form may be so little, in their order."""
-    kept = [order[:0]]
-    for start in range(0, len(order), _TOGETHER):
-        watch.tick()
-        some = order[start : start + _TOGETHER]
-        kept.append(some[may_reach_objective(frontier.rows.take(some), objective_s)])
-        if watch.interrupted():
-            kept.append(order[start + _TOGETHER :])
-            break
-    return np.concatenate(kept)
-
-
-def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> FloatArray:
-    """Lower bound on every row's closed form, shape (n,); +inf where it is no less, or no split fits."""
-    bounds = np.full(len(frontier.rows), np.inf)
-    open_rows = frontier.rivals_below(least_s)
-    for start in range(0, len(open_rows), CHUNK):
-        watch.tick()
-        index = open_rows[start : start + CHUNK]
-        bounds[index] = objective_bound_s(frontier.rows.take(index))
-    return bounds
