@@ -183,7 +183,7 @@ class Frontier:
     def _prime(self, interrupted: Interrupt) -> None:
         """Rank promising rows of different layouts, so that bounds have something to be held against."""
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
-        scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises)
+        scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises, limit_s=self.cutoff_s)
         waiting = self._order
         promising = scout.promising(waiting, most, lambda: interrupted(self))
         self.fits -= int(np.isinf(self.bound_s[waiting]).sum())  # all of them were finite

@@ -34,6 +34,7 @@ class Scout:
     rows: Priced | Rows
     bound_s: FloatArray  # (n,), changed in place; every change is proved
     shares: tuple[float, ...] = RAISES
+    limit_s: float = np.inf  # a score that is known: rows that cannot beat it promise nothing
 
     def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
         """Up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
@@ -47,10 +48,11 @@ class Scout:
         for start in range(0, min(len(order), _MOST_LOOKS * size), size):
             index = order[start : start + size]
             known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
-            if known >= most or interrupted():
+            if known >= most or self.bound_s[index[0]] > self.limit_s or interrupted():
                 break
             self._raise(index)
-            rows = [*best.values(), *index[np.isfinite(self.bound_s[index])].tolist()]
+            bounds = self.bound_s[index]
+            rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= self.limit_s)].tolist()]
             rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # the last of a layout stays
             best = dict(zip(layouts_of(self.rows.columns, rows), rows, strict=True))
         return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
@@ -60,8 +62,14 @@ class Scout:
         if not (self.rows.is_uniform or self.rows.only_split) and self.shares == RAISES:
             self._raise_mixed(index)
             return
-        least = self.bound_s[index]
-        left = np.arange(0 if self.rows.only_split else len(index))
+        index = index[: 0 if self.rows.only_split else len(index)]
+        if np.isfinite(self.limit_s):
+            able = can_beat(self.rows.take(index), np.full(len(index), self.limit_s))
+            self.bound_s[index[~able]] = np.maximum(
+                self.bound_s[index[~able]], np.nextafter(self.limit_s, np.inf)
+            )
+            index = index[able]
+        least, left = self.bound_s[index], np.arange(len(index))
         coarse = self.rows.is_uniform and self.shares == RAISES
         for share in _COARSE if coarse else self.shares:
             step = least[left] * share
