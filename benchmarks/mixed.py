@@ -3,8 +3,8 @@
 OPT-350M with a global batch of 1 024 on A100-40 and V100-16 nodes, each priced by its own measured layers
 and links (benchmarks/data/sailor): 32, 80 and 128 A100 alone, and 128, 320 and 512 GPUs of both types, one
 A100 to three V100. The layers were timed without context parallelism, which the reference planner does not
-have either, so it is pinned to 1. Beside ours stand the seconds that the reference planner takes for each (its authors'
-planner on their profiles, as measured before). ``--write`` puts the table into the document.
+have either, so it is pinned to 1. Beside ours stand the seconds that the reference planner takes for each
+(its authors' planner on their profiles, as measured before). ``--write`` puts the table into the document.
 """
 
 from __future__ import annotations
