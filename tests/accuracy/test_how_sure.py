@@ -1,4 +1,7 @@
-"""Intervals hold what they promise, on clusters that no fit had seen."""
+"""Intervals hold what they promise, on clusters that no fit had seen.
+
+Those of calibrated clusters are held to the same by ``make accuracy``.
+"""
 
 from collections import defaultdict
 
@@ -38,12 +41,6 @@ def test_the_interval_of_an_unseen_cluster_holds_75_to_85_percent_of_its_runs(
     runs: list[Run], blind: ProfileOf
 ) -> None:
     assert 0.75 <= coverage(scored(validate(runs, profile_of=blind))) <= 0.85
-
-
-def test_the_interval_of_an_unseen_cluster_calibrated_on_16_runs_holds_75_to_85_percent_of_the_others(
-    runs: list[Run], blind: ProfileOf
-) -> None:
-    assert 0.75 <= coverage(scored(validate(runs, calibrate=16, profile_of=blind))) <= 0.85
 
 
 def test_runs_fail_for_want_of_memory_about_as_often_as_they_are_said_to() -> None:
