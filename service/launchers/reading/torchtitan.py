@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from profiles.model import ModelSpec
 from service.launchers.reading.base import LaunchFile, Source, Told
-from service.launchers.reading.documents import Found, document_of, looks_like_document
+from service.launchers.reading.documents import document_of, looks_like_document
 from service.launchers.reading.fields import Fields
 from service.launchers.reading.known import Known, known_of
 from service.launchers.reading.split import divided
+from service.launchers.reading.torchtitan_command import over
 from service.launchers.reading.torchtitan_model import model_of
 from service.launchers.reading.torchtitan_python import looks_like_module, module_values
 from service.launchers.reading.torchtitan_split import split_of
@@ -73,8 +74,11 @@ class TorchtitanReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
         """
         is_module = source.suffix == ".py"
-        values: dict[str, Found] = module_values(source) if is_module else document_of(source)
-        fields, known = Fields(source.name, values), known_of(source, told)
+        known = known_of(source, told)
+        values, notes = over(module_values(source) if is_module else document_of(source), known)
+        fields = Fields(source.name, values)
+        for note in notes:
+            fields.note(note)
         model = model_of(fields, known)
         configuration, batch = _configuration(fields, known, model, is_module=is_module)
         workload = _workload(fields, known, batch)
