@@ -40,7 +40,7 @@ def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list
     """The configuration's values with the command's over them, and what that changed."""
     given = overrides(known)
     notes = [
-        f"line {found.line} of the command: {shown(name)} is {shown(str(found.value))}, not what the file says"
+        f"line {found.line} of the command: {shown(name)} is {shown(str(found.value))}, not the file's"
         for name, found in given.items()
         if name not in values or str(values[name].value).lower() != str(found.value).lower()
     ]

@@ -23,7 +23,7 @@ def test_a_flag_replaces_the_files_value_and_is_noted() -> None:
     assert (plain.workload.seq_length, found.workload.seq_length) == (8192, 2048)
     assert found.configuration.recompute_granularity == "full"
     assert found.configuration.data_parallel_size == plain.configuration.data_parallel_size
-    assert any("training.seq_len is 2048, not what the file says" in note for note in found.notes)
+    assert any("training.seq_len is 2048, not the file's" in note for note in found.notes)
     assert plain.notes == ()
 
 
