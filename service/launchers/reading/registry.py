@@ -6,8 +6,9 @@ The form and the names of a file decide; ``launcher`` forces one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.json_input import shown
@@ -30,7 +31,7 @@ from service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from service.launchers.reading.megatron_lm import MegatronLmReader
 from service.launchers.reading.ms_swift import MsSwiftReader
 from service.launchers.reading.nanotron import NanotronReader
-from service.launchers.reading.shell import Word
+from service.launchers.reading.shell import Script, Word
 from service.launchers.reading.torchtitan import TorchtitanReader
 from service.launchers.reading.torchtitan_python import looks_like_module, module_values
 from service.launchers.rules import near_divisors, near_multiples
@@ -89,8 +90,8 @@ def launcher_of(source: Source, only: str | None = None) -> str | None:
 
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     """The file to read, which may be one that the given script names, and its reader."""
-    reached = list(_reached(source))
-    for candidate in (*reached, *(source.at(name) for name in sorted(source.files))):
+    reached: list[Source] = []
+    for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
         if (name := launcher_of(candidate, launcher)) is not None:
             return candidate, _READERS[name]
     missing = list(_missing(reached))
@@ -101,6 +102,13 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
         pointer=WHOLE_FILE, message=f"{shown(source.name)}: {names} are in it", allowed=_KINDS
     )
     raise InvalidProblemError([*missing, nobody])
+
+
+def _kept(kept: list[Source], files: Iterable[Source]) -> Iterator[Source]:
+    """The files, one by one as they are asked for, each put into ``kept``."""
+    for one in files:
+        kept.append(one)
+        yield one
 
 
 def _reached(source: Source) -> Iterator[Source]:
@@ -124,14 +132,19 @@ def _text_of(source: Source, name: str) -> str | None:
         return None
 
 
-def _named(source: Source, *, programs: bool = True) -> list[Word]:
+def _named(source: Source) -> list[Word]:
     """Other files that a script starts its program with, each once, with the line that names it."""
     if not source.is_script:
         return []
     try:
-        words = list(files_named(script_of(source, Told()), programs=programs))
+        return _others(source, files_named(script_of(source, Told())))
     except InvalidProblemError:
         return []  # its own reader says so
+
+
+def _others(source: Source, words: Iterable[Word]) -> list[Word]:
+    """The names of other files, each once, where it stands first."""
+    words = list(words)
     found = {word.text: word for word in reversed(words) if word.text != source.name}
     return list(reversed(found.values()))[:MAX_FILES]
 
@@ -145,9 +158,8 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
     for source in files:
         if source.suffix in DOCUMENTS:
             document_of(source)
-        elif source.is_script:
-            script_of(source, Told())
-        for word in _named(source, programs=False):
+        script = script_of(source, Told()) if source.is_script else Script()
+        for word in _others(source, files_named(script, programs=False)):
             if source.other(word.text) is None:
                 where = f"line {word.line} of {shown(source.name)}"
                 yield FieldError(
