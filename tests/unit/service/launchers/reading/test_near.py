@@ -1,8 +1,13 @@
 """Which names were meant."""
 
+from pathlib import Path
+
 import pytest
 
+from service.launchers.reading.given import PLAIN_NAMES
 from service.launchers.reading.near import meant
+
+MEGATRON_LM = Path(__file__).parents[4] / "fixtures" / "megatron_lm_flags.txt"
 
 
 @pytest.mark.parametrize(
@@ -33,3 +38,10 @@ def test_a_slip_leads_to_the_name_that_was_meant(name: str, known: str) -> None:
 )
 def test_another_name_is_no_slip(name: str, known: str) -> None:
     assert meant(name, [known]) is None
+
+
+def test_no_flag_of_megatron_lm_is_taken_for_a_slip_of_another() -> None:
+    flags = [line.split()[0] for line in MEGATRON_LM.read_text().splitlines() if line.startswith("--")]
+    names = {flag[2:].replace("-", "_") for flag in flags} - PLAIN_NAMES.keys()
+    assert len(names) > 300
+    assert {name: meant(name, PLAIN_NAMES) for name in names if meant(name, PLAIN_NAMES)} == {}
