@@ -151,7 +151,7 @@ def test_the_check_refuses_an_order_that_megatron_cannot_group() -> None:
 
 
 def test_another_order_is_told_where_two_configurations_differ_in_it() -> None:
-    plain = configuration((2, 1, 2, 2), RANK_ORDERS[0])
+    plain = configuration((2, 2, 2, 2), RANK_ORDERS[0])
     (difference,) = differences_of(plain, replace(plain, rank_order="tp-cp-pp-dp"))
     alone = replace(plain, context_parallel_size=1, context_parallel_mode="ring")
     (without,) = differences_of(alone, replace(alone, rank_order="tp-cp-pp-dp"))
