@@ -185,10 +185,12 @@ def assemble(
     layout: LayerLayout,
     stage_layers: IntArray,
     replayed_layers: IntArray | None = None,
+    *,
+    with_memory: bool = True,
 ) -> Stages:
     """Stage times and memory of every row under its split, shapes as in ``Stages``.
 
-    ``replayed_layers`` as in ``chunks_of``.
+    ``replayed_layers`` as in ``chunks_of``; ``with_memory`` false leaves ``memory_bytes`` empty.
     """
     chunks = chunks_of(columns, layout, stage_layers, replayed_layers)
     rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
@@ -209,7 +211,7 @@ def assemble(
         chunk_weight_s=weight,
         rank_time_s=_by_rank(forward + backward, chunks),
         rank_tail_s=tail * rank_valid,
-        memory_bytes=_memory(prices, columns, chunks, held, rank_valid),
+        memory_bytes=_memory(prices, columns, chunks, held, rank_valid) if with_memory else {},
         rank_valid=rank_valid,
     )
 

@@ -128,8 +128,8 @@ def _all_windows(num_layers: int, chunks: int, smallest: int, most_cut: int) -> 
 
 
 def _stages(row: Rows, splits: list[Split]) -> Stages:
-    """Stages of one row under several splits."""
-    return row.take([0] * len(splits)).stages(splits)
+    """Stages of one row under several splits, without their memory."""
+    return row.take([0] * len(splits)).stages(splits, with_memory=False)
 
 
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:

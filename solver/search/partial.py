@@ -41,7 +41,7 @@ def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> Flo
         tick()
         part = sizes[start : start + size]
         many = row.take(np.zeros(len(part), dtype=np.int64))
-        stages = assemble(many.prices, many.columns, many.layout, part)
+        stages = assemble(many.prices, many.columns, many.layout, part, with_memory=False)
         if makes_its_order(row):
             found.append(split_s(many, stages))
         else:
@@ -69,7 +69,7 @@ def _finish_s(row: Rows, stages: Stages) -> FloatArray:
 def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
     """Simulated step of every split where the order is made for the times, rounded down, shape (k,)."""
     many = row.take(np.zeros(len(sizes), dtype=np.int64))
-    stages = assemble(many.prices, many.columns, many.layout, sizes)
+    stages = assemble(many.prices, many.columns, many.layout, sizes, with_memory=False)
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
     made = automatic_finish_of_many_s(
         forward,

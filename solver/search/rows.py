@@ -48,11 +48,12 @@ class Rows:
             only_split=self.only_split,
         )
 
-    def stages(self, splits: list[tuple[int, ...]]) -> Stages:
+    def stages(self, splits: list[tuple[int, ...]], *, with_memory: bool = True) -> Stages:
         """Stage times and memory of every row under its split."""
         width = max(len(split) for split in splits)
         padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
-        return assemble(self.prices, self.columns, self.layout, padded, self.replayed_layers(padded))
+        replayed = self.replayed_layers(padded)
+        return assemble(self.prices, self.columns, self.layout, padded, replayed, with_memory=with_memory)
 
     def replayed(self, splits: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """The recomputed layers of each stage of every row; () where all stages have the row's count."""

@@ -42,6 +42,8 @@ class Scout:
         With layers of several kinds only rows without interleaving are tried: those are solved exactly.
         """
         size, best = _LOOKED_AT[self.rows.is_uniform], dict[Layout, int]()
+        if np.isfinite(self.limit_s):
+            size = max(_LOOKED_AT.values())
         order = order[: _MOST_LOOKS * max(_LOOKED_AT.values())]
         if not self.rows.is_uniform:
             order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
