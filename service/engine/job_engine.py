@@ -108,7 +108,7 @@ class JobEngine:
         ``checkpoint`` is what the worker has found so far; None leaves an earlier one as it is.
         """
         found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
-        back = _held(claim).values(**_given_back(), **found)
+        back = _held(claim).values(**_given_back(), **found, fence=jobs.c.fence + 1)  # it is said once
         with self._database.write() as connection:
             moved = connection.execute(back.returning(*MOVED)).all()
             keep_found(connection, moved)

@@ -32,7 +32,10 @@ def test_a_claim_raises_the_fence_counts_the_attempt_and_names_the_worker(
     assert (claim.fence, claim.attempts, job_in(database).state) == (1, 1, "running")
     assert engine.release(claim)
     again = claimed(engine)
-    assert (again.fence, again.attempts) == (2, 1)  # a job that is given back costs no attempt
+    assert (again.fence, again.attempts) == (3, 1)  # a job that is given back costs no attempt
+    assert engine.release(again)
+    assert not engine.abandon(again)  # nor is a claim uncounted twice
+    assert job_in(database).attempts == 0
 
 
 def test_fresh_jobs_are_left_to_the_workers_that_the_queue_wakes(
