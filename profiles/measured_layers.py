@@ -45,10 +45,11 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRatio:
-    """Timed over priced seconds of one part at one tensor-parallel size, whatever the micro-batch."""
+    """Timed over priced seconds of one part on one tensor-parallel shard, one micro-batch."""
 
     part: Part
     tensor_parallel_size: int
+    micro_batch_size: int
     forward: float
     backward: float
 
@@ -107,12 +108,10 @@ class MeasuredLayers:
             if (time.part, time.tensor_parallel_size) == (part, tensor_parallel_size)
         )
 
-    def ratio(self, part: Part, tensor_parallel_size: int) -> tuple[float, float]:
-        """Timed over priced seconds, forward and backward; 1 where that is not known."""
-        for one in self.ratios:
-            if (one.part, one.tensor_parallel_size) == (part, tensor_parallel_size):
-                return one.forward, one.backward
-        return 1.0, 1.0
+    def ratios_of(self, part: Part, tensor_parallel_size: int) -> tuple[LayerRatio, ...]:
+        """What a part takes over its price at one tensor-parallel size, by micro-batch; may be none."""
+        shard = (part, tensor_parallel_size)
+        return tuple(one for one in self.ratios if (one.part, one.tensor_parallel_size) == shard)
 
 
 def _shape(model: ModelSpec, ignored: tuple[str, ...]) -> dict[str, object]:

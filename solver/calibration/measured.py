@@ -183,20 +183,21 @@ def _with_ratios(
     if layers is None:
         return None
     base = _alone(profile, inside=layers.with_collectives)
-    logs: dict[tuple[Part, int], dict[str, float]] = defaultdict(dict)
+    logs: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
     for kind in layer_kinds(layers):
         left = np.log(kind.seconds / kind.predict(problem, kind.rows, base, 1))
-        for tp in np.unique(kind.rows.tensor_parallel_size):
-            mean = float(left[kind.rows.tensor_parallel_size == tp].mean())
-            logs[(cast("Part", kind.operator), int(tp))][kind.kind] = mean
+        shards = zip(kind.rows.tensor_parallel_size, kind.rows.micro_batch_size, left, strict=True)
+        for tp, micro_batch, one in shards:
+            logs[(cast("Part", kind.operator), int(tp), int(micro_batch))][kind.kind] = float(one)
     ratios = tuple(
         LayerRatio(
             part=part,
             tensor_parallel_size=tp,
-            forward=exp(left.get("forward_s", 0.0)),
-            backward=exp(left.get("backward_s", 0.0)),
+            micro_batch_size=micro_batch,
+            forward=exp(passes.get("forward_s", 0.0)),
+            backward=exp(passes.get("backward_s", 0.0)),
         )
-        for (part, tp), left in logs.items()
+        for (part, tp, micro_batch), passes in sorted(logs.items())
     )
     return replace(layers, ratios=ratios)
 

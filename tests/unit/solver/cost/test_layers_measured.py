@@ -32,6 +32,16 @@ def prices_of(
     return price(problem, Columns.of(configurations), profile)
 
 
+def over_price(tp: int, micro_batch: int, forward: float, backward: float) -> LayerRatio:
+    return LayerRatio(
+        part="dense",
+        tensor_parallel_size=tp,
+        micro_batch_size=micro_batch,
+        forward=forward,
+        backward=backward,
+    )
+
+
 def test_a_timed_layer_takes_what_was_timed() -> None:
     prices = prices_of(LAYERS, a_layout(), a_layout(micro_batch_size=4))
     assert prices.forward_s[:, 0] == pytest.approx([2e-3, 8e-3], rel=1e-12)
@@ -60,12 +70,23 @@ def test_collectives_come_on_top_unless_they_were_inside() -> None:
 
 def test_another_shard_is_priced_by_the_nearest_timed_one() -> None:
     # tp 8 was not timed; the nearest, tp 4, took 3 times its price forward and 2 times backward
-    ratios = (LayerRatio(part="dense", tensor_parallel_size=4, forward=3.0, backward=2.0),)
+    ratios = (over_price(4, 1, 3.0, 2.0),)
     layers = replace(LAYERS, ratios=ratios, with_collectives=True)
     layout = a_layout(tensor_parallel_size=8)
     plain, prices = prices_of(None, layout), prices_of(layers, layout)
     assert prices.forward_s[0, 0] == pytest.approx(3.0 * plain.forward_s[0, 0])
     assert prices.backward_s[0, 0] == pytest.approx(2.0 * plain.backward_s[0, 0])
+
+
+def test_sequences_of_another_length_are_off_by_what_as_many_tokens_are_off_by() -> None:
+    # 4 sequences of 512 have the tokens of one of 2048, which took 9 times its price; 16 those of 4: once;
+    # 8 those of 2, half way between by logarithms: 3 times
+    ratios = (over_price(1, 1, 9.0, 9.0), over_price(1, 4, 1.0, 1.0))
+    layers = replace(LAYERS, ratios=ratios, with_collectives=True)
+    layouts = [a_layout(micro_batch_size=b) for b in (4, 8, 16, 32)]
+    plain, prices = (prices_of(one, *layouts, seq_length=512) for one in (None, layers))
+    of_layers = prices.forward_s[:, 0] / plain.forward_s[:, 0]
+    assert of_layers == pytest.approx([9.0, 3.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(
