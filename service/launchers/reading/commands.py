@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from service.launchers.megatron_lm_flags import FLAGS
-from service.launchers.reading.base import MAX_BYTES, Source, Told, refused
+from service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from service.launchers.reading.shell import Script, Word, read_script
 
 _BATCH = re.compile(r"^#SBATCH\s+(--?[\w-]+)[=\s]\s*(\S+)", re.MULTILINE)
@@ -16,6 +17,7 @@ _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--n
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
+_Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
 
 
@@ -52,12 +54,23 @@ def script_of(source: Source, told: Told) -> Script:
     """
     if len(source.text) > MAX_BYTES:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
+    beside, variables = (tuple(sorted(some.items())) for some in (source.files, told.variables))
+    found = _read(source.text, variables, beside, source.include)
+    if isinstance(found, str):
+        raise refused(found)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _read(text: str, variables: _Texts, beside: _Texts, include: Include) -> Script | str:
+    """A script, which nobody changes, or what is wrong with it; every reader looks at the same ones."""
+    other = Source(name="", text=text, files=dict(beside), include=include).other
     try:
-        return read_script(source.text, told.variables, source.other)
+        return read_script(text, dict(variables), other)
     except ValueError as fault:
-        raise refused(f"{fault}"[:200]) from None
+        return str(fault)[:200]
     except RecursionError:
-        raise refused("the script is nested too deeply") from None
+        return "the script is nested too deeply"
 
 
 def commands_of(script: Script) -> list[Command]:

@@ -21,6 +21,7 @@ from service.yaml_input import read_yaml
 DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
 MAX_DOCUMENT = 50_000  # characters; such files have a few thousand
 MAX_BRACKETS = 100  # open at a time
+MAX_NAME = 300  # characters of a dotted name
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\n', re.DOTALL)
 _BRACKET = re.compile(r"[(\[{)\]}]")
 _TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
@@ -63,10 +64,10 @@ def _parsed(suffix: str, text: str) -> dict[str, Found] | str:
     lines: dict[str, int] = {}
     try:
         raw, lines = readers.get(suffix, _yaml)(text)
-        plain = require_plain(raw)
+        flat = dict(_flat(require_plain(raw), ""))
     except InvalidProblemError as fault:
         return _placed(fault.errors[0], lines)
-    return {name: Found(value, lines.get(name, 0)) for name, value in _flat(plain, "")}
+    return {name: Found(value, lines.get(name, 0)) for name, value in flat.items()}
 
 
 def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:
@@ -97,9 +98,11 @@ def looks_like_document(source: Source) -> dict[str, Found]:
 
 
 def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]]:
-    """All values of nested mappings; lists stay whole."""
+    """All values of nested mappings; lists stay whole. InvalidProblemError: a name is absurdly long."""
     for key, value in raw.items():
         name = f"{before}{key}"
+        if len(name) > MAX_NAME:
+            raise InvalidProblemError.of("", f"a name is too long (allowed: {MAX_NAME} characters)")
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{name}.")
         else:

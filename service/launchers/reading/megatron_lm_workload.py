@@ -18,6 +18,7 @@ _SMALL_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
 _SCHEDULE = "step-batch-size-schedule"
 _THOUSANDS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _MAX_DIGITS = 15
+_MAX_STEPS = 32  # batches of one schedule; each is priced
 _DROPOUT = 0.1  # Megatron-LM's own default
 
 
@@ -52,7 +53,8 @@ def global_batch(given: Given) -> int:
         return given.integer("global-batch-size", 1)
     steps = batch_steps(given)
     if not steps:
-        given.fault(_SCHEDULE, "is no list of tokens and batches that begins at 0", allowed="0:256 1B:512")
+        allowed = f"0:256 1B:512, up to {_MAX_STEPS} of them"
+        given.fault(_SCHEDULE, "is no list of tokens and batches that begins at 0", allowed=allowed)
         return 1
     last = steps[-1][1]
     if steps[:-1]:
@@ -62,9 +64,10 @@ def global_batch(given: Given) -> int:
 
 def batch_steps(given: Given) -> list[tuple[int, int]]:
     """Tokens from which each batch holds, with the batch; empty without a schedule, or with a wrong one."""
-    steps = [step for word in given.word(_SCHEDULE).split() if (step := _step(word)) is not None]
+    words = given.word(_SCHEDULE).split()
+    steps = [step for word in words[:_MAX_STEPS] if (step := _step(word)) is not None]
     starts = [start for start, _ in steps]
-    whole = len(steps) == len(given.word(_SCHEDULE).split())
+    whole = len(steps) == len(words)
     return steps if whole and starts[:1] == [0] and starts == sorted(set(starts)) else []
 
 

@@ -8,16 +8,17 @@ unknown and is named where it is needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.launchers.reading.arithmetic import whole_number
 from service.launchers.reading.lexer import Part, Token, lex
 
 UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
-MAX_WORDS = 20_000
+MAX_WORDS = 40_000  # of all commands and arrays
 MAX_TEXT = 200_000  # characters of one variable
-_MAX_WRITTEN = 4_000_000  # characters that all assignments and commands of a script expand to
+_MAX_WRITTEN = 2_000_000  # characters that all expansions, assignments and commands of a script make
+_MAX_WITHIN = 300_000  # characters of sourced files, of defaults and of arithmetic, each time one is read
 _MAX_DEPTH = 8  # of files that read one another, and of defaults in defaults
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -51,14 +52,27 @@ class Script:
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     conditional: dict[str, int] = field(default_factory=dict)  # set differently under a condition: line
     conditions: int = 0  # open ones
+    line: int = 0  # that is read
     num_words: int = 0
     written: int = 0  # characters so far
+    within: int = 0  # characters so far
 
-    def count(self, words: Sequence[Word], line: int) -> None:
+    def write(self, texts: Iterable[str], *, words: int = 0) -> None:
         """Add to what was written; ValueError beyond any script's size."""
-        self.written += sum(len(word.text) for word in words)
+        self.written += sum(map(len, texts))
+        self.num_words += words
         if self.written > _MAX_WRITTEN:
-            raise ValueError(f"line {line}: the script expands beyond {_MAX_WRITTEN} characters")
+            raise ValueError(f"line {self.line}: the script expands beyond {_MAX_WRITTEN} characters")
+        if self.num_words > MAX_WORDS:
+            raise ValueError(f"line {self.line}: the script has more than {MAX_WORDS} words")
+
+    def look_into(self, text: str) -> str:
+        """The text of a sourced file or of a nested value; ValueError beyond any script's size."""
+        self.within += len(text)
+        if self.within > _MAX_WITHIN:
+            what = "files that it sources and values in values"
+            raise ValueError(f"line {self.line}: {what} have more than {_MAX_WITHIN} characters")
+        return text
 
 
 def read_script(
@@ -120,7 +134,7 @@ def _store(script: Script, head: str, words: Sequence[Word], line: int) -> None:
         script.conditional[name] = line
     if sum(len(word.text) for word in new) > MAX_TEXT or len(new) > MAX_WORDS:
         raise ValueError(f"line {line}: {name[:40]} grows beyond {MAX_TEXT} characters")
-    script.count(new, line)
+    script.write(word.text for word in new)
     script.words[name] = new
     script.variables[name] = tuple(word.text for word in new)
 
@@ -129,14 +143,10 @@ def _finish(script: Script, tokens: Sequence[Token], include: Include, depth: in
     """One whole command: an assignment, a sourced file, or something to run."""
     rest = _after_assignments(script, list(tokens))
     words = [word for token in rest for word in _expanded(script, token)]
-    script.count(words, tokens[0].line if tokens else 0)
-    script.num_words += len(words)
-    if script.num_words > MAX_WORDS:
-        raise ValueError(f"the script has more than {MAX_WORDS} words")
     sourced = len(words) > 1 and words[0].text in ("source", ".") and depth < _MAX_DEPTH
     text = include(words[1].text.rsplit("/", 1)[-1]) if sourced else None
     if text is not None:
-        _run(script, text, include, depth + 1)
+        _run(script, script.look_into(text), include, depth + 1)
     elif words:
         script.commands.append(tuple(words))
 
@@ -157,7 +167,7 @@ def _after_assignments(script: Script, tokens: list[Token]) -> list[Token]:
 
 def _joined(script: Script, token: Token, skip: int) -> str:
     """The value of an assignment: no splitting, the first ``skip`` characters left out."""
-    text = ""
+    text, script.line = "", token.line
     for part in token.parts:
         text += " ".join(_value(script, part.text, 0)) if part.expands else part.text
     return text[skip:]
@@ -165,9 +175,16 @@ def _joined(script: Script, token: Token, skip: int) -> str:
 
 def _expanded(script: Script, token: Token) -> list[Word]:
     """A word after expansion: none, one or several."""
-    alone = _whole_variable(script, token)
-    if alone is not None:
-        return alone
+    script.line = token.line
+    found = _whole_variable(script, token)
+    if found is None:
+        found = _pieced(script, token)
+    script.write((word.text for word in found), words=len(found))
+    return found
+
+
+def _pieced(script: Script, token: Token) -> list[Word]:
+    """A word of several parts after expansion."""
     done: list[str] = [""]
     any_quoted = False
     for part in token.parts:
@@ -197,6 +214,13 @@ def _whole_variable(script: Script, token: Token) -> list[Word] | None:
 
 
 def _value(script: Script, expression: str, depth: int) -> tuple[str, ...]:
+    """What ``$…`` stands for; ValueError where it, with all others, goes beyond any script's size."""
+    found = _looked_up(script, expression, depth)
+    script.write(found)
+    return found
+
+
+def _looked_up(script: Script, expression: str, depth: int) -> tuple[str, ...]:
     """What ``$…`` stands for."""
     if expression.startswith("$(("):
         number = whole_number(_substituted(script, expression[3:-2], depth))
@@ -228,14 +252,16 @@ def _substituted(script: Script, text: str, depth: int) -> str:
     if depth > _MAX_DEPTH:
         raise ValueError("defaults in defaults without end")
     done = ""
-    for part in _parts_of(text):
+    for part in _parts_of(script.look_into(text)):
         done += " ".join(_value(script, part.text, depth)) if part.expands else part.text
     return done if depth else _NAME.sub(lambda found: _bare(script, found.group()), done)
 
 
 def _bare(script: Script, name: str) -> str:
     """A variable in arithmetic without its dollar sign."""
-    return " ".join(script.variables.get(name, (name,)))
+    value = script.variables.get(name, (name,))
+    script.write(value)
+    return " ".join(value)
 
 
 def _parts_of(text: str) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -47,6 +48,10 @@ HOSTILE = {
     "doubling.sh": "".join(f"V{n}=" + "a" * 150 + "$V" * 100 + "\n" for n in range(400)),
     "copies.sh": "A=" + "a" * 90_000 + "\n" + "".join(f'B{n}="$A"\n' for n in range(9_000)),
     "commands.sh": "A=" + "a" * 90_000 + "\n" + 'echo "$A"\n' * 10_000,
+    "copies in one word.sh": "A=" + "a" * 90_000 + '\nB="' + "$A" * 40_000 + '"\n',  # 3.6 GB
+    "copies in a sum.sh": "A=" + "a" * 90_000 + "\nB=$((" + "A " * 40_000 + "))\n",  # as much
+    "sums in sums.sh": "B=" + "$((" * 300 + "1" * 90_000 + "))" * 300 + "\n",  # read 300 times
+    "batches.sh": TINY + f"--step-batch-size-schedule '{' '.join(f'{n}:64' for n in range(9_000))}'",
     "open arrays.sh": "A=(" * 30_000,
     "stages.sh": TINY + "--pipeline-model-parallel-size 100000000000000 "
     "--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2",
@@ -63,6 +68,20 @@ def test_a_hostile_file_is_refused_at_once(name: str) -> None:
             read_launch_files(Source(name=name, text=HOSTILE[name]), TOLD, launcher)
         assert len(str(caught.value)) < 8_000
     assert time.process_time() - began < 15.0  # five looks at it, on a machine that is shared
+
+
+def test_files_that_source_others_again_and_again_are_refused_at_once() -> None:
+    files = {"a.sh": ". b.sh\n" * 9_000, "b.sh": ";" * 90_000}  # 0.8 G separators; and nothing is written
+    began = time.process_time()
+    with pytest.raises(InvalidProblemError, match=r"line 4: files that it sources .* 300000 characters"):
+        read_launch_files(Source(name="a.sh", text=files["a.sh"], files=files), TOLD)
+    assert time.process_time() - began < 15.0  # an hour otherwise
+
+
+def test_names_of_a_document_are_short_or_their_values_would_be_kept_with_40_mb_of_names() -> None:
+    text = json.dumps({"a" * 20_000: {str(n): 1 for n in range(2_000)}})
+    with pytest.raises(InvalidProblemError, match="a name is too long"):
+        read_launch_files(Source(name="a.json", text=text), TOLD, "deepspeed")
 
 
 def test_a_file_that_the_text_names_is_read_from_its_own_folder_only() -> None:
