@@ -14,7 +14,9 @@ def run_migrations() -> None:
     """Migrate under a lock, so that two starting servers take turns (SQLite locks by itself)."""
     connection: Connection = context.config.attributes["connection"]
     if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL lock_timeout = 0"))  # another one's turn may be a long one
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
+        connection.execute(text("SET LOCAL lock_timeout TO DEFAULT"))  # the connection's own
     context.configure(
         connection=connection,
         target_metadata=metadata,

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import delete, text
 
+from service.db import migrations
 from service.db.database import DATABASE_AWAY, Database
 from service.db.tables import jobs
 from service.engine.job_engine import JobEngine
@@ -17,6 +19,7 @@ from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lea
 from tests.servers import environment, is_stopped, until
 
 LEASE_S, IDLE_S, SLACK_S = 1.0, 5.0, 2.0  # of tests.dying_writer; of service.db.database
+MIGRATION_LOCK = 6_377_421  # of migrations/env.py
 INSIDE = "3"  # BEGIN, UPDATE jobs; stopped before INSERT plans: it holds the lock of its job's row
 
 
@@ -68,6 +71,21 @@ def test_a_server_that_takes_no_writes_since_it_lost_its_lead_is_away(
     with pytest.raises(DATABASE_AWAY):
         write_to_a_standby(database)
     assert engine.cancel(TENANT, "job")  # over another connection
+
+
+def test_a_server_that_starts_waits_for_another_ones_migration_however_long_it_takes(
+    database: Database,
+) -> None:
+    patience = {"options": "-c lock_timeout=100"}
+    second = Database(database.url.update_query_dict(patience).render_as_string(hide_password=False))
+    with ThreadPoolExecutor() as pool:
+        with database.write() as first:
+            first.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
+            starting = pool.submit(migrations.upgrade, second, migrations.head())
+            with pytest.raises(TimeoutError):
+                starting.result(timeout=0.5)
+        starting.result(timeout=20.0)
+    second.close()
 
 
 def test_what_the_url_says_of_a_connection_goes_before(database: Database) -> None:
