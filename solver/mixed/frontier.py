@@ -18,6 +18,7 @@ from itertools import product
 import numpy as np
 
 from solver.columns import Columns, FloatArray, IntArray
+from solver.constraints import names_of
 from solver.mixed.bounds import Floors, floors_of, step_bound_s
 from solver.mixed.field import Field, Placement
 from solver.mixed.outer import Outer
@@ -129,13 +130,28 @@ class PlacedFrontier:
         """One berth of each group (-1: none), whose stages can be those of a row, (G, C); and the row."""
         groups, every = self.outer.group_of, range(len(self.outer.fleet.groups))
         by_group = [[-1, *np.flatnonzero(groups == at).tolist()] for at in every]
-        choices = np.array(list(product(*by_group)), dtype=np.int64).T[:, None, :]
+        alike = self._counts_gpus
+        offered = [one for one in product(*by_group) if not alike or self._is_alike(one)]
+        choices = np.array(offered, dtype=np.int64).T[:, None, :]
         room = np.where(choices < 0, 0, self.outer.room[choices, rows[None, :, None]])
         there = ((room > 0) | (choices < 0)).all(axis=0)
         used = np.broadcast_to((choices >= 0).sum(axis=0), there.shape)
         p = self.outer.columns.pipeline_parallel_size[rows][:, None]
         at, which = np.nonzero(there & (room.sum(axis=0) >= p) & (used <= p) & (used > 0))
         return choices[:, 0, which], rows[at]
+
+    @property
+    def _counts_gpus(self) -> bool:
+        """Whether a constraint names the number of GPUs.
+
+        Rules are asked stage by stage, as if all stages had its tensor parallelism; what a constraint says
+        of all GPUs is said of the placement where they have.
+        """
+        return "num_gpus" in names_of(self.outer.fleet.problem.options.constraints)
+
+    def _is_alike(self, berths: Layout) -> bool:
+        """Whether berths (-1: none) have one tensor-parallel size."""
+        return len({self.outer.berths[at].tensor_parallel_size for at in berths if at >= 0}) <= 1
 
     def settle(self, one: Field, *, unconditionally: bool = False) -> None:
         """Refute a field, or solve it and rank its best candidate."""

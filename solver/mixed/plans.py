@@ -8,7 +8,6 @@ import numpy as np
 
 from profiles.profile import Profile
 from solver.columns import Columns
-from solver.constraints import constraint_of, holds_for, names_of
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
 from solver.mixed.check import placed_violations
@@ -86,15 +85,8 @@ def _alone(fleet: Fleet, row: Columns, berth: Berth) -> Field:
 
 
 def ranked(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
-    """The ``top_k`` best candidates, best first, whose GPUs together keep what the request says of them.
-
-    Stage by stage a limit on ``num_gpus`` counts all stages with that stage's tensor parallelism: where
-    each lies in a range the whole does too, but a remainder, say, is another one.
-    """
-    texts = [text for text in problem.options.constraints if names_of((text,)) == {"num_gpus"}]
-    limits = [constraint_of(text) for text in texts]
-    kept = [c for c in candidates if all(holds_for(one, {"num_gpus": c.config.num_gpus}) for one in limits)]
-    ordered = sorted(kept, key=lambda one: (one.score_s, len(one.config.replicas)))
+    """The ``top_k`` best candidates, best first."""
+    ordered = sorted(candidates, key=lambda one: (one.score_s, len(one.config.replicas)))
     return ordered[: problem.options.top_k]
 
 
