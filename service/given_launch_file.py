@@ -12,6 +12,7 @@ from service.launchers.reading.registry import reader_names
 
 MAX_TEXT = 200_000  # characters of one file
 MAX_FILES = 8  # beside the first
+MAX_TOTAL = 400_000  # characters of all files: reading takes about a second for each 400 000
 MAX_NAME = 128
 MAX_VARIABLES = 64
 _AT = "launch_file"
@@ -43,6 +44,9 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
         _name(other, "files", other)
     variables = _texts(raw, "variables", MAX_VARIABLES)
     text = _text(raw.get("text"), "text")
+    if len(text) + sum(map(len, files.values())) > MAX_TOTAL:
+        message = "the files are too big together"
+        raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TOTAL} characters")
     source = Source(name=name, text=text, files={**files, name: text} if files else {})
     return GivenLaunchFile(source=source, launcher=str(launcher) if launcher else None, variables=variables)
 

@@ -109,13 +109,16 @@ def compact_json(value: object) -> str:
 def _engine(url: URL) -> Engine:
     """The engine, its pool and, on SQLite, its pragmas."""
     pool = {"pool_size": 8, "max_overflow": 32, "pool_timeout": POOL_TIMEOUT_S}
+    logs = {"hide_parameters": True}  # an error names its statement, and nothing that a tenant has stored
     if url.get_backend_name() != "sqlite":
-        engine = create_engine(url, json_serializer=compact_json, connect_args=_manners(url), **pool)
+        engine = create_engine(
+            url, json_serializer=compact_json, connect_args=_manners(url), **pool, **logs
+        )
         event.listen(engine, "checkin", _note_use)
         event.listen(engine, "checkout", partial(_require_alive, engine))
         event.listen(engine, "handle_error", _tell_away)
         return engine
-    engine = create_engine(url, json_serializer=compact_json, **pool)
+    engine = create_engine(url, json_serializer=compact_json, **pool, **logs)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
