@@ -1,9 +1,9 @@
 """Of a job that has ended, most events that only told how far its search was are forgotten.
 
 What is kept: every change of the state, every request to cancel, the last progress, which comes with the
-end, and some 60 of the others, evenly spaced, which draw the course of the search. A client that comes back
-is told the same story: Last-Event-ID names a moment, not a row that must be there. The database itself does
-it, in the transaction of the end, as it writes the events.
+end, and 30 to 60 of the others, evenly spaced, which draw the course of the search. A client that comes
+back is told the same story: Last-Event-ID names a moment, not a row that must be there. The database itself
+does it, in the transaction of the end, as it writes the events.
 """
 
 from __future__ import annotations

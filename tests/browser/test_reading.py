@@ -37,6 +37,7 @@ def shown(database: Database, server: RunningServer) -> dict[str, str]:
     return {name: f"{server.url}{path}" for name, path in paths.items()}
 
 
+@pytest.mark.alone
 def test_ten_thousand_plans_come_a_page_at_a_time(
     page: Page, server: RunningServer, database: Database
 ) -> None:

@@ -126,6 +126,7 @@ def test_f04_a_second_delivery_that_finds_nothing_to_do_takes_less_than_50_ms(po
     measured(4, "a delivery that finds nothing", took_s * 1e3, "ms")
 
 
+@pytest.mark.alone
 def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
     settings: Settings, server: RunningServer
 ) -> None:
