@@ -104,10 +104,9 @@ class Fields:
         """Remember what is wrong with a value; file and line are part of the message."""
         found = self._found(name)
         where = f"line {found.line}: " if found and found.line else ""
-        if len(self.faults) < _FAULTS:
-            self.faults.append(
-                FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
-            )
+        fault = FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
+        if len(self.faults) < _FAULTS and fault not in self.faults:
+            self.faults.append(fault)
 
     def slip_for(self, name: str) -> bool:
         """Leave a fault for a name that stands in the place of one that is not given; whether one does."""

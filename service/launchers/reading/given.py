@@ -17,8 +17,7 @@ _MAX_DIGITS = 15
 _MAX_LISTED = 32
 _MAX_LEFT = 400
 _LARGEST = 10**_MAX_DIGITS - 1
-_WHOLE = f"0 to {_LARGEST}"
-_ALLOWED: Mapping[str, str] = {"integer": _WHOLE, "number": "a finite decimal number", "word": "one word"}
+_ALLOWED: Mapping[str, str] = {"number": "a finite decimal number", "word": "one word"}
 # Whole numbers that may be 0: what is absent is written so.
 _MAY_BE_NONE = (
     "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--mtp-num-layers",
@@ -194,22 +193,30 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
         why = f"the value hangs on ${_shown(unknown)}, which the script does not set"
         return why, "a value in the script, or beside it (--var)"
     if not texts:
-        return "needs a value", _ALLOWED.get(kind)
+        return "needs a value", _allowed(name)
     if kind != "words" and len(texts) > 1:
-        return f"takes one value, not {len(texts)}", _ALLOWED.get(kind)
+        return f"takes one value, not {len(texts)}", _allowed(name)
     if kind == "integer":
         return _wrong_integer(name, texts[0])
     wrong = kind == "number" and not _is_number(texts[0])
     return (f'"{_shown(texts[0])}" is no number', _ALLOWED[kind]) if wrong else None
 
 
-def _wrong_integer(name: str, text: str) -> tuple[str, str] | None:
+def _wrong_integer(name: str, text: str) -> tuple[str, str | None] | None:
     """What is wrong with a whole number: sizes begin at 1, what may be absent at 0."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        return f'"{_shown(text)}" is no whole number in range', _WHOLE
-    if int(text) < 1 and name not in _MAY_BE_NONE:
-        return "must be 1 or more", f"1 to {_LARGEST}"
-    return None
+        return f'"{_shown(text)}" is no whole number in range', _allowed(name)
+    return ("must be 1 or more", _allowed(name)) if int(text) < _least(name) else None
+
+
+def _allowed(name: str) -> str | None:
+    """What a known flag may be; None for a list of words."""
+    return f"{_least(name)} to {_LARGEST}" if FLAGS[name] == "integer" else _ALLOWED.get(FLAGS[name])
+
+
+def _least(name: str) -> int:
+    """The smallest whole number of a flag."""
+    return 0 if name in _MAY_BE_NONE else 1
 
 
 PLAIN_NAMES: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in FLAGS}
