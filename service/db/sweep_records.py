@@ -91,7 +91,8 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
         jobs.c.id == known, jobs.c.tenant == tenant
     )
     held = source.with_for_update(read=True)
-    if connection.execute(insert(jobs).from_select([*_COPIED, *own], held)).rowcount != 1:
+    copied = insert(jobs).from_select([*_COPIED, *own], held).returning(jobs.c.id)
+    if connection.execute(copied).first() is None:  # psycopg has forgotten how many rows it inserted
         return False
     body = select(literal(values["id"]), plans.c.rank, plans.c.tenant, plans.c.plan_id, plans.c.body)
     names = ["job_id", "rank", "tenant", "plan_id", "body"]

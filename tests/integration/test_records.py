@@ -1,17 +1,23 @@
 """Figures, quotas and definitions on both databases."""
 
 import pytest
+from sqlalchemy import delete
 
 from service.db.database import Database
 from service.db.metric_records import job_figures
+from service.db.records import NewJob
+from service.db.sweep_records import NewChild, insert_sweep
+from service.db.tables import jobs as job_table
 from service.definitions import Definitions
 from service.engine.job_engine import JobEngine
 from service.errors import NotFoundError, TooManyRequestsError
 from service.intake import Submission
 from service.jobs import Jobs, Limits
 from service.queue import PollingQueue
+from service.request import problem_to_mapping
 from tests.builders import a_problem
-from tests.job_records import SUCCESS, add_job, claimed
+from tests.job_records import SUCCESS, TENANT, add_job, claimed
+from tests.sweep_jobs import children_in
 
 POD = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
 
@@ -62,3 +68,22 @@ def test_definitions_have_versions_pages_and_an_end(database: Database) -> None:
     definitions.delete("ours", "cluster", "pod", actor="test")
     with pytest.raises(NotFoundError):
         definitions.read("ours", "cluster", "pod", 1)
+
+
+def test_a_point_that_was_answered_is_copied_and_one_that_is_forgotten_by_now_is_asked(
+    database: Database, engine: JobEngine
+) -> None:
+    with database.write() as connection:
+        connection.execute(delete(job_table).where(job_table.c.state == "queued"))  # of the tests before
+    add_job(database, "asked before")
+    known = claimed(engine)
+    engine.complete(known, SUCCESS)
+    request = problem_to_mapping(a_problem())
+    new = NewJob(id="wide", tenant=TENANT, request=request, time_limit_s=30.0, queue_timeout_s=3600.0)
+    points = [NewChild(values={}, request=request, known=name) for name in (known.job_id, "gone")]
+    with database.write() as connection:
+        insert_sweep(connection, new, points, "wide-")
+    children = children_in(database, "wide")
+    assert [child.state for child in children] == ["succeeded", "queued"]
+    assert [(child.point or {})["reused_from"] for child in children] == [known.job_id, None]
+    engine.cancel(TENANT, "wide")
