@@ -13,7 +13,7 @@ from service.report import figures
 from service.report.reasons import SURE, odds_words, signed
 from service.report.wrapping import tied, wrapped
 from solver.plan import Plan
-from solver.reasons import Limit, Odds, Why
+from solver.reasons import Limit, Loss, Odds, Why
 
 _NAMED = 3  # losses
 _LOSSES: Mapping[str, str] = {
@@ -56,16 +56,24 @@ def time_sentence(why: Why) -> str:
 
 
 def limit_sentence(why: Why) -> str:
-    """What alone stops the most promising change; where nothing does, what the best change would cost."""
+    """What alone stops the most promising change; where nothing does, what a change would cost or win."""
     step_s = sum(why.waterfall_s.values())
     if why.limits:
         return f"Binds: {limit_words(why.limits[0], step_s)}"
-    for loss in why.losses:
-        if loss.change is not None and loss.step_change_s is not None and loss.step_change_s > 0:
-            words, cost = _loss_words(loss.term), _seconds(loss.step_change_s, step_s)
-            change = f"{tied(loss.change)}, which lowers {words} most"
-            return f"Binds: no limit; {change}, makes a step {cost} longer."
-    return "Binds: no limit; no single change of a size would be faster."
+    told = [loss for loss in why.losses if loss.change is not None and loss.step_change_s]
+    loss = next((one for one in told if _longer_s(one) < 0), told[0] if told else None)
+    if loss is None:
+        return "Binds: no limit; no single change of a size lowers these losses."
+    words, cost = _loss_words(loss.term), _seconds(_longer_s(loss), step_s)
+    change = f"{tied(loss.change or '')}, which lowers {words} most"
+    return (
+        f"Binds: no limit; {change}, makes a step {cost} {'longer' if _longer_s(loss) > 0 else 'shorter'}."
+    )
+
+
+def _longer_s(loss: Loss) -> float:
+    """By how much the change that lowers a loss makes the step longer."""
+    return loss.step_change_s or 0.0
 
 
 def limit_words(limit: Limit, step_s: float) -> str:

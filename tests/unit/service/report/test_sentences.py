@@ -49,7 +49,16 @@ def test_where_nothing_binds_the_best_change_is_told_with_its_cost() -> None:
         "Binds: no limit; vpp 5, which lowers the pipeline's bubble most, makes a step 0.46 s longer."
     )
     bare = limit_sentence(replace(WHY, limits=(), losses=WHY.losses[:1]))
-    assert bare == "Binds: no limit; no single change of a size would be faster."
+    assert bare == "Binds: no limit; no single change of a size lowers these losses."
+
+
+def test_a_first_plan_by_another_objective_may_have_a_faster_neighbour_and_that_is_said() -> None:
+    faster = replace(WHY.losses[0], change="mbs 2", saves_s=0.2, step_change_s=-0.1)
+    text = limit_sentence(replace(WHY, limits=(), losses=(WHY.losses[1], faster)))
+    assert text.replace("\N{NO-BREAK SPACE}", " ") == (
+        "Binds: no limit; mbs 2, which lowers matrix products below the peak most, "
+        "makes a step 0.10 s shorter."
+    )
 
 
 def test_certainty_is_not_claimed_of_a_plan_without_rivals_nor_sold_where_it_is_had() -> None:
