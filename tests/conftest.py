@@ -1,6 +1,7 @@
 """Compiled modules are kept beside pytest's cache, for this process and for all that tests start.
 
 Where the environment forbids bytecode every command that a test runs would compile 300 modules anew.
+Commands that tests start see no terminal: pytest-xdist would tell them of one with 80 columns.
 """
 
 import os
@@ -9,7 +10,8 @@ from pathlib import Path
 
 BYTECODE = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 os.environ.setdefault("PYTHONPYCACHEPREFIX", BYTECODE)
 sys.dont_write_bytecode = False
 sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
