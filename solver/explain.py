@@ -203,7 +203,7 @@ def _more_nodes(problem: Problem, profile: Profile) -> Iterator[str]:
         larger = replace(problem, cluster=replace(problem.cluster, groups=groups), options=options)
         group = replace(profile.group, num_nodes=profile.group.num_nodes * factor)
         wider = replace(profile, group=group)
-        space = enumerate_space(larger)
+        space = enumerate_space(larger, legal_only=True)
         legal = space.columns.take(space.legal)
         if any_fits(priced_rows(larger, wider, legal.take(lightest(legal)))):
             yield f"{larger.cluster.num_nodes} nodes"

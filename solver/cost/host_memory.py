@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.columns import ALL_LAYERS, FloatArray
+from solver.columns import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
 from solver.cost.adapters import trained_parts
 from solver.cost.context import Context
 from solver.cost.memory_prices import memory_prices
@@ -44,10 +44,21 @@ def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
 def _activations(ctx: Context, memory: dict[str, FloatArray], layers: FloatArray) -> FloatArray:
     """Those of the first rank, which has most micro-batches in flight."""
     c = ctx.columns
-    chunk = np.arange(int((c.pipeline_parallel_size * c.virtual_pipeline_size).max(initial=1)))[None, :]
-    held = (in_flight(c) * (chunk % c.pipeline_parallel_size[:, None] == 0)).sum(axis=1)
+    held = _held_first(c)
     of_layer = memory["activation_bytes"][:, :-2].max(axis=1)
     kept = np.where(
         c.recompute_layers == ALL_LAYERS, memory["checkpoint_bytes"][:, :-2].max(axis=1), of_layer
     )
     return np.asarray(layers / c.virtual_pipeline_size * held * kept)
+
+
+def _held_first(c: Columns) -> IntArray:
+    """Micro-batches that all chunks of the first rank hold, shape (n,); rows share few pipelines."""
+    p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_size, c.num_microbatches
+    sizes = (len(SCHEDULES), int(p.max()) + 1, int(v.max()) + 1, int(m.max()) + 1)
+    code = np.ravel_multi_index((c.pipeline_schedule, p, v, m), sizes)
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    few = c.take(first)
+    chunk = np.arange(int((p * v).max()))[None, :]
+    held = in_flight(few) * (chunk % few.pipeline_parallel_size[:, None] == 0)
+    return np.asarray(held.sum(axis=1)[of_row])
