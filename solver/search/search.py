@@ -37,7 +37,7 @@ What is claimed, and what is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -48,7 +48,7 @@ from solver.candidates import searched_space
 from solver.explain import explain
 from solver.mixed.search import search_placed
 from solver.objective import is_plain
-from solver.plan import Answer, Configuration
+from solver.plan import Answer, Configuration, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.answering import Found, Proof, answer_of, objectives_s, plans_of
@@ -109,19 +109,40 @@ def search(
         certificate = judge.certify(frontier, proof.survivors, watch)
     plans = plans_of(problem, profile, frontier, certificate)
     answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
-    if answer.status == "infeasible" and not space.every:
-        left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))
-        again = replace(problem, options=left)
-        return search(again, profile, on_progress=on_progress, should_stop=should_stop, wide=True)
     if answer.status == "infeasible":
-        whole = refuted_space(problem)
-        legal = whole.columns.take(whole.legal)
-        light = priced_rows(problem, profile, legal.take(lightest(legal)))
-        answer = replace(answer, infeasible=explain(problem, profile, whole, light))
+        left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))
+        again = partial(
+            search, profile=profile, on_progress=on_progress, should_stop=should_stop, wide=True
+        )
+        answer = _told(replace(problem, options=left), profile, answer, again)
     watch.report("done", explored=answer.explored, total=answer.space_size,
-                 incumbent_s=plans[0].prediction.step_time_s if plans else None,
+                 incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def _told(problem: Problem, profile: Profile, answer: Answer, again: Callable[[Problem], Answer]) -> Answer:
+    """An infeasible answer with its reasons, or what ``again``, a search among all candidates, says."""
+    options = problem.options
+    if options.deadline_days is not None and answer.fit:
+        late = Infeasibility(reasons=("deadline: no configuration that fits meets it",))
+        return replace(answer, infeasible=late)
+    if answer.space == "every":
+        return replace(answer, infeasible=_reasons(problem, profile))
+    if not is_plain(problem):  # weighing rows writes all of them down: whether one fits is asked before
+        unweighed = replace(options, objective="step_time", deadline_days=None)
+        found = again(replace(problem, options=unweighed))
+        if found.status == "infeasible":
+            return found
+    return again(problem)
+
+
+def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
+    """Why nothing is legal and fits."""
+    whole = refuted_space(problem)
+    legal = whole.columns.take(whole.legal)
+    light = priced_rows(problem, profile, legal.take(lightest(legal)))
+    return explain(problem, profile, whole, light)
 
 
 def places_stages(problem: Problem, profile: Profile) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from profiles.power import BUSY_SHARE, WAITING_SHARE, power_of
 from profiles.profile import Profile, default_profile
 from profiles.reliability import Reliability
+from solver import candidates
 from solver.ask import ask
 from solver.baseline import score_s
 from solver.options import Objective
@@ -182,6 +183,17 @@ def test_a_deadline_that_nobody_meets_is_infeasible_and_says_how_long_the_fastes
     days = float(change.split()[3])
     relaxed = replace(problem, options=replace(problem.options, deadline_days=days))
     assert answered(relaxed).status == "optimal"
+
+
+def test_a_deadline_that_all_miss_is_said_of_the_candidates_that_were_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 130 million candidates of a large model would be written down for it, 7 GB
+    monkeypatch.setattr(candidates, "_NAMED", 0)
+    answer = answered(small(deadline_days=0.01, total_tokens=10**11))
+    assert (answer.status, answer.space) == ("infeasible", "usual")
+    assert answer.infeasible is not None
+    assert answer.infeasible.reasons[0].startswith("deadline: the fastest plan takes ")
 
 
 def test_a_deadline_that_is_missed_on_one_node_offers_the_nodes_that_meet_it() -> None:
