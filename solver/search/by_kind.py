@@ -19,6 +19,7 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray
 from solver.search.bounds import SAFETY, least_tail_s
 from solver.search.caps import by_rank, groups_of_shape, held_by_rank, room_bytes
+from solver.search.fill import share_of
 from solver.search.rows import Rows
 
 _ROUNDING = 1e-9
@@ -40,8 +41,8 @@ def have_room(rows: Rows, room: FloatArray, each: FloatArray) -> BoolArray:
     able = (left >= 0.0).all(axis=1)
     left = np.maximum(left, 0.0)
     aside = rows.p * rows.v * rows.smallest_chunk
-    able &= (np.floor(left[:, :, None] / cost).sum(axis=1) >= counts - aside[:, None]).all(axis=1)
-    able &= np.floor(left / cost.min(axis=2)).sum(axis=1) >= rows.layout.num_layers - aside
+    able &= (np.floor(share_of(left[:, :, None], cost)).sum(axis=1) >= counts - aside[:, None]).all(axis=1)
+    able &= np.floor(share_of(left, cost.min(axis=2))).sum(axis=1) >= rows.layout.num_layers - aside
     whole = np.maximum(ample, 0.0).sum(axis=1)
     return np.asarray(able & (whole >= cost.min(axis=1) @ counts * (1.0 - _ROUNDING)))
 

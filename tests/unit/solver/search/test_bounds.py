@@ -8,6 +8,7 @@ import pytest
 
 from solver.columns import BoolArray, FloatArray
 from solver.search.bounds import fractional_s, least_of_kind_s, split_s, whole_layers_s
+from solver.search.by_kind import may_reach_objective
 from solver.search.mixed import can_beat_mixed
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
@@ -51,6 +52,13 @@ def test_a_layer_that_does_not_divide_costs_all_micro_batches() -> None:
     rows = alike(9, num_microbatches=12)
     assert fractional_s(rows)[0] == pytest.approx(0.10125)
     assert whole_layers_s(rows)[0] == pytest.approx(0.117)
+
+
+def test_layers_that_cost_nothing_find_a_place() -> None:
+    # one micro-batch, no tails: the closed form is sum T = 8 * 3 = 24 ms, whichever rank is the slowest
+    rows = alike(8, num_microbatches=1)
+    assert may_reach_objective(rows, 0.024 * 1.0001)[0]
+    assert not may_reach_objective(rows, 0.024 * 0.9999)[0]
 
 
 @pytest.mark.parametrize("way", [can_beat, can_beat_mixed])
