@@ -110,7 +110,8 @@ def _minimal(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
 def explained(limits: Limits, lack: Lack | None) -> Infeasibility:
     """Conflicts, the nearest configuration and sentences on both."""
     conflicts = conflicts_of(limits)
-    about_memory = lack is not None and any(limits.memory in one for one in conflicts)
+    cut_short = not conflicts  # what is legal and lacks memory is told all the same
+    about_memory = lack is not None and (cut_short or any(limits.memory in one for one in conflicts))
     reasons = [lack.reason] if lack is not None and about_memory else []
     for one in conflicts:
         if limits.memory not in one:

@@ -54,6 +54,13 @@ def test_the_stage_that_lacks_memory_is_named_with_its_group_and_by_how_much() -
     assert needed[stage] == max(needed) == pytest.approx(short * 2**30, abs=16)
 
 
+def test_what_lacks_memory_is_told_where_the_time_is_over_before_conflicts_are_known() -> None:
+    problem, whole = reasons(2.6)
+    profile = default_profile(problem.cluster, "none")
+    found = explained(limits_of(problem, profile, lambda: True), nearest_lack(problem, profile))
+    assert (found.conflicts, found.reasons, found.nearest) == ((), whole.reasons[:1], whole.nearest)
+
+
 def test_so_much_more_memory_is_enough_and_a_mebibyte_less_is_not() -> None:
     problem, found = reasons(2.6)
     assert found.nearest is not None
