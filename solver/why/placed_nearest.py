@@ -57,7 +57,7 @@ def nearest_lack(
             break
         if _fits_with(one, least - _CLOSE_BYTES) is None:
             continue
-        least, found = _least_more(one, least)
+        least, found = _least_more(one, least, stopped)
     return None if found is None else _told(problem, profile, outer, found)
 
 
@@ -106,10 +106,15 @@ def _fits_with(one: Field, more_bytes: float) -> Placed | None:
     return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
 
 
-def _least_more(one: Field, enough_bytes: float) -> tuple[float, Placed | None]:
-    """The least further memory with which a field has a placement, and that placement."""
+def _least_more(
+    one: Field, enough_bytes: float, stopped: Callable[[], bool]
+) -> tuple[float, Placed | None]:
+    """The least further memory with which a field has a placement, and that placement.
+
+    Once ``stopped`` says so: the least of what was tried.
+    """
     low, high, found = 0.0, enough_bytes, _fits_with(one, enough_bytes)
-    while high - low > _CLOSE_BYTES:
+    while high - low > _CLOSE_BYTES and not stopped():
         middle = (low + high) / 2.0
         able = _fits_with(one, middle)
         low, high, found = (low, middle, able) if able else (middle, high, found)

@@ -206,3 +206,13 @@ def test_a_priced_run_costs_its_gpu_hours() -> None:
     assert outlook is not None
     assert outlook.days is not None
     assert outlook.cost == pytest.approx(outlook.days * 24.0 * outlook.num_gpus * 2.0)
+
+
+def test_who_has_no_more_time_is_told_of_a_placement_that_lacks_more() -> None:
+    problem, whole = reasons(2.6)
+    looks = iter([False, True])  # time for one field, none to halve what it lacks
+    hasty = nearest_lack(problem, default_profile(problem.cluster, "none"), lambda: next(looks, True))
+    assert hasty is not None
+    assert whole.nearest is not None
+    lacks = [one.needed_bytes - one.limit_bytes for one in (whole.nearest, hasty.shortfall)]
+    assert lacks[0] < lacks[1]
