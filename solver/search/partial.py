@@ -67,7 +67,10 @@ def _finish_s(row: Rows, stages: Stages) -> FloatArray:
 
 
 def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
-    """Simulated step of every split where the order is made for the times, rounded down, shape (k,)."""
+    """Simulated step of every split where the order is made for the times, at least, shape (k,).
+
+    The least of all orders; ``simulate`` takes the one that ends first before the ranks' tails.
+    """
     many = row.take(np.zeros(len(sizes), dtype=np.int64))
     stages = assemble(many.prices, many.columns, many.layout, sizes, with_memory=False)
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s

@@ -16,6 +16,7 @@ from solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
 from solver.search.closing import least_of_candidates_s, least_step_bound_s
 from solver.search.dominance import dominates
 from solver.search.frontier import Frontier
+from solver.search.partial import makes_its_order
 from solver.search.patterns import Effort, is_branchable, least_simulation_s, patterns
 from solver.search.reach import can_beat, least_bound_s
 from solver.search.rows import Rows
@@ -97,7 +98,10 @@ def test_without_a_memory_limit_all_ranks_fixed_are_the_fastest_split(rows: Rows
     if len(every.splits) and rows.uneven_stages and not bypasses:  # of those rank 0's end alone counts
         target = float(every.simulated_s.min()) * (1 - 1e-6)
         if is_branchable(rows, target):
-            assert least_simulation_s(rows, target, Effort(2**24)).step_s == target
+            found = least_simulation_s(rows, target, Effort(2**24)).step_s
+            # of orders made for the times the one that ends first is run, even where another, with the
+            # ranks' tails, would be the shorter step: the bound takes the shorter
+            assert found <= target if makes_its_order(rows) else found == target
             target *= 1 + 2e-6
             assert least_simulation_s(rows, target, Effort(2**24)).step_s < target
 
