@@ -6,6 +6,7 @@ from service.db.sweep_records import children_of
 from service.engine.job_engine import JobEngine
 from service.intake import Submission
 from service.job_request import read_job_request
+from service.jobs import Jobs
 from service.request import parse_problem
 from service.versions import cache_key_of, versions_of
 from solver.plan import Answer
@@ -42,3 +43,11 @@ def answer_child(engine: JobEngine, answer: Answer | None = None) -> str:
     outcome = outcome_of(answer or an_answer(), cache_key=key, cancelled=False)
     assert engine.complete(claim, outcome)
     return claim.job_id
+
+
+def an_answered_sweep(jobs: Jobs, engine: JobEngine) -> JobRecord:
+    """A sweep all of whose points are answered, and that nobody has joined."""
+    parent = jobs.submit(TENANT, a_sweep())
+    for _ in BATCHES:
+        answer_child(engine)
+    return parent

@@ -14,7 +14,7 @@ from solver.outlook import outlook_of
 from solver.plan import Infeasibility, Plan, Remedy
 from solver.problem import Problem
 from solver.search.search import search
-from solver.why.relaxed import Change
+from solver.why.relaxed import Change, remedy_of
 
 _TENTH = 10.0
 _TRIES = 8  # numbers of nodes that are searched
@@ -117,14 +117,7 @@ def _as_asked(change: Change, stopped: Stopped) -> list[Remedy]:
 def _remedy(problem: Problem, words: str, plan: Plan) -> Remedy:
     """A change with its plan."""
     tokens = plan.config.global_batch_size * problem.workload.seq_length
-    return Remedy(
-        change=words,
-        config=plan.config,
-        step_time_s=plan.prediction.step_time_s,
-        num_gpus=plan.config.num_gpus,
-        gpu_s_per_token=plan.prediction.step_time_s * plan.config.num_gpus / tokens,
-        peak_memory_bytes=plan.prediction.peak_memory_bytes,
-    )
+    return remedy_of(words, plan.config, plan.prediction, tokens=tokens)
 
 
 def _up(days: float) -> float:

@@ -26,6 +26,7 @@ from solver.why.relaxed import (
     larger_gpus,
     less_work,
     lighter,
+    remedy_of,
     with_gpu,
     without_limits,
 )
@@ -142,11 +143,4 @@ def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]
         count += 1
         config, prediction = answer.plans[0].config, answer.plans[0].prediction
         tokens = change.problem.workload.global_batch_size * change.problem.workload.seq_length
-        yield Remedy(
-            change=change.words,
-            config=config,
-            step_time_s=prediction.step_time_s,
-            num_gpus=config.num_gpus,
-            gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
-            peak_memory_bytes=prediction.peak_memory_bytes,
-        )
+        yield remedy_of(change.words, config, prediction, tokens=tokens)

@@ -13,7 +13,7 @@ from profiles.profile import Profile, default_profile
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.explain import correction_masks
 from solver.options import SearchOptions
-from solver.plan import Shortfall
+from solver.plan import Configuration, Prediction, Remedy, Shortfall
 from solver.problem import Problem
 from solver.request_rules import request_rules
 from solver.space import Space, refuted_space, with_whole
@@ -147,6 +147,18 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
             words=f"sequences of {seq} tokens", problem=replace(problem, workload=work), profile=profile
         )
         seq //= 2
+
+
+def remedy_of(words: str, config: Configuration, prediction: Prediction, *, tokens: int) -> Remedy:
+    """A change in words with its plan; ``tokens`` are those of a step."""
+    return Remedy(
+        change=words,
+        config=config,
+        step_time_s=prediction.step_time_s,
+        num_gpus=config.num_gpus,
+        gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
+        peak_memory_bytes=prediction.peak_memory_bytes,
+    )
 
 
 def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:

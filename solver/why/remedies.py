@@ -26,6 +26,7 @@ from solver.why.relaxed import (
     less_work,
     more_hardware,
     other_gpus,
+    remedy_of,
 )
 
 _MOST = 8
@@ -77,14 +78,7 @@ def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]
         count += 1
         workload = change.problem.workload
         tokens = workload.global_batch_size * workload.seq_length
-        yield Remedy(
-            change=change.words,
-            config=config,
-            step_time_s=prediction.step_time_s,
-            num_gpus=config.num_gpus,
-            gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
-            peak_memory_bytes=prediction.peak_memory_bytes,
-        )
+        yield remedy_of(change.words, config, prediction, tokens=tokens)
 
 
 def fastest(

@@ -10,6 +10,7 @@ from profiles.model import ModelSpec
 from service.launchers.reading.accelerate_deepspeed import plugin_run
 from service.launchers.reading.accelerate_script import (
     ACCUMULATION,
+    IRRELEVANT,
     MICRO_BATCH,
     NO_LENGTH,
     Arguments,
@@ -35,10 +36,9 @@ _MESH = "parallelism_config.parallelism_config_"
 _FSDP = "fsdp_config."
 _FSDP2 = 2
 _IRRELEVANT = (
-    "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
-    "same_network", "tpu_", "use_cpu", f"{_FSDP}fsdp_transformer", "gpu_ids",
-    f"{_FSDP}fsdp_state_dict", f"{_FSDP}fsdp_cpu_ram", f"{_FSDP}fsdp_backward", f"{_FSDP}fsdp_forward",
-    f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig", f"{_MESH}cp_comm", "dynamo",
+    *IRRELEVANT, f"{_FSDP}fsdp_transformer", f"{_FSDP}fsdp_state_dict", f"{_FSDP}fsdp_cpu_ram",
+    f"{_FSDP}fsdp_backward", f"{_FSDP}fsdp_forward", f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig",
+    f"{_MESH}cp_comm",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from service.launchers.reading.accelerate_script import (
     ACCUMULATION,
+    IRRELEVANT,
     MICRO_BATCH,
     NO_LENGTH,
     arguments,
@@ -35,10 +36,8 @@ _OF_THE_FILE = (
     "mixed_precision",
 )  # fmt: skip
 _IRRELEVANT = (
-    "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
-    "same_network", "tpu_", "use_cpu", "gpu_ids", "dynamo", f"{_AT}zero3_", f"{_AT}gradient_clipping",
-    f"{_AT}deepspeed_multinode", f"{_AT}deepspeed_hostfile", f"{_AT}deepspeed_moe", f"{_AT}deepspeed_inc",
-    f"{_AT}deepspeed_exc",
+    *IRRELEVANT, f"{_AT}zero3_", f"{_AT}gradient_clipping", f"{_AT}deepspeed_multinode",
+    f"{_AT}deepspeed_hostfile", f"{_AT}deepspeed_moe", f"{_AT}deepspeed_inc", f"{_AT}deepspeed_exc",
 )  # fmt: skip
 
 

@@ -20,6 +20,12 @@ _ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS)
 _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
 _MAX_DIGITS = 7
 
+# Names of the file's own level that change no cost.
+IRRELEVANT = (
+    "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
+    "same_network", "tpu_", "use_cpu", "gpu_ids", "dynamo",
+)  # fmt: skip
+
 Arguments = dict[str, Word]
 
 

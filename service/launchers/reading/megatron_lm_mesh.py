@@ -111,21 +111,15 @@ def _micro_batches(given: Given, batch: int, each: int) -> int:
     """Micro-batches of each pipeline; Megatron-LM's own default for the batch is one of them."""
     if not batch:
         return 1
-    for early, _end in batch_ramp(given):
-        if early % each:
+    batches = [("step-batch-size-schedule", f"its batch {early}", early) for early, _ in batch_ramp(given)]
+    for flag, words, sequences in [*batches, ("global-batch-size", f"{batch}", batch)]:
+        if sequences % each:
             given.fault(
-                "step-batch-size-schedule",
-                f"its batch {early} is not a multiple of micro-batch × data parallel = {each}",
+                flag,
+                f"{words} is not a multiple of micro-batch × data parallel = {each}",
                 allowed=f"multiples of {each}",
-                nearest=near_multiples(early, each),
+                nearest=near_multiples(sequences, each),
             )
-    if batch % each:
-        given.fault(
-            "global-batch-size",
-            f"{batch} is not a multiple of micro-batch × data parallel = {each}",
-            allowed=f"multiples of {each}",
-            nearest=near_multiples(batch, each),
-        )
     return max(batch // each, 1)
 
 

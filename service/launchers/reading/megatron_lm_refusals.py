@@ -76,13 +76,19 @@ def _splits(given: Given, _: ModelSpec) -> None:
 
 def _widths(given: Given, model: ModelSpec) -> None:
     """Tensor ranks divide the MLP (``ensure_divisibility``, on the cluster only)."""
-    ranks, width = given.integer("tensor-model-parallel-size", 1), model.ffn_hidden_size
-    if ranks > 1 and width % ranks:
+    width = model.ffn_hidden_size
+    _require_tensor_divides(given, width, f"the MLP's width {width}")
+
+
+def _require_tensor_divides(given: Given, size: int, words: str) -> None:
+    """Refuse tensor ranks that do not divide ``size``, said in words."""
+    ranks = given.integer("tensor-model-parallel-size", 1)
+    if ranks > 1 and size % ranks:
         given.fault(
             "tensor-model-parallel-size",
-            f"{ranks} does not divide the MLP's width {width}",
-            allowed=f"divisors of {width}",
-            nearest=near_divisors(ranks, width),
+            f"{ranks} does not divide {words}",
+            allowed=f"divisors of {size}",
+            nearest=near_divisors(ranks, size),
         )
 
 
@@ -103,16 +109,10 @@ def _lengths(given: Given, model: ModelSpec) -> None:
             f"2 × {ring} does not divide --seq-length {seq}",
             allowed=f"half of a divisor of {seq}",
         )
-    ranks, heads = given.integer("tensor-model-parallel-size", 1), model.num_attention_heads
+    heads = model.num_attention_heads
     if not given.has("kv-channels") and model.hidden_size % heads:
         given.fault("num-attention-heads", f"{heads} do not divide --hidden-size {model.hidden_size}")
-    if ranks > 1 and heads % ranks:
-        given.fault(
-            "tensor-model-parallel-size",
-            f"{ranks} does not divide {heads} attention heads",
-            allowed=f"divisors of {heads}",
-            nearest=near_divisors(ranks, heads),
-        )
+    _require_tensor_divides(given, heads, f"{heads} attention heads")
 
 
 _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (

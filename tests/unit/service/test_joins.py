@@ -16,7 +16,7 @@ from service.jobs import Jobs
 from service.sweep.sweeps import Sweeps
 from tests.builders import an_answer
 from tests.job_records import TENANT, let_lease_run_out
-from tests.sweep_jobs import BATCHES, a_sweep, answer_child, record_in
+from tests.sweep_jobs import BATCHES, a_sweep, an_answered_sweep, answer_child, record_in
 
 
 @pytest.fixture
@@ -46,9 +46,7 @@ def test_the_last_child_joins_the_sweep(
 def test_however_many_find_a_sweep_ready_it_is_joined_once(
     jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
 ) -> None:
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    parent = an_answered_sweep(jobs, engine)
     threads = [threading.Thread(target=lambda: sweeps.child_ended(parent.id)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -63,9 +61,7 @@ def test_however_many_find_a_sweep_ready_it_is_joined_once(
 def test_a_join_that_was_broken_off_is_done_again_and_the_first_one_writes_nothing(
     jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
 ) -> None:
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    parent = an_answered_sweep(jobs, engine)
     lost = engine.claim_ready("dead")
     assert lost is not None
     assert sweeps.join_ready() == 0  # somebody is at it
@@ -83,9 +79,7 @@ def test_a_join_that_takes_longer_than_a_lease_keeps_it(
     jobs: Jobs, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = JobEngine(database, lease_s=0.4)
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    parent = an_answered_sweep(jobs, engine)
 
     def slowly(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
         time.sleep(0.25)  # three of them take 0.75 s
@@ -104,9 +98,7 @@ def test_a_join_that_takes_longer_than_a_lease_keeps_it(
 def test_a_sweep_that_kills_whoever_joins_it_is_poison(
     jobs: Jobs, engine: JobEngine, database: Database
 ) -> None:
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    parent = an_answered_sweep(jobs, engine)
     for _ in range(MAX_ATTEMPTS):
         assert engine.claim_ready("dead") is not None
         let_lease_run_out(database)
@@ -118,9 +110,7 @@ def test_a_sweep_that_kills_whoever_joins_it_is_poison(
 def test_the_sweep_of_the_engine_joins_what_nobody_told_of(
     jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
 ) -> None:
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)  # its worker is killed before it tells
+    parent = an_answered_sweep(jobs, engine)  # its worker is killed before it tells
     assert sweeps.join_ready() == 1
     assert record_in(database, parent.id).state == "succeeded"
 

@@ -14,7 +14,7 @@ from service.retention import DAY_S, Retention
 from service.sweep.sweeps import Sweeps
 from tests.builders import an_infeasible_answer
 from tests.job_records import TENANT, RememberingQueue, claimed
-from tests.sweep_jobs import BATCHES, a_sweep, answer_child, children_in, record_in
+from tests.sweep_jobs import BATCHES, a_sweep, an_answered_sweep, answer_child, children_in, record_in
 
 
 @pytest.fixture
@@ -67,9 +67,7 @@ def test_a_child_that_was_answered_before_is_not_searched_again(
 def test_a_sweep_of_known_answers_ends_at_once_and_the_same_sweep_is_the_same_job(
     jobs: Jobs, engine: JobEngine, sweeps: Sweeps
 ) -> None:
-    first = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    first = an_answered_sweep(jobs, engine)
     sweeps.child_ended(first.id)
     assert jobs.submit(TENANT, a_sweep()).id == first.id
     fewer = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 32]))
@@ -177,9 +175,7 @@ def test_a_running_sweep_does_not_cost_its_tenant_a_turn(jobs: Jobs, engine: Job
 def test_an_old_sweep_is_forgotten_with_its_children(
     jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
 ) -> None:
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    parent = an_answered_sweep(jobs, engine)
     retention = Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=60.0)
     with database.write() as connection:
         ended = job_table.c.finished_at_s.is_not(None)
@@ -194,9 +190,7 @@ def test_an_old_sweep_is_forgotten_with_its_children(
 def test_the_points_of_a_sweep_that_took_long_are_kept_as_long_as_the_sweep(
     jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
 ) -> None:
-    parent = jobs.submit(TENANT, a_sweep())
-    for _ in BATCHES:
-        answer_child(engine)
+    parent = an_answered_sweep(jobs, engine)
     with database.write() as connection:  # the first points ended long before the last one
         ended = job_table.c.finished_at_s.is_not(None)
         connection.execute(update(job_table).where(ended).values(finished_at_s=now_s() - 2 * DAY_S))
