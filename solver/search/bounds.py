@@ -50,6 +50,11 @@ from solver.search.split_backward import least_end_s
 SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
 
 
+def end_limit_s(rows: Rows, step_s: FloatArray | float) -> FloatArray:
+    """When the last rank, with its tail, must end for a step within ``step_s``, (n,)."""
+    return np.asarray((step_s / SAFETY**2 - rows.prices.fixed_s) / rows.prices.straggler)
+
+
 def _step_s(rows: Rows, pipeline_s: FloatArray) -> FloatArray:
     """A whole step from a bound on end_0 + tail_0."""
     return np.asarray((rows.prices.straggler * pipeline_s + rows.prices.fixed_s) * SAFETY)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray
-from solver.search.bounds import SAFETY, least_tail_s
+from solver.search.bounds import SAFETY, end_limit_s, least_tail_s
 from solver.search.caps import by_rank, groups_of_shape, held_by_rank, room_bytes
 from solver.search.fill import share_of
 from solver.search.rows import Rows
@@ -90,7 +90,7 @@ def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> B
     if not fits.any():
         return fits
     prices, m = rows.prices, rows.m[:, None]
-    limit = ((step_s / SAFETY**2 - prices.fixed_s) / prices.straggler)[:, None]
+    limit = end_limit_s(rows, step_s)[:, None]
     rank = np.arange(pp)[None, :]
     time = _with_ends(rows, vpp * rows.chunk_s, rows.embedding_s, rows.head_s)
     tail = _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
@@ -107,8 +107,7 @@ def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> B
 
 def can_be_busy(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
     """The same for rows that split the backward pass: each rank works all its micro-batches, (E)."""
-    prices = rows.prices
-    limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
+    limit = end_limit_s(rows, step_s)
     room, each = _busy_room(rows, rows.m)
     return have_room(rows, limit[:, None] + room, each) & fits_by_kind(rows, pp, vpp)
 
@@ -169,7 +168,7 @@ def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
     for pp, vpp, index in groups_of_shape(rows):
         group = rows.take(index)
         room, each = _busy_room(group, group.m - group.phi)
-        share = (objective_s / SAFETY**2 - group.prices.fixed_s) / group.prices.straggler
+        share = end_limit_s(group, objective_s)
         share = share - group.phi * group.total_s
         able[index] = have_room(group, room + share[:, None], each) & fits_by_kind(group, pp, vpp)
     return able

@@ -17,7 +17,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import runs_all_forward_first
-from solver.search.bounds import SAFETY
+from solver.search.bounds import end_limit_s
 from solver.search.caps import Caps
 from solver.search.rank_costs import RankCosts, column
 from solver.search.rows import Rows
@@ -42,7 +42,7 @@ class Fill:
         """Ready to fill within ``step_s``, shape (n,), under the memory that ``caps`` tell."""
         prices = rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
-        limit = (step_s / SAFETY**2 - prices.fixed_s) / prices.straggler
+        limit = end_limit_s(rows, step_s)
         tail = RankCosts.of(rows, 0).tail_s + tries * column(prices.tail_s[:, 0])
         return cls(rows=rows, caps=caps, tries=tries, limit_s=column(limit), tail_s=tail)
 

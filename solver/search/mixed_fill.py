@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.search.bounds import SAFETY, end_tail_s, in_turn, least_tail_s
+from solver.search.bounds import end_limit_s, end_tail_s, in_turn, least_tail_s
 from solver.search.caps import room_bytes
 from solver.search.first_layers import FirstLayers
 from solver.search.layer_sums import at, furthest, sums_of
@@ -85,7 +85,7 @@ class _Filling:
         return cls(
             rows=rows,
             p=p,
-            limit_s=(step_s / SAFETY**2 - prices.fixed_s) / prices.straggler,
+            limit_s=end_limit_s(rows, step_s),
             time_s=sums_of(rows, rows.layer_s),
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             states_bytes=sums_of(rows, rows.state_bytes[:, :-2]),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.search.bounds import SAFETY
+from solver.search.bounds import end_limit_s
 from solver.search.caps import room_bytes
 from solver.search.layer_sums import at, furthest, sums_of
 from solver.search.rank_costs import RankCosts
@@ -62,7 +62,7 @@ class _Fill:
         return cls(
             rows=rows,
             p=p,
-            limit_s=(step_s / SAFETY**2 - prices.fixed_s) / prices.straggler,
+            limit_s=end_limit_s(rows, step_s),
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             input_s=sums_of(rows, _input_s(rows)[:, :-2]),
             busy_s=sums_of(rows, rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2]),

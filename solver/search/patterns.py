@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
-from solver.search.bounds import SAFETY
+from solver.search.bounds import end_limit_s
 from solver.search.partial import MAKES_ORDER, fits, least_steps_s, made_steps_s, makes_its_order, passes_of
 from solver.search.reach import most_layers
 from solver.search.rows import Rows
@@ -186,7 +186,7 @@ def _most_layers(row: Rows, target_s: float) -> IntArray:
     beside[0] += row.m[0] * row.embedding_s[0] + prices.tail_s[0, -2]
     beside[row.head_rank[0]] += row.m[0] * row.head_s[0] + prices.tail_s[0, -1]
     each = row.m[0] * row.layer_s[0, 0] + prices.tail_s[0, 0]
-    limit = (target_s / SAFETY**2 - prices.fixed_s[0]) / prices.straggler[0]
+    limit = float(end_limit_s(row, target_s)[0])
     most = np.asarray(np.floor((limit - beside) / each)).astype(np.int64)
     if _spare(most, row) < 0 or p * (row.layout.num_layers + 1) ** 2 > _MOST_TRIED:
         return most

@@ -22,7 +22,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.schedule import runs_all_forward_first
-from solver.search.bounds import SAFETY, end_tail_s, least_tail_s
+from solver.search.bounds import end_limit_s, end_tail_s, least_tail_s
 from solver.search.caps import held_by_rank, room_bytes
 from solver.search.layer_sums import at, count_below, sums_of
 from solver.search.rank_costs import RankCosts
@@ -39,7 +39,7 @@ def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
     sum of all ranks and the least tail of rank 0.
     """
     layers = np.arange(rows.layout.num_layers + 1, dtype=np.float64)[None, :]
-    limit = (step_s / SAFETY**2 - rows.prices.fixed_s) / rows.prices.straggler
+    limit = end_limit_s(rows, step_s)
     able, most = np.ones(len(rows), dtype=np.bool_), np.zeros(len(rows))
     for rank in range(int(rows.p.max(initial=1))):
         present = rows.p > rank
