@@ -1,12 +1,12 @@
-"""Small pieces: the limits that the linter does not know."""
+"""Limits on size that the linter does not know: one idea a file, readable in one sitting."""
 
 import ast
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MAX_FILE_LINES = 300
-MAX_FUNCTION_LINES = 40
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
 ROOMS = (
     "profiles",
     "solver",
@@ -29,12 +29,12 @@ def tracked_files() -> list[Path]:
     return [ROOT / line for line in run.stdout.splitlines()]
 
 
-def test_no_file_is_longer_than_300_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
     assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
 
 
-def test_no_function_is_longer_than_40_lines() -> None:
+def test_no_function_is_longer_than_60_lines() -> None:
     long = {}
     for path in python_files():
         for node in ast.walk(ast.parse(path.read_text())):
