@@ -16,7 +16,8 @@ from benchmarks.against.process import SCRIPTS, Budget, UnavailableError, ask, a
 from benchmarks.against.row import Comparison, Row, counted, judged, median_of, ratio_remark, seconds
 
 NAME = "Calculon"
-NEEDED = ("psutil",)  # what its command line imports
+# Imported by calculon/io.py, calculon/llm/all_executions.py and calculon/llm/optimal_execution.py.
+NEEDED = ("numpy", "pandas", "psutil")
 REQUEST: Mapping[str, object] = {
     "model": "turing-530B.json",
     "system": "a100_80g.json",

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from profiles.errors import InvalidProblemError
+from profiles.library import model_names
 from profiles.optimizers import OPTIMIZERS
 from service.cli import completing
 from service.cli.assignments import (
@@ -45,7 +46,8 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     model: Annotated[
         str | None,
         typer.Option(
-            help="Catalog name, or a Hugging Face config.json.", autocompletion=completing.model_names
+            help="Catalog name, or a Hugging Face config.json (./PATH).",
+            autocompletion=completing.model_names,
         ),
     ] = None,
     cluster: Annotated[
@@ -174,8 +176,14 @@ def with_sweep(request: Request, texts: Sequence[str]) -> bool:
 
 
 def model_part(name_or_path: str) -> dict[str, object]:
-    """A catalog name, or the content of a Hugging Face ``config.json`` (or of the folder that holds it)."""
+    """A catalog name, or the content of a Hugging Face ``config.json`` (or of the folder that holds it).
+
+    A catalog name always means the catalog's model, whatever the current directory holds; a file or folder
+    of that name is given as ``./NAME``.
+    """
     path = Path(name_or_path)
+    if name_or_path.lower() in model_names():
+        return {"name": name_or_path}
     if name_or_path and path.is_dir():
         path = path / "config.json"
     if path.suffix != ".json" and "/" not in name_or_path and not path.is_file():

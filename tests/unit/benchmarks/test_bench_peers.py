@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,25 @@ print("INFO Total executions: 68")
 best = {"execution": {"batch_size": 512}, "stats": {"sample_rate": 16.0}}
 open(sys.argv[7], "w").write(json.dumps({"0": best}))
 """
+
+
+def test_calculon_runs_where_the_packages_are_installed_that_its_files_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """calculon/io.py imports numpy, llm/all_executions.py pandas, llm/optimal_execution.py psutil."""
+    installed: list[str] = []
+
+    def recorded(_name: str, requirements: Sequence[str], **_: object) -> Path:
+        installed.extend(requirements)
+        raise UnavailableError("recorded")
+
+    monkeypatch.setattr(calculon, "environment", recorded)
+    for name in ("bin/calculon", "calculon/llm/llm.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(UnavailableError, match="recorded"):
+        calculon.compare(Budget(limit_s=1.0), tmp_path)
+    assert {"numpy", "pandas", "psutil"} <= set(installed)
 
 
 def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(tmp_path: Path) -> None:

@@ -139,6 +139,33 @@ def test_a_hugging_face_config_is_taken_from_its_file_or_its_folder(tmp_path: Pa
     assert (model.name, model.num_layers, model.num_kv_heads) == ("my-llama", 32, 8)
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "Llama-3.1-8B"])
+def test_a_catalog_name_means_the_catalog_model_although_a_folder_or_file_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    (Path(name) / "config.json").write_text(json.dumps({**LLAMA_CONFIG, "num_hidden_layers": 7}))
+    assert model_part(name) == {"name": name}
+    assert model_part(f"./{name}")["num_hidden_layers"] == 7
+    assert model_part(f"{name}/")["num_hidden_layers"] == 7
+    (Path(name) / "config.json").rename("mine")
+    Path(name).rmdir()
+    Path("mine").rename(name)
+    assert model_part(name) == {"name": name}
+    assert model_part(f"./{name}")["num_hidden_layers"] == 7
+
+
+@pytest.mark.parametrize("folder", ["dgx-h100", "h100-sxm-80gb"])
+def test_a_catalog_cluster_or_gpu_is_meant_although_a_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir()
+    assert read_request(cluster="dgx-h100")["cluster"] == {"name": "dgx-h100"}
+    assert read_request(gpu="h100-sxm-80gb")["cluster"] == {"groups": [{"gpu": "h100-sxm-80gb"}]}
+
+
 def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match="No such file"):
         model_part(str(tmp_path / "config.json"))
