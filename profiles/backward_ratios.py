@@ -9,15 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from profiles.catalog import CATALOG
 from profiles.cluster import GpuSpec
 from profiles.errors import ProfileError
 from profiles.library import find_gpu
 
-_FILE = Path(__file__).parent / "catalog" / "operators" / "backward.json"
+_FILE = CATALOG / "operators" / "backward.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from profiles.catalog import CATALOG
 from profiles.errors import ProfileError, UnknownNameError
 from profiles.model import ModelSpec
 
-_FILE = Path(__file__).parent / "catalog" / "frameworks" / "capabilities.yaml"
+_FILE = CATALOG / "frameworks" / "capabilities.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from profiles.catalog import CATALOG
 from profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
 
-_CATALOG = Path(__file__).parent / "catalog" / "frameworks"
+_CATALOG = CATALOG / "frameworks"
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 # Gradients reduced in 8 bits: quantised blockwise, one fp32 scale for a block of 256 (ZeRO++ qgZ,
 # arXiv:2306.10209, section 3.3; DeepSpeed `zero_quantized_gradients`).

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-STACKS_FILE = Path(__file__).parent / "catalog" / "calibration" / "stacks.yaml"
+from profiles.catalog import CATALOG
+
+STACKS_FILE = CATALOG / "calibration" / "stacks.yaml"
 SIGMAS = ("log_time_sigma", "log_memory_sigma")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from profiles.catalog import CATALOG
 from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
 from profiles.measured_networks import measured_network
@@ -23,7 +24,6 @@ from profiles.reading import FieldReader
 from profiles.shape import model_from_shape
 from profiles.units import GB, MIB, TERA
 
-CATALOG = Path(__file__).parent / "catalog"
 MAX_NAME = 100  # characters of a name that are looked at
 MICROSECOND_PER_SECOND = 1e6
 MEMORY_TOLERANCE = 0.12  # nominal memory against what the driver reports

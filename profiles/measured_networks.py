@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 import yaml
 
+from profiles.catalog import CATALOG
 from profiles.errors import InvalidProblemError, ProfileError
 from profiles.measured_link import (
     COLLECTIVES,
@@ -25,7 +25,7 @@ from profiles.reading import FieldReader
 from profiles.shape import Json
 
 T = TypeVar("T")
-FOLDER = Path(__file__).parent / "catalog" / "collectives" / "measured"
+FOLDER = CATALOG / "collectives" / "measured"
 
 
 def measured_network(kind: str, gpu: str) -> MeasuredLink | None:

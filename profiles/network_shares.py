@@ -10,17 +10,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profiles.catalog import CATALOG
 from profiles.errors import ProfileError
 
 FloatArray = NDArray[np.float64]
 
-FOLDER = Path(__file__).parent / "catalog" / "collectives"
+FOLDER = CATALOG / "collectives"
 FORMAT = "meshwright-network-shares/1"
 
 # All-reduces over many nodes go through two trees (NCCL, src/graph/tuning.cc): every level costs the

@@ -12,17 +12,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from profiles.catalog import CATALOG
 from profiles.errors import ProfileError
 from profiles.log_grid import BoolArray, FloatArray, LogAxis, LogGrid
 from profiles.operator_models import MODELS, Quantities, Roof, bus_bytes
 
-FOLDER = Path(__file__).parent / "catalog" / "operators"
+FOLDER = CATALOG / "operators"
 ANY = "any"  # the precision of what does not depend on one
 FORMAT = "meshwright-operator-tables-1"
 VALUE_SCALE = 1000.0  # stored values are round(1000 * log2(measured / roof))

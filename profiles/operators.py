@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,12 @@ import yaml
 from numpy.typing import NDArray
 
 from profiles.backward_ratios import backward_ratio
+from profiles.catalog import CATALOG
 from profiles.cluster import GpuSpec
 from profiles.operator_tables import operator_table_names, operator_tables_digest
 
 FloatArray = NDArray[np.float64]
-_CATALOG = Path(__file__).parent / "catalog" / "calibration"
+_CATALOG = CATALOG / "calibration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

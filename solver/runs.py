@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiles.catalog import CATALOG
 from profiles.errors import InvalidProblemError
-from profiles.library import CATALOG
 from profiles.units import GIB
 from solver.plan import Configuration
 from solver.problem import Problem

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from profiles.library import CATALOG
+from profiles.catalog import CATALOG
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.assemble import assemble, objective_s

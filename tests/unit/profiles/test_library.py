@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from profiles import library
+from profiles.catalog import CATALOG
 from profiles.errors import InvalidProblemError, UnknownNameError
 from profiles.library import (
     cluster_names,
@@ -181,16 +182,16 @@ def test_catalog_entries_can_be_copied_for_other_processes() -> None:
 
 
 def test_aliases_and_links_refer_to_what_exists() -> None:
-    files = {path.stem for path in (library.CATALOG / "gpus").glob("*.yaml")}
-    aliases = yaml.safe_load((library.CATALOG / "gpu_aliases.yaml").read_text())
+    files = {path.stem for path in (CATALOG / "gpus").glob("*.yaml")}
+    aliases = yaml.safe_load((CATALOG / "gpu_aliases.yaml").read_text())
     assert {entry["of"] for entry in aliases.values()} <= files
     assert not set(aliases) & files
-    links = set(yaml.safe_load((library.CATALOG / "links.yaml").read_text()))
+    links = set(yaml.safe_load((CATALOG / "links.yaml").read_text()))
     used = set()
-    for path in (library.CATALOG / "gpus").glob("*.yaml"):
+    for path in (CATALOG / "gpus").glob("*.yaml"):
         raw = yaml.safe_load(path.read_text())
         used |= {raw["intra_node"], raw["inter_node"]}
-    for path in (library.CATALOG / "clusters").glob("*.yaml"):
+    for path in (CATALOG / "clusters").glob("*.yaml"):
         used |= {yaml.safe_load(path.read_text()).get("inter_node", "ethernet-100")}
     assert used == links
 
