@@ -22,7 +22,7 @@ from service.access import Access
 from service.api.app import create_app
 from service.api.malformed import ProblemProtocol
 from service.db import migrations
-from service.db.database import Database, sqlite_path
+from service.db.database import Database, DatabaseSilentError, sqlite_path
 from service.errors import ServerStartError
 from service.file_lock import owned
 from service.settings import LOOPBACK_HOSTS, Settings
@@ -106,6 +106,7 @@ def _prepare_schema(settings: Settings) -> None:
     """Migrate, or refuse a schema that another version left."""
     database = Database(settings.database_url)
     try:
+        database.await_server(within_s=settings.database_wait_s, tell=_log.warning)
         if settings.migrates:
             migrations.upgrade(database)
         elif migrations.current(database) != migrations.head():
@@ -113,6 +114,9 @@ def _prepare_schema(settings: Settings) -> None:
         _require_loopback(settings, database)
     except CommandError:
         raise ServerStartError("the database schema is of a newer Meshwright; update this one") from None
+    except DatabaseSilentError as fault:
+        advice = "start it, correct MESHWRIGHT_DATABASE_URL, or wait longer with MESHWRIGHT_DATABASE_WAIT_S"
+        raise ServerStartError(f"the database cannot be used: {fault}; {advice}") from None
     except DBAPIError as fault:
         reason = str(fault.orig).partition("\n")[0]
         raise ServerStartError(f"the database cannot be used: {reason}") from None

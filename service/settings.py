@@ -44,11 +44,24 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="address to bind; beyond loopback it needs a key")
     port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
     insecure: bool = Field(default=False, description="bind beyond loopback although no key was ever made")
+    allowed_hosts: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9._, -]*$",
+        max_length=4096,
+        description="names, separated by commas, that a server without keys answers to, beside loopback "
+        "names and addresses in digits",
+    )
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     worker_memory_bytes: int | None = Field(
         default=None, ge=2**29, description="a search that wants more fails; None: no limit"
     )
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
+    database_wait_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=86_400,
+        description="for PostgreSQL to start, before serve and db upgrade give up",
+    )
 
     log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")
 
@@ -91,6 +104,12 @@ class Settings(BaseSettings):
         return url
 
     @property
+    def host_names(self) -> frozenset[str]:
+        """The names, in lower case, by which a server without keys may be called."""
+        own = {name.strip().lower() for name in f"{self.allowed_hosts},{self.host}".split(",")}
+        return LOOPBACK_HOSTS | (own - {""})
+
+    @property
     def migrates(self) -> bool:
         """Whether a starting server brings the schema to its newest revision."""
         return self.database_url.startswith("sqlite") if self.auto_migrate is None else self.auto_migrate
@@ -116,7 +135,7 @@ def as_markdown() -> str:
     ]
     for name, field in Settings.model_fields.items():
         default = "a file in the user's state folder" if field.default_factory else f"`{field.default}`"
-        shown = "–" if field.default is None and not field.default_factory else default
+        shown = "–" if field.default in {None, ""} and not field.default_factory else default
         lines.append(f"| `MESHWRIGHT_{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"
 

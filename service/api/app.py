@@ -48,7 +48,10 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     app.state.service = service
     errors.install(app)
     app.add_middleware(
-        Edge, any_host=lambda: settings.insecure or service.access.has_keys, metrics=service.metrics
+        Edge,
+        any_host=lambda: service.access.has_keys,
+        host_names=settings.host_names,
+        metrics=service.metrics,
     )
     for part in (jobs, plans, reports, predictions, profiles, catalogs, keys, probes):
         app.include_router(part.router)

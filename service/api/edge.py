@@ -7,6 +7,8 @@ import re
 import time
 import uuid
 from collections.abc import Callable, MutableMapping
+from collections.abc import Set as AbstractSet
+from ipaddress import ip_address
 from typing import Any
 
 from fastapi import Request
@@ -18,7 +20,6 @@ from service.api.metrics import Metrics
 from service.api.problems import NO_PAGE, problem_response
 from service.json_input import MAX_INPUT_BYTES
 from service.logs import REQUESTS, about
-from service.settings import LOOPBACK_HOSTS
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
@@ -27,12 +28,19 @@ _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:]*)(:\d+)?")
 
 
 class Edge:
-    """ASGI middleware; a server without keys answers only to loopback names (DNS rebinding)."""
+    """ASGI middleware; a server without keys answers to names of its own only.
 
-    def __init__(self, app: ASGIApp, *, any_host: Callable[[], bool], metrics: Metrics) -> None:
+    Else a web page of anybody could have its name resolve to this server (DNS rebinding), and the browsers
+    of those who may reach it would do as the page says. A page cannot choose an address in digits.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, any_host: Callable[[], bool], host_names: AbstractSet[str], metrics: Metrics
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._any_host = any_host
+        self._host_names = host_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -55,8 +63,11 @@ class Edge:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Serve one request, if it is meant for this server."""
-        if not self._any_host() and not _is_loopback(headers.get("host", "")):
-            detail = "this server answers to loopback names only"
+        if not self._any_host() and not _is_own(headers.get("host", ""), self._host_names):
+            detail = (
+                "without keys this server answers to addresses, to loopback names, and to the names in "
+                "MESHWRIGHT_ALLOWED_HOSTS"
+            )
             refusal = problem_response(Request(scope), 421, code="misdirected", detail=detail)
             await refusal(scope, receive, send)
             return
@@ -95,10 +106,22 @@ def _request_id(given: str) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether a Host header names this machine only."""
+def _is_own(host: str, names: AbstractSet[str]) -> bool:
+    """Whether a Host header holds an IP address or one of ``names``, which are in lower case."""
     match = _HOST.fullmatch(host)
-    return match is not None and match.group(1).strip("[]").lower() in LOOPBACK_HOSTS
+    if match is None:
+        return False
+    name = match.group(1).strip("[]").lower()
+    return name in names or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    """Whether a name is an IP address in its usual form."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _bounded(receive: Receive, headers: Headers) -> Receive:

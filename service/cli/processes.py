@@ -19,7 +19,12 @@ def serve(
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes to start.")] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Bind beyond loopback without any key.")
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Names, with commas, to answer to without any key.")
+    ] = None,
 ) -> None:
     """Run the service: API, records and workers on this machine."""
     from service.cli.serving import run_server  # noqa: PLC0415 - the web server is loaded when it is needed
@@ -31,6 +36,7 @@ def serve(
         "redis_url": redis_url,
         "workers": workers,
         "insecure": insecure,
+        "allowed_hosts": allowed_hosts,
     }
     raise typer.Exit(run_server(given))
 

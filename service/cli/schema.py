@@ -6,8 +6,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from profiles.errors import PlannerError
 from service.cli.configured import settings_with
+from service.cli.exits import say_warnings
 from service.db import migrations
-from service.db.database import Database
+from service.db.database import Database, DatabaseSilentError
 
 
 class DatabaseUnreachableError(PlannerError):
@@ -23,10 +24,14 @@ def upgrade_schema(database_url: str | None) -> str | None:
         InvalidProblemError: the URL is no database's.
         DatabaseUnreachableError: the database cannot be reached or changed.
     """
-    database = Database(settings_with({"database_url": database_url}).database_url)
+    settings = settings_with({"database_url": database_url})
+    database = Database(settings.database_url)
     try:
+        database.await_server(within_s=settings.database_wait_s, tell=lambda words: say_warnings([words]))
         migrations.upgrade(database)
         return migrations.current(database)
+    except DatabaseSilentError as fault:
+        raise DatabaseUnreachableError(f"the database cannot be reached: {fault}") from None
     except SQLAlchemyError as fault:
         raise DatabaseUnreachableError(
             f"the database cannot be brought up to date ({type(fault).__name__})"

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import PGconn, Ping
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
@@ -37,6 +39,10 @@ KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+CONNECT_TIMEOUT_S = 5
+POSTGRESQL_PORT = 5432
+WAIT_LOOK_S = 0.25  # between two looks at a server that is starting
+WAIT_TOLD_S = 5.0  # between two sentences about it
 PING_AFTER_S = 1.0  # of idleness; a connection that broke sooner costs one request a 503
 
 # SQLSTATEs (PostgreSQL 18, appendix A): read_only_sql_transaction, idle_in_transaction_session_timeout,
@@ -45,6 +51,10 @@ AWAY_STATES = frozenset({"25006", "25P03", "25P04"})
 
 # The database is away, locked or full: trying again later is right. Every other error of it is a bug.
 DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
+
+
+class DatabaseSilentError(Exception):
+    """No database server took connections in time; the message says which and how long."""
 
 
 class Database:
@@ -88,6 +98,34 @@ class Database:
         with self.write() as connection:  # PostgreSQL lets commits share a sync by itself
             return work(connection)
 
+    def await_server(self, *, within_s: float, tell: Callable[[str], None]) -> None:
+        """Wait for a PostgreSQL that is still starting; a SQLite file needs no server.
+
+        Asks as ``pg_isready`` does (PQping, PostgreSQL 18 documentation, section 32.1): a wrong password or
+        an unknown database is an answer, and not waited for. ``tell`` gets a sentence now and then.
+
+        Raises:
+            DatabaseSilentError: no server took connections within ``within_s`` seconds.
+        """
+        if self.dialect == "sqlite":
+            return
+        _, options = self._engine.dialect.create_connect_args(self.url)
+        plain = {name: value for name, value in options.items() if isinstance(value, str | int)}
+        conninfo = make_conninfo(**{"connect_timeout": CONNECT_TIMEOUT_S, **plain}).encode()
+        where = f"{self.url.host or 'the local socket'}:{self.url.port or POSTGRESQL_PORT}"
+        began_s, told_s = time.monotonic(), -WAIT_TOLD_S
+        while (found := PGconn.ping(conninfo)) != Ping.OK:
+            waited_s = time.monotonic() - began_s
+            why = "is starting or stopping" if found == Ping.REJECT else "does not answer"
+            if waited_s >= within_s:
+                raise DatabaseSilentError(f"PostgreSQL at {where} {why}; waited {within_s:g} s for it")
+            if waited_s - told_s >= WAIT_TOLD_S:
+                tell(
+                    f"PostgreSQL at {where} {why}; waiting for it, {within_s - waited_s:.0f} s more at most"
+                )
+                told_s = waited_s
+            time.sleep(min(WAIT_LOOK_S, within_s - waited_s))
+
     def close(self) -> None:
         """Close every pooled connection."""
         self._engine.dispose()
@@ -126,7 +164,7 @@ def _engine(url: URL) -> Engine:
 
 def _manners(url: URL) -> dict[str, object]:
     """How connections to PostgreSQL behave; what the URL itself says goes before."""
-    usual = {"connect_timeout": 5, "application_name": "meshwright", **KEEPALIVE}
+    usual = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "meshwright", **KEEPALIVE}
     given = url.query.get("options", "")
     own = given if isinstance(given, str) else " ".join(given)
     return {

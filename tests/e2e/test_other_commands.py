@@ -210,11 +210,14 @@ def test_the_schema_is_brought_to_its_newest_revision(tmp_path: Path) -> None:
     [
         ("foo", "error: database_url: not a URL such as sqlite:"),
         ("mysql://host/name", "error: database_url: only "),
-        ("postgresql://127.0.0.1:9/none", "error: the database cannot be brought up to date (Oper"),
+        (
+            "postgresql://127.0.0.1:9/none",
+            "error: the database cannot be reached: PostgreSQL at 127.0.0.1:9",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_reached_is_one_clear_line(url: str, message: str) -> None:
-    run = meshwright("db", "upgrade", "--database-url", url)
+    run = meshwright("db", "upgrade", "--database-url", url, MESHWRIGHT_DATABASE_WAIT_S="0")
     assert (run.returncode, len(run.stderr.splitlines())) == (2, 1)
     assert run.stderr.startswith(message)
 

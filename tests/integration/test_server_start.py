@@ -1,14 +1,22 @@
 """A server that cannot start says why in one line and leaves nothing running."""
 
+import socket
+import struct
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from service.db import migrations
 from service.db.database import Database
-from tests.servers import environment
+from tests.postgres_server import PostgresServer
+from tests.servers import environment, serving
 
 SERVE = [sys.executable, "-c", "import sys; from service.cli.main import main; sys.exit(main())", "serve"]
 
@@ -17,7 +25,7 @@ def start(**settings: str) -> str:
     """What a server that refuses to start says."""
     run = subprocess.run(
         SERVE,
-        env=environment({"port": "0", "workers": "0", **settings}),
+        env=environment({"port": "0", "workers": "0", "database_wait_s": "0", **settings}),
         capture_output=True,
         text=True,
         check=False,
@@ -68,3 +76,106 @@ def test_a_schema_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 )
 def test_a_setting_out_of_range_is_refused_by_name(name: str, value: str) -> None:
     assert name in start(**{name: value})
+
+
+@contextmanager
+def starting_postgresql(answers: Callable[[int], bytes]) -> Iterator[int]:
+    """A port that begins as PostgreSQL does; ``answers`` gets the number of the connection."""
+
+    def talk(connection: socket.socket, number: int) -> None:
+        with connection:
+            while len(head := connection.recv(8)) == 8:
+                length, code = struct.unpack("!II", head)
+                connection.recv(length - 8)
+                if code not in {80877103, 80877104}:  # requests for TLS and GSSAPI, protocol 3.0
+                    connection.sendall(answers(number))
+                    return
+                connection.sendall(b"N")
+
+    def listen(port: socket.socket) -> None:
+        number = 0
+        while True:
+            try:
+                connection, _ = port.accept()
+            except OSError:
+                return
+            number += 1
+            threading.Thread(target=talk, args=(connection, number), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        threading.Thread(target=listen, args=(port,), daemon=True).start()
+        yield port.getsockname()[1]
+        port.shutdown(socket.SHUT_RDWR)
+
+
+def refusal(state: str, words: str) -> bytes:
+    """An ErrorResponse (PostgreSQL 18 documentation, section 54.7)."""
+    fields = b"".join(
+        kind + text.encode() + b"\0" for kind, text in ((b"S", "FATAL"), (b"C", state), (b"M", words))
+    )
+    return b"E" + struct.pack("!I", len(fields) + 5) + fields + b"\0"
+
+
+def test_a_server_waits_for_a_postgresql_that_is_still_starting_and_says_so() -> None:
+    # cannot_connect_now to the first six connections; then a password is wrong, which no waiting mends
+    def answers(number: int) -> bytes:
+        if number <= 6:
+            return refusal("57P03", "the database system is starting up")
+        return refusal("28P01", "password authentication failed")
+
+    with starting_postgresql(answers) as port:
+        run = subprocess.run(
+            SERVE,
+            env=environment(
+                {
+                    "port": "0",
+                    "workers": "0",
+                    "database_url": f"postgresql://nobody:secret@127.0.0.1:{port}/name",
+                    "database_wait_s": "25",
+                }
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=40,
+        )
+    first, *_, last = run.stderr.splitlines()
+    assert (
+        f"PostgreSQL at 127.0.0.1:{port} is starting or stopping; waiting for it, 25 s more at most"
+        in first
+    )
+    assert last.startswith("error: the database cannot be used: ")
+    assert "password authentication failed" in last
+    assert "secret" not in run.stderr
+
+
+def test_a_server_gives_up_after_the_stated_wait_and_says_what_to_do() -> None:
+    began_s = time.monotonic()
+    run = subprocess.run(
+        SERVE,
+        env=environment(
+            {"port": "0", "database_url": "postgresql://127.0.0.1:1/name", "database_wait_s": "1.5"}
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1] == (
+        "error: the database cannot be used: PostgreSQL at 127.0.0.1:1 does not answer; "
+        "waited 1.5 s for it; start it, correct MESHWRIGHT_DATABASE_URL, "
+        "or wait longer with MESHWRIGHT_DATABASE_WAIT_S"
+    )
+    assert time.monotonic() - began_s > 1.5
+
+
+def test_a_server_serves_once_a_postgresql_that_was_down_is_back() -> None:
+    with PostgresServer() as postgres:
+        url = postgres.new_database("late")
+        postgres.crash()
+        back = threading.Timer(4.0, postgres.start)
+        back.start()
+        with serving({"database_url": url, "workers": "0", "auto_migrate": "true"}) as server:
+            assert httpx.get(f"{server.url}/readyz").json()["ready"] is True
+        back.join()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from profiles.errors import FieldError, RefusedExportError
+from profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from service.answers import answer_from_json
 from service.api.deps import READS, JobsDep, ServiceDep, TenantDep
 from service.api.routes.reports import profile_for
@@ -47,8 +47,14 @@ def show_plan(
 
 @router.get("/compare", dependencies=[READS])
 def compare(request: Request, jobs: JobsDep, tenant: TenantDep, first: Id, second: Id) -> Response:
-    """Two plans side by side, of one job or of two."""
+    """Two plans side by side, of one job or of two.
+
+    Raises:
+        InvalidProblemError: both are the same plan.
+    """
     job, one = jobs.plan(tenant, first)
+    if first == second:
+        raise InvalidProblemError.of("/query/second", "is the same plan as first: choose another one")
     _, other = jobs.plan(tenant, second)
     answer = answer_from_json({**(job.answer or {}), "plans": [one, other]})
     comparison = comparison_of(replace(answer, baseline=None), first)

@@ -7,9 +7,11 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
+from service.api.app import create_app
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.pages import encode_token
+from service.settings import Settings
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.figures import measured
 
@@ -126,3 +128,21 @@ def test_a_foreign_host_name_is_refused(client: TestClient) -> None:
         assert (answer.status_code, answer.headers["content-type"]) == (421, PROBLEM_TYPE)
     for host in ("127.0.0.1:8420", "LOCALHOST", "[::1]:8420"):
         assert client.get("/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_name_that_a_foreign_page_made_resolve_to_a_server_without_keys_is_refused(
+    database: Database, insecure: bool
+) -> None:
+    # An attacker chooses what evil.example resolves to, but not what the browser puts into Host.
+    settings = Settings(
+        database_url=str(database.url), insecure=insecure, allowed_hosts="Plans.example, gpu-7.lab"
+    )
+    refused = ("evil.example:8420", "plans.example.evil.example", "10.0.0.5.evil.example", "gpu-7", "")
+    accepted = ("plans.example:8420", "GPU-7.lab", "10.0.0.5:8420", "[fd00::5]:8420", "localhost")
+    with TestClient(create_app(settings)) as client:
+        found = {
+            host: client.get("/v1/jobs", headers={"Host": host}).status_code
+            for host in (*refused, *accepted)
+        }
+    assert found == dict.fromkeys(refused, 421) | dict.fromkeys(accepted, 200)

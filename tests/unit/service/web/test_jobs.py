@@ -79,6 +79,15 @@ def test_two_plans_stand_side_by_side(browser: TestClient, answered: str) -> Non
     assert browser.get(f"/compare?first={first}&second=none").status_code == 404
 
 
+def test_a_plan_beside_itself_is_refused_with_a_page_that_says_why(
+    browser: TestClient, answered: str
+) -> None:
+    first = plan_ids(browser, answered)[0]
+    answer = browser.get(f"/compare?first={first}&second={first}")
+    assert answer.status_code == 422
+    assert "is the same plan as first: choose another one" in Page(answer.text).text
+
+
 def test_launch_files_are_shown_and_saved_for_any_launcher(browser: TestClient, answered: str) -> None:
     (first, *_) = plan_ids(browser, answered)
     page = browser.get(f"/plans/{first}/export")
