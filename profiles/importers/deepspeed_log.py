@@ -3,7 +3,8 @@
 Format: ``ThroughputTimer`` in github.com/deepspeedai/DeepSpeed, ``deepspeed/utils/timer.py``: samples a
 second of the whole job (the last step's, or the mean since the start in old releases), memory of the
 rank that logs in GB of 2**30 bytes. ``see_memory_usage`` adds what the allocator reserved (``Max_CA``).
-The time of a step is the batch over the samples a second, else it follows from the lines' times.
+The time of a step is the batch over the samples a second, else it follows from the lines' times. A
+``PipelineEngine`` prints the mean time of its steps (``deepspeed/runtime/pipe/engine.py``, train_batch).
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from profiles.measurements import MeasuredRun
 from profiles.units import GIB
 
 MAX_SAMPLES_PER_S = 1e9
-_STEP = re.compile(r"(?:\bglobal_step=|\b\d{1,9}/)(\d{1,12}), (?:Running|Samples)")
+_STEP = re.compile(r"(?:\bglobal_step=|\b\d{1,9}/|\bsteps: )(\d{1,12})(?:, (?:Running|Samples)| loss: )")
+_PIPELINE_STEP = re.compile(r"\bsteps: \d{1,12} loss: .*\biter time \(s\): ([^\s]+) samples/sec: ")
 _RATE = re.compile(r"\bCurrSamplesPerSec=([^,\s]+)")
 _MEMORY = re.compile(r"\bMaxMemAllocated=([^,\s]+?)GB\b")
 _USAGE = re.compile(r"\bMax_MA ([0-9.]+) GB\s+CA [0-9.]+ GB\s+Max_CA ([0-9.]+) GB")
-_ARGUMENT = re.compile(r"\b(\w{1,64}) \.{3,} (\d{1,20})\s*$")
+_ARGUMENT = re.compile(r"\b(\w{1,64}) (?:\.+|) (\d{1,20})\s*$")  # names of 29 letters and more: no dots
 _ARGUMENTS: Mapping[str, str] = {  # DeepSpeed's settings → glossary
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -45,6 +47,12 @@ _ARGUMENTS: Mapping[str, str] = {  # DeepSpeed's settings → glossary
 def _step(log: RunLog, line: LogLine, number: int) -> None:
     """One line of a step."""
     file, where = log.file, line.where
+    pipeline = _PIPELINE_STEP.search(line.text)
+    if pipeline:
+        seconds = file.positive(pipeline[1], f"{where}, iter time (s)", high=MAX_SECONDS)
+        batch = log.configuration.get("global_batch_size")
+        log.add(Step(number=number, seconds=seconds, global_batch_size=batch))
+        return
     memory, rate = _MEMORY.search(line.text), _RATE.search(line.text)
     if memory is None:
         raise file.fault(where, 'expected "MaxMemAllocated=…GB"')
@@ -79,7 +87,8 @@ def _configuration(log: RunLog, line: LogLine) -> None:
 def looks_like(file: ForeignFile) -> bool:
     """Whether the text holds steps of DeepSpeed."""
     ran_out = "deepspeed" in file.text.lower() and OUT_OF_MEMORY.search(file.text) is not None
-    return ran_out or (_STEP.search(file.text) is not None and "MaxMemAllocated=" in file.text)
+    timed = _STEP.search(file.text) is not None and "MaxMemAllocated=" in file.text
+    return ran_out or timed or _PIPELINE_STEP.search(file.text) is not None
 
 
 def read_deepspeed_log(path: Path | str) -> MeasuredRun:

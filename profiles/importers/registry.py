@@ -12,6 +12,7 @@ from profiles.importers import (
     galvatron,
     megatron_log,
     metis,
+    nanotron_log,
     nccl_tests,
     nccl_topology,
     nvidia_smi_topo,
@@ -83,6 +84,11 @@ FORMATS: Mapping[str, ForeignFormat] = {
         title="torchtitan training log",
         looks_like=torchtitan_log.looks_like,
         read=torchtitan_log.read_torchtitan_log,
+    ),
+    "nanotron-log": ForeignFormat(
+        title="nanotron training log",
+        looks_like=nanotron_log.looks_like,
+        read=nanotron_log.read_nanotron_log,
     ),
     "deepspeed-log": ForeignFormat(
         title="DeepSpeed training log",

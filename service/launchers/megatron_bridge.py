@@ -48,7 +48,7 @@ class MegatronBridge:
             target,
             product=PRODUCT,
             start=Start(
-                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}"',
+                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "logger.log_interval=${LOG_INTERVAL:-1}"',
                 needs=NEEDS,
                 environment=tuple(environment(target)),
                 has_arguments=True,

@@ -30,7 +30,9 @@ PROGRAMS = f"""\
 program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}")
 if [[ "${{TORCHTITAN_VERSION:-0.3}}" != 0.2* ]]; then
     program=(-m torchtitan.train --module {MODULE} --config plan)
-fi"""
+fi
+# The time of every step is logged; torchtitan's own interval is 10 steps.
+program+=(--metrics.log_freq "${{LOG_INTERVAL:-1}}")"""
 START = Start(program='"${program[@]}"', environment=(_BESIDE, _SEGMENTS), before=PROGRAMS)
 
 

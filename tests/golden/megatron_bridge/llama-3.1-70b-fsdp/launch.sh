@@ -42,4 +42,4 @@ unset CUDA_DEVICE_MAX_CONNECTIONS
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \
-    "${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "$@"
+    "${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "logger.log_interval=${LOG_INTERVAL:-1}" "$@"

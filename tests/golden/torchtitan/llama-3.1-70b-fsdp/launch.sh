@@ -32,6 +32,8 @@ program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml")
 if [[ "${TORCHTITAN_VERSION:-0.3}" != 0.2* ]]; then
     program=(-m torchtitan.train --module torchtitan_plan --config plan)
 fi
+# The time of every step is logged; torchtitan's own interval is 10 steps.
+program+=(--metrics.log_freq "${LOG_INTERVAL:-1}")
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \
