@@ -14,7 +14,7 @@ from math import exp, inf
 from typing import Any
 
 from profiles.errors import InvalidProblemError
-from profiles.profile import Constants, Profile
+from profiles.profile import Constants, Profile, launchers_of_stack
 from profiles.residual import MAX_LOG, Residual
 
 FORMAT = "meshwright-calibration/1"
@@ -55,6 +55,7 @@ class Calibration:
     log_memory_sigma: float | None  # None: no run told its memory
     log_sds: Mapping[str, float] = field(default_factory=dict)  # of the offsets, given the runs
     findings: tuple[str, ...] = ()  # what looked wrong, one sentence each
+    runs: tuple[str, ...] = ()  # names of the runs that it learnt from
 
     def applied(self, profile: Profile) -> Profile:
         """The profile with this cluster's constants, residual and spreads."""
@@ -69,16 +70,31 @@ class Calibration:
             memory_residual=self.memory_residual,
             log_memory_sigma=self.log_memory_sigma or profile.log_memory_sigma,
             title=profile.title.replace("uncalibrated", f"calibrated on {self.num_runs} runs"),
+            uncalibrated=profile,
+            learnt_from=self.runs,
         )
 
     def mismatches(self, profile: Profile) -> tuple[str, ...]:
-        """Why the calibration may not hold for a profile; empty when GPU and stack are its own."""
-        reasons = []
-        if profile.group.gpu.slug != self.gpu:
-            reasons.append(f"calibrated on {self.gpu}, used for {profile.group.gpu.slug}")
-        if profile.framework.stack != self.stack:
-            reasons.append(f"calibrated under {self.stack}, used for {profile.framework.stack}")
-        return tuple(reasons)
+        """Why the calibration may not hold for a profile; empty when the GPU is its own."""
+        if profile.group.gpu.slug == self.gpu:
+            return ()
+        return (f"calibrated on {self.gpu}, used for {profile.group.gpu.slug}",)
+
+    def require_stack(self, profile: Profile) -> None:
+        """Refuse a profile of another software stack: the offsets are ratios to constants of its own.
+
+        Raises:
+            InvalidProblemError: at ``/profile/stack``.
+        """
+        if profile.framework.stack == self.stack:
+            return
+        launchers = ", ".join(launchers_of_stack(self.stack)) or "no launcher"
+        raise InvalidProblemError.of(
+            "/profile/stack",
+            f"was calibrated under the software stack {self.stack}; "
+            f"the problem runs under {profile.framework.stack}",
+            allowed=f"problems under {self.stack} ({launchers})",
+        )
 
     def fits_features(self, count: int) -> bool:
         """Whether the residuals stand on that many features, as this version computes them."""
@@ -118,6 +134,7 @@ def read_calibration(text: str) -> Calibration:
             log_memory_sigma=None if sigma is None else _within(sigma, _MIN_SCALE, MAX_LOG),
             log_sds={str(n): _within(v, 0.0, MAX_LOG) for n, v in document.get("log_sds", {}).items()},
             findings=tuple(str(finding) for finding in document["findings"]),
+            runs=tuple(_name(name) for name in document.get("runs", ())[:MAX_RUNS]),
         )
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise InvalidProblemError.of(

@@ -201,7 +201,7 @@ class MeasuredRun:
     Warm-up steps after each start are left out; low and high are the 10th and 90th percentile.
     """
 
-    framework: str  # megatron-lm, megatron-deepspeed, torchtitan, deepspeed
+    framework: str  # megatron-lm, megatron-deepspeed, torchtitan, deepspeed, nanotron
     step_time_s: float | None  # median; None only for a run that ran out of memory
     step_time_low_s: float | None
     step_time_high_s: float | None
@@ -214,6 +214,7 @@ class MeasuredRun:
     num_memory_ranks: int  # ranks whose memory the log shows
     out_of_memory: bool
     configuration: Mapping[str, int] = field(default_factory=dict)  # glossary names
+    words: Mapping[str, str] = field(default_factory=dict)  # precision, recompute, framework_family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 
-from profiles.capabilities import launchers_of
+from profiles.capabilities import launcher_names, launchers_of
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.collective_tables import Lines, slowdown_tables
 from profiles.collectives import Fabric
@@ -101,6 +101,8 @@ class Profile:
     log_memory_sigma: float = 0.08
     warnings: tuple[str, ...] = field(default=())
     by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
+    uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
+    learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
 
     @property
     def fabric(self) -> Fabric:
@@ -172,6 +174,12 @@ def framework_of(launcher_or_framework: str) -> str:
         known = {*_FRAMEWORK_OF, *framework_names()}
         raise UnknownNameError.among("/launcher", launcher_or_framework, known)
     return name
+
+
+def launchers_of_stack(stack: str) -> tuple[str, ...]:
+    """The launchers whose framework runs on a software stack, sorted."""
+    frameworks = ((name, framework_facts(framework_of(name))) for name in launcher_names())
+    return tuple(sorted(name for name, facts in frameworks if facts.stack == stack))
 
 
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:

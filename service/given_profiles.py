@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from profiles.calibration import FORMAT as CALIBRATION
 from profiles.calibration import Calibration, read_calibration
+from profiles.capabilities import launchers_of
 from profiles.cluster import ClusterSpec
 from profiles.errors import InvalidProblemError
 from profiles.measured_profile import FORMAT as MEASURED
@@ -66,12 +67,23 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
         raise InvalidProblemError.of("/profile", f"none was measured on {slug}, which sets the pace")
     one = fitting[0]
     if isinstance(one, Calibration):
+        profile = _of_stack(problem, profile, one)
+        one.require_stack(profile)
         return one.applied(profile), (*warnings, *one.mismatches(profile))
     if one.machine.gpu is None and one.machine.kind != "cpu":
         warnings.append(f"measured on {one.machine.device}, taken for {slug}")
     if one.subject.dtype == "fp32":
         warnings.append("layers were timed in fp32; a plan that runs in 16 bits may be faster")
     return with_measured(problem, profile, one), tuple(warnings)
+
+
+def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> Profile:
+    """Of a problem for any launcher the profile of the first one on the calibration's stack."""
+    for launcher in launchers_of(problem.launcher) if problem.launcher == "any" else ():
+        one = default_profile(problem.cluster, launcher)
+        if one.framework.stack == calibration.stack:
+            return one
+    return profile
 
 
 def _by_group(
@@ -92,7 +104,9 @@ def _by_group(
         warnings += told
     if left:
         raise InvalidProblemError.of("/profile", f"no node group has {_gpu(left[0]) or 'its GPU'}")
-    return replace(profile, by_group=tuple(groups)), tuple(warnings)
+    learnt = tuple(name for one in groups for name in one.learnt_from)
+    corrected = replace(profile, by_group=tuple(groups), uncalibrated=profile, learnt_from=learnt)
+    return corrected, tuple(warnings)
 
 
 def _gpu(one: GivenProfile) -> str | None:

@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
@@ -20,12 +21,13 @@ from service.db.profile_records import MeasurementRecord
 from service.errors import IdempotencyConflictError
 from service.given_profiles import read_given
 from service.jobs import Jobs
+from service.launchers.target import settled_problem
 from service.profile_store import keep_profile, profile_id_of
-from service.request import parse_problem
+from service.request import parse_problem, problem_to_mapping
 from solver.calibrate import calibrate, default_profile_of
 from solver.calibration.observations import Observation
 from solver.calibration.refuse import impossible
-from solver.plan import Prediction, configuration_from_json
+from solver.plan import Prediction, configuration_from_json, plan_from_json
 from solver.predict import predict
 from solver.problem import Problem
 from solver.runs import MEMORY_KINDS, MEMORY_RANKS
@@ -66,7 +68,8 @@ class Measurements:
         if known is not None:
             return self._learnt(known)
         job, plan = self._jobs.plan(tenant, plan_id)
-        one = _observation(plan_id, job.request, plan["config"], body)
+        request = _settled(job.request, plan)
+        one = _observation(plan_id, request, plan["config"], body)
         _require_possible(one)
         scope = scope_of(one.problem)
         with self._database.read() as connection:
@@ -74,7 +77,7 @@ class Measurements:
         seen = [_observation(old.plan_id, old.request, old.config, old.body) for old in earlier]
         document = calibrate([one, *seen], cluster=one.problem.cluster.name).to_json()
         values = {
-            "scope": scope, "plan_id": plan_id, "request": job.request, "config": plan["config"],
+            "scope": scope, "plan_id": plan_id, "request": request, "config": plan["config"],
             "body": body, "profile_id": profile_id_of(document), "idempotency_key": key,
         }  # fmt: skip
         try:
@@ -135,6 +138,19 @@ def scope_of(problem: Problem) -> str:
     )
     named = {"cluster": cluster_to_mapping(cluster), "framework": framework_of(problem.launcher)}
     return hashlib.sha256(compact_json(named).encode()).hexdigest()
+
+
+def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[str, object]:
+    """The request as the plan settled it: the launcher, precision, optimizer and batch that it ran with.
+
+    Raises:
+        InvalidProblemError: a plan of unlike GPUs, which no calibration learns from.
+    """
+    found = plan_from_json(plan)
+    if found.config.is_placed:
+        message = "its stages are placed on unlike GPUs; a calibration learns from clusters of equal nodes"
+        raise InvalidProblemError([FieldError(pointer="", message=message)])
+    return problem_to_mapping(settled_problem(found, parse_problem(request)))
 
 
 def _observation(

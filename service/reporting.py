@@ -10,7 +10,7 @@ from math import inf, isclose
 from profiles.errors import PlannerError, RefusedExportError
 from profiles.profile import Profile
 from service.launchers.registry import export
-from service.launchers.target import target_of
+from service.launchers.target import settled_problem
 from service.report.document import Details, Document, Extras, document_of
 from service.request import digest_of, problem_to_mapping
 from service.what_if.grid import Method, what_ifs
@@ -81,9 +81,7 @@ def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
 
 def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem, Profile]:
     """The question as a plan settled it (launcher, precision, optimizer, batch), and what prices it."""
-    settled = target_of(plan, problem).problem
-    if problem.launcher == "any" and plan.launchers:
-        settled = replace(settled, launcher=plan.launchers[0])
+    settled = settled_problem(plan, problem)
     return settled, profile_of_variant(settled, profile)
 
 

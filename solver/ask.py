@@ -9,6 +9,7 @@ from functools import partial
 from profiles.profile import Profile
 from solver.ask_placed import ask_placed
 from solver.baseline import with_baseline
+from solver.calibration.refuse import require_credible
 from solver.fewest import fewest
 from solver.merged import Answered, merged
 from solver.objective import is_plain
@@ -35,7 +36,7 @@ def ask(
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
 ) -> Answer:
-    """The answer to a request; errors as ``search``.
+    """The answer to a request; errors as ``search``, and for an incredible calibration InvalidProblemError.
 
     ``known``: configurations that a search had found which was broken off; placed stages begin anew.
     """
@@ -73,6 +74,7 @@ def _answer(
         run = ramp_search
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+    require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, should_stop)
     elif answer.infeasible is not None and run is search:

@@ -7,6 +7,7 @@ from functools import partial
 
 from profiles.profile import Profile
 from solver.baseline import with_baseline
+from solver.calibration.refuse import require_credible
 from solver.objective import slowdown
 from solver.outlook import claim_of, is_asked_for, outlook_of
 from solver.plan import Answer, Plan, Status
@@ -32,6 +33,7 @@ def ask_placed(
     A deadline leaves out the plans that are late.
     """
     answer = search(problem, profile, on_progress=on_progress, should_stop=should_stop)
+    require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible":
         watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
         found = placed_infeasibility(problem, profile, watch.interrupted)

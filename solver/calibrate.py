@@ -7,7 +7,6 @@ prediction. Memory alike. What looks wrong is said, never swallowed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +27,7 @@ from solver.calibration.priors import (
     TIME_WIDTHS,
     Process,
 )
-from solver.calibration.refuse import constants_at_bounds, contradictions, impossible
+from solver.calibration.refuse import called, constants_at_bounds, contradictions, impossible
 from solver.columns import FloatArray
 from solver.cost.memory import memory_limit_bytes
 from solver.features import features_of
@@ -70,10 +69,9 @@ def calibrate(
     timed = [one for one in possible if one.step_time_s is not None]
     time = _time_part(timed, profile_of) if timed else None
     memory = _memory_part(possible, profile_of)
-    stack = Counter(profile_of(one).framework.stack for one in possible).most_common(1)[0][0]
     return Calibration(
         cluster=cluster,
-        stack=stack,
+        stack=_stack_of(possible, profile_of),
         gpu=profile_of(possible[0]).group.gpu.slug,
         num_runs=len(timed),
         log_offsets=(time.offsets if time else {}) | (memory.offsets if memory else {}),
@@ -86,7 +84,22 @@ def calibrate(
             *(time.findings if time else ()),
             *(memory.findings if memory else ()),
         ),
+        runs=tuple(called(one) for one in possible),
     )
+
+
+def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
+    """The software stack of all runs.
+
+    Raises:
+        InvalidProblemError: there are several; offsets of one stack's constants say nothing of another's.
+    """
+    stacks = {profile_of(one).framework.stack: called(one) for one in reversed(possible)}
+    if len(stacks) > 1:
+        named = ", ".join(f"{stack} (run {run})" for stack, run in sorted(stacks.items()))
+        message = f"the runs are of several software stacks: {named}; give each a cluster name of its own"
+        raise InvalidProblemError.of("/runs/framework_family", message, allowed="runs of one stack")
+    return next(iter(stacks))
 
 
 def _to_learn_from(

@@ -28,6 +28,8 @@ REQUIRED_COLUMNS = (
     "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "global_batch_size",
 )  # fmt: skip
 MAX_ROWS = 1_000_000
+MAX_CELL = 4_000_000  # characters; a plan's cell holds its cluster, link tables included
+csv.field_size_limit(MAX_CELL)
 COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md; an empty cell means unknown"
 
 

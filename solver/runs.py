@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,17 +62,37 @@ class Run:
     measured: Measurement
 
 
-def read_runs(path: Path) -> tuple[Run, ...]:
+PlanReader = Callable[[str], RunShape]
+
+
+def _no_plans(_: str) -> RunShape:
+    """What reads a plan where nobody else does.
+
+    Raises:
+        RefusedRunError: always.
+    """
+    raise RefusedRunError("the row is a plan's, which is not read here")
+
+
+def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]:
     """All rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
+
+    Args:
+        path: the table.
+        plan_shape: reads the cell ``plan`` of a row whose facts are a plan's; it may raise
+            InvalidProblemError or RefusedRunError.
 
     Raises:
         InvalidProblemError: the file cannot be read or lacks a required column.
     """
-    return tuple(_run_of(cells) for cells in read_cells(path))
+    return tuple(_run_of(cells, plan_shape) for cells in read_cells(path))
 
 
-def _shape_of(cells: Cells) -> RunShape:
+def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
     """The row's problem and configuration."""
+    plan = cells.text("plan")
+    if plan is not None:
+        return plan_shape(plan)
     framework = framework_of_run(cells)
     model = model_of(cells)
     configuration = configuration_of(cells, model, framework.name)
@@ -95,12 +116,12 @@ _NOTHING_MEASURED = Measurement(
 )
 
 
-def _run_of(cells: Cells) -> Run:
+def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
     """One row as a run; what cannot be read or expressed is refused with a reason."""
     shape, measured, reason = None, _NOTHING_MEASURED, None
     try:
         measured = _measurement_of(cells)
-        shape = _shape_of(cells)
+        shape = _shape_of(cells, plan_shape)
     except RefusedRunError as error:
         reason = str(error)
     except InvalidProblemError as error:

@@ -49,9 +49,9 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
     file, where = log.file, line.where
     pipeline = _PIPELINE_STEP.search(line.text)
     if pipeline:
-        seconds = file.positive(pipeline[1], f"{where}, iter time (s)", high=MAX_SECONDS)
+        mean = file.positive(pipeline[1], f"{where}, iter time (s)", high=MAX_SECONDS)
         batch = log.configuration.get("global_batch_size")
-        log.add(Step(number=number, seconds=seconds, global_batch_size=batch))
+        log.add(Step(number=number, seconds=mean, global_batch_size=batch))
         return
     memory, rate = _MEMORY.search(line.text), _RATE.search(line.text)
     if memory is None:

@@ -22,7 +22,7 @@ _MEMORY = re.compile(
     r"(?:\[Rank (?P<rank>\d{1,6})\] )?\(after \d+ iterations\) memory \((?P<unit>\w+)\) \|(?P<rest>.*)"
 )
 _PEAK = re.compile(r"max (allocated|reserved): ([^|\s]+)")
-_ARGUMENT = re.compile(r"^\s*(\w{1,64}) \.{3,} (\d{1,20})\s*$")
+_ARGUMENT = re.compile(r"^\s*(\w{1,64}) \.{3,} (\w{1,64})\s*$")
 _WORLD = re.compile(r"using world size: (\d{1,9})")
 _DATA_PARALLEL = re.compile(r"\bdata-parallel[- ]size: (\d{1,9})")
 _STARTS = ("[before the start of training step]", "[after dataloaders are built]")
@@ -47,6 +47,14 @@ _ARGUMENTS: Mapping[str, str] = {  # Megatron's arguments → glossary
     "num_attention_heads": "num_attention_heads",
     "num_experts": "num_experts",
 }
+_SWITCHES: Mapping[str, str] = {"sequence_parallel": "sequence_parallel"}
+_PRECISIONS = ("fp8", "bf16", "fp16")  # the first that is on: FP8 runs keep bf16 beside it
+_SHARDED: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_OFF = ("None", "False")
+_WORDS = (
+    *_PRECISIONS, "recompute_granularity", "transformer_impl", "use_distributed_optimizer",
+    "use_megatron_fsdp", "data_parallel_sharding_strategy",
+)  # fmt: skip
 
 
 def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
@@ -92,11 +100,39 @@ def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
     log.saw_memory(rank, peaks.get("allocated"), peaks.get("reserved"))
 
 
-def _configuration(log: RunLog, line: LogLine) -> None:
+def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, where: str) -> None:
+    """One of the arguments that Megatron prints at the start (``_print_args``, training/arguments.py)."""
+    if name in _ARGUMENTS and value.isdigit():
+        log.note(_ARGUMENTS[name], value, where)
+    if name in _SWITCHES and value in ("True", "False"):
+        log.configuration[_SWITCHES[name]] = int(value == "True")
+    if name in _WORDS:
+        arguments[name] = value
+
+
+def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
+    """Precision, recomputation, sharding and the generation of Megatron, from several arguments each."""
+    if any(name in arguments for name in _PRECISIONS):
+        found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
+        log.words["precision"] = found[0] if found else "fp32"
+    if "recompute_granularity" in arguments:
+        granularity = arguments["recompute_granularity"]
+        log.words["recompute"] = "none" if granularity in _OFF else granularity
+    if "use_distributed_optimizer" in arguments:
+        log.configuration["zero_stage"] = int(arguments["use_distributed_optimizer"] == "True")
+    if arguments.get("use_megatron_fsdp") == "True":
+        strategy = arguments.get("data_parallel_sharding_strategy", "")
+        if strategy in _SHARDED:
+            log.configuration["zero_stage"] = _SHARDED[strategy]
+    if arguments.get("transformer_impl") == "transformer_engine":
+        log.words["framework_family"] = "megatron-core"
+
+
+def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> None:
     """Arguments, sizes of the world, and starts."""
     argument, world = _ARGUMENT.match(line.text), _WORLD.search(line.text)
-    if argument and argument[1] in _ARGUMENTS:
-        log.note(_ARGUMENTS[argument[1]], argument[2], line.where)
+    if argument:
+        _argument(log, arguments, argument[1], argument[2], line.where)
     if world:
         log.note("num_gpus", world[1], line.where)
     ranks = _DATA_PARALLEL.search(line.text)
@@ -122,11 +158,13 @@ def read_megatron_log(path: Path | str) -> MeasuredRun:
     file = ForeignFile.open(path)
     kin = "deepspeed" in file.text.lower()
     log = RunLog(file=file, framework="megatron-deepspeed" if kin else "megatron-lm")
+    arguments: dict[str, str] = {}
     for line in log.lines():
         iteration, memory = _ITERATION.search(line.text), _MEMORY.search(line.text)
         if not line.is_cut and iteration and log.is_of_first_rank(line.rank):
             log.add(_iteration(log, line, iteration[1]))
         if not line.is_cut and memory:
             _memory(log, line, memory)
-        _configuration(log, line)
+        _configuration(log, line, arguments)
+    _settle(log, arguments)
     return log.finish()

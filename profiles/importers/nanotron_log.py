@@ -92,8 +92,9 @@ def _configuration(log: RunLog, line: LogLine) -> None:
     """The sizes that nanotron prints at the start, memory, and starts."""
     memory = _MEMORY.search(line.text)
     if memory:
-        peaks = [log.file.number(one, f"{line.where}, memory", high=MAX_GIB * GIB / MIB) for one in memory.groups()]
-        log.saw_memory(line.rank, peaks[0] * MIB, peaks[1] * MIB)
+        where, most = f"{line.where}, memory", MAX_GIB * GIB / MIB
+        allocated, reserved = (log.file.number(one, where, high=most) * MIB for one in memory.groups())
+        log.saw_memory(line.rank, allocated, reserved)
     if _START in line.text and log.is_of_first_rank(line.rank):
         log.started()
     named = [(name, value) for name, value in _VALUE.findall(line.text) if name in _ARGUMENTS]

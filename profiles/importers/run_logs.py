@@ -58,6 +58,7 @@ class RunLog:
     framework: str
     segments: list[dict[int, Step]] = field(default_factory=lambda: [{}])
     configuration: dict[str, int] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     memory_ranks: set[int | None] = field(default_factory=set)
@@ -159,6 +160,7 @@ class RunLog:
             num_memory_ranks=len(self.memory_ranks),
             out_of_memory=self.out_of_memory,
             configuration=dict(self.configuration),
+            words=dict(self.words),
         )
 
     def _reserved(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from math import exp
 from pathlib import Path
@@ -21,6 +22,7 @@ from service.cli.exits import FOUND, say_warnings
 from service.cli.files import write_text
 from service.cli.screen import screen
 from service.given_profiles import GivenProfile, profile_with, read_given
+from service.imported_runs import shape_of_plan
 from service.json_input import shown, shown_path
 from solver.calibrate import calibrate, default_profile_of
 from solver.calibration.choose import Candidates, measuring_order
@@ -41,7 +43,7 @@ def run_calibrate(
         InvalidProblemError: the file is no table of runs, holds several clusters and none was named, or
             has no run to learn from.
     """
-    runs = _of_one_cluster(read_runs(path), cluster)
+    runs = _of_one_cluster(read_runs(path, shape_of_plan), cluster)
     observations = [one for one in map(Observation.of, runs) if one is not None]
     measured = [one for one in observations if _is_measured(one)]
     following = _next(observations, measure_next)
@@ -73,7 +75,7 @@ def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile
     try:
         profile, warnings = profile_with(problem, given)
     except InvalidProblemError as fault:
-        raise InvalidProblemError.of("--profile", fault.errors[0].message) from None
+        raise InvalidProblemError(replace(one, pointer="--profile") for one in fault.errors) from None
     say_warnings(warnings)
     return profile
 

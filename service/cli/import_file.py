@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-def import_file(
+def import_file(  # noqa: PLR0913 - the signature is the list of options
     file: Annotated[Path, typer.Argument(help="The foreign file.")],
     *,
     format_name: Annotated[
@@ -29,12 +29,20 @@ def import_file(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="What a training log leaves out."),
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID|FILE", help="The plan that a training log is of: its facts are the row's."
+        ),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=1, help="Which plan of the answer in that file.")] = 1,
 ) -> None:
     """Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.
 
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf: a cluster file, for
     --cluster. Sailor, Metis, Galvatron, SimuMax: a measured profile, for --profile. Hugging Face
-    config.json: a model file, for --model. Training logs: a row of runs, for calibrate.
+    config.json: a model file, for --model. Training logs: a row of runs, for calibrate; with --plan
+    every fact of the run is the plan's, and a log that contradicts it is refused.
     """
     from service.cli.importing import ImportRequest, run_import  # noqa: PLC0415 - loaded when needed
 
@@ -51,5 +59,7 @@ def import_file(
         dtype=dtype,
         cluster=cluster,
         assign=tuple(assign or ()),
+        plan=plan,
+        rank=rank,
     )
     raise typer.Exit(run_import(request))

@@ -27,10 +27,11 @@ from profiles.model import ModelSpec
 from profiles.shape import model_to_mapping
 from service.cli.assignments import settings_of
 from service.cli.exits import FOUND, say_warnings
-from service.cli.files import write_text
+from service.cli.files import ANSWER_FILE, write_text
 from service.cli.imported_clusters import cluster_text
+from service.cli.kept import KeptPlan, find_plan, plan_of_file
 from service.cli.problem_options import model_part
-from service.imported_runs import NEEDED, RunFacts, run_row, table_with
+from service.imported_runs import NEEDED, OF_A_PLAN, RunFacts, plan_row, run_row, table_with
 from service.json_input import shown, shown_path
 from service.versions import version_of
 
@@ -55,6 +56,8 @@ class ImportRequest:
     dtype: str = "bf16"
     cluster: str | None = None
     assign: tuple[str, ...] = ()
+    plan: str | None = None  # its id, or the file or folder of a saved answer
+    rank: int = 1  # which plan of that answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ def run_import(request: ImportRequest) -> int:
 def _imported(request: ImportRequest) -> Imported:
     """The outcome by the kind of file."""
     name = _format(request)
+    if request.plan is not None:
+        return _run_of_plan(request, name)
     if name == HUGGING_FACE:
         return _model(request)
     found = import_profile(request.file, name)
@@ -216,6 +221,71 @@ def _gpu_of(request: ImportRequest) -> GpuSpec:
     return find_gpu(request.gpu, pointer="--gpu")
 
 
+def _run_of_plan(request: ImportRequest, name: str) -> Imported:
+    """A log of a plan's run as a row of a table of runs, with the plan's facts.
+
+    Raises:
+        InvalidProblemError: the file is no training log, an option says again what the plan says, or the
+            log contradicts the plan.
+    """
+    _refuse_facts(request)
+    run = None if name == HUGGING_FACE else import_profile(request.file, name)
+    if not isinstance(run, MeasuredRun):
+        raise InvalidProblemError.of("--plan", "goes with a training log; the file is none")
+    kept = _plan_of(request.plan or "", request.rank)
+    settings = settings_of("--set", request.assign)
+    wrong = sorted(settings.keys() - set(OF_A_PLAN))
+    if wrong:
+        raise InvalidProblemError.of("--set", f"{wrong[0]} is the plan's", allowed=", ".join(OF_A_PLAN))
+    stem = request.file.stem.removeprefix(f"{kept.plan.plan_id}-")
+    names: dict[str, object] = {
+        "run_id": f"{kept.plan.plan_id}-{stem}"[:100], "source": FORMATS[name].title,
+    }  # fmt: skip
+    names |= {"cluster": request.cluster} if request.cluster else {}
+    row = plan_row(run, kept.plan, kept.problem, names | settings)
+    predicted_s = kept.plan.prediction.step_time_s
+    ran = f"{run.step_time_s:.4g} s a step" if run.step_time_s else "it ran out of memory"
+    return Imported(
+        text=table_with(_existing(request), row),
+        read=f"{FORMATS[name].title}, {ran}; plan {kept.plan.plan_id} was predicted {predicted_s:.4g} s",
+        notes=(),
+        usage="meshwright calibrate {}",
+    )
+
+
+def _refuse_facts(request: ImportRequest) -> None:
+    """Refuse options for what a plan says.
+
+    Raises:
+        InvalidProblemError: one is given.
+    """
+    for option, value in (
+        ("--model", request.model), ("--gpu", request.gpu), ("--num-nodes", request.num_nodes),
+        ("--seq-length", request.seq_length),
+    ):  # fmt: skip
+        if value is not None:
+            raise InvalidProblemError.of(option, "is the plan's; leave it out with --plan")
+
+
+def _plan_of(word: str, rank: int) -> KeptPlan:
+    """The kept plan of an id, or the plan of a rank in a saved answer.
+
+    Raises:
+        InvalidProblemError: there is no such plan.
+    """
+    path = Path(word)
+    if path.is_dir():
+        path /= ANSWER_FILE
+    return plan_of_file(path, rank) if path.is_file() else find_plan(word)
+
+
+def _existing(request: ImportRequest) -> str:
+    """The table of runs that a row is added to; empty where there is none yet."""
+    if request.into is None or not request.into.exists():
+        return ""
+    return ForeignFile.open(request.into).text
+
+
 def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
     """A training log as a row of a table of runs."""
     settings: Mapping[str, object] = settings_of("--set", request.assign)
@@ -228,11 +298,10 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
         settings=settings,
     )
     row = run_row(run, facts)
-    existing = ""
-    if request.into is not None and request.into.exists():
-        existing = ForeignFile.open(request.into).text
     time = f"{run.step_time_s:.4g} s a step" if run.step_time_s else "it ran out of memory"
     empty = [name for name in NEEDED if not row[name]]
     notes = tuple(f"{shown(name)} is not in the log: give --set {name}=…" for name in empty)
     usage = "meshwright calibrate {}"
-    return Imported(text=table_with(existing, row), read=f"{title}, {time}", notes=notes, usage=usage)
+    return Imported(
+        text=table_with(_existing(request), row), read=f"{title}, {time}", notes=notes, usage=usage
+    )

@@ -18,6 +18,7 @@ from service.priced_ramp import ramp_notes
 from service.report.comparison import reading_lines
 from service.report.terminal import render_prediction
 from service.request_run import places_stages
+from solver.calibration.refuse import require_credible
 from solver.plan import Configuration
 from solver.predictions import predicted
 from solver.problem import Problem
@@ -40,6 +41,7 @@ def run_predict(
     problem, configuration = own.problem, own.configuration
     profile = profile_for(problem, calibration or named_profile(problem))
     prediction = predicted(problem, profile, configuration)
+    require_credible(problem, profile, [(configuration, prediction)])
     broken = broken_rules(problem, configuration)
     notes = [*own.notes, *ramp_notes(own, profile), *_pace(problem, configuration)]
     why = reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0]

@@ -12,6 +12,7 @@ from profiles.errors import InvalidProblemError, UnknownNameError
 from service.cli.exits import FOUND
 from service.cli.files import write_text
 from service.cli.screen import screen
+from service.imported_runs import shape_of_plan
 from service.json_input import shown
 from service.report.accuracy import render_report
 from solver.accuracy import Report, validate
@@ -27,7 +28,9 @@ def run_validate(
     Raises:
         InvalidProblemError: the file is no table of runs, or an option is wrong.
     """
-    report = validate(read_runs(runs), calibrate=calibrate, choose=_choice(choose), seed=seed)
+    report = validate(
+        read_runs(runs, shape_of_plan), calibrate=calibrate, choose=_choice(choose), seed=seed
+    )
     if per_run is not None:
         _write_per_run(report, per_run)
     if as_json:

@@ -69,3 +69,11 @@ def target_of(plan: Plan, problem: Problem) -> Target:
         optimizer=plan.workload.get("optimizer", problem.workload.optimizer),
     )
     return Target(plan=plan, problem=replace(problem, workload=workload))
+
+
+def settled_problem(plan: Plan, problem: Problem) -> Problem:
+    """The question as a plan settled it: batch, precision and optimizer, and of ``any`` the launcher."""
+    settled = target_of(plan, problem).problem
+    if problem.launcher == "any" and plan.launchers:
+        settled = replace(settled, launcher=plan.launchers[0])
+    return settled

@@ -19,6 +19,7 @@ from service.launch_input import Own, own_of_files
 from service.launchers.reading.base import WHOLE_FILE
 from service.priced_ramp import ramp_notes
 from service.request import parse_problem
+from solver.calibration.refuse import require_credible
 from solver.predictions import predicted
 from solver.why.explained import reasons_of
 
@@ -43,6 +44,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
     service.profiles.require(tenant, problem)
     profile = service.profiles.profile_of(problem)
     prediction = predicted(problem, profile, configuration)
+    require_credible(problem, profile, [(configuration, prediction)])
     return PredictionView(
         config=configuration,
         prediction=prediction,
