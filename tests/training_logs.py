@@ -106,7 +106,8 @@ def deepspeed_log(config: Mapping[str, object], num_gpus: int, step_s: float, *,
         )
     ]
     every, batch = config.get("steps_per_print"), int(str(config["train_batch_size"]))
-    for step in range(1, 11) if isinstance(every, int) else ():
+    assert isinstance(every, int), "without steps_per_print DeepSpeed logs no time"
+    for step in range(1, 11):
         if step % every:
             continue
         if pipeline:

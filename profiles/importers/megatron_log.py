@@ -112,8 +112,8 @@ def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, whe
 
 def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
     """Precision, recomputation, sharding and the generation of Megatron, from several arguments each."""
-    if any(name in arguments for name in _PRECISIONS):
-        found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
+    found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
+    if found or {"bf16", "fp16"} <= arguments.keys():
         log.words["precision"] = found[0] if found else "fp32"
     if "recompute_granularity" in arguments:
         granularity = arguments["recompute_granularity"]

@@ -63,10 +63,14 @@ def test_the_memory_residual_multiplies_every_byte() -> None:
     assert np.array_equal(after.straggler, plain.straggler)
 
 
-def test_another_gpu_or_stack_is_told() -> None:
+def test_another_gpu_is_told_and_another_stack_is_refused() -> None:
     slow = a_gpu(slug="a100-sxm-80gb", architecture="ampere")
     assert CALIBRATION.mismatches(PROFILE) == ()
-    assert len(CALIBRATION.mismatches(default_profile(a_cluster(gpu=slow), "torchtitan"))) == 2
+    other = default_profile(a_cluster(gpu=slow), "torchtitan")
+    assert CALIBRATION.mismatches(other) == ("calibrated on h100-sxm-80gb, used for a100-sxm-80gb",)
+    CALIBRATION.require_stack(PROFILE)
+    with pytest.raises(InvalidProblemError, match="stack megatron-core; the problem runs under fsdp"):
+        CALIBRATION.require_stack(other)
 
 
 def test_the_features_of_this_version_are_counted() -> None:

@@ -1,18 +1,23 @@
 """Measured plans and stored profiles, over a real database."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from profiles.calibration import Calibration
 from profiles.errors import InvalidProblemError
 from profiles.profile import default_profile
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.errors import IdempotencyConflictError, NotFoundError
+from service.given_profiles import profile_with
 from service.intake import Submission
 from service.jobs import Jobs
 from service.measurements import Measurements, scope_of
 from service.profile_store import ProfileStore
+from solver.ask import ask
+from solver.calibration.refuse import require_credible
 from solver.plan import Plan
 from solver.predict import predict
 from solver.problem import Problem
@@ -192,3 +197,47 @@ def test_a_problem_must_name_a_profile_that_is_there(store: ProfileStore) -> Non
     with pytest.raises(InvalidProblemError) as raised:
         store.require(TENANT, named)
     assert raised.value.errors[0].pointer == "/profile"
+
+
+def test_a_step_faster_than_the_stack_has_ever_been_is_refused_and_not_stored(
+    measurements: Measurements,
+) -> None:
+    """75 % MFU; Megatron-Core's best catalogued run in 16 bits, DGXC-0188, reaches 55.6 %."""
+    flops = PROBLEM.model.model_flops_per_token(8192) * 8192 * 512 / 128
+    with pytest.raises(InvalidProblemError, match="75% MFU; the best catalogued run") as raised:
+        measurements.add(TENANT, "aaa", {"step_time_s": flops / (0.75 * 989e12)}, key=None)
+    assert raised.value.errors[0].pointer == "/step_time_s"
+
+
+def test_a_problem_of_another_stack_cannot_name_what_was_learnt(
+    measurements: Measurements, store: ProfileStore
+) -> None:
+    learnt = measurements.add(TENANT, "aaa", {"step_time_s": 30.0}, key=None)
+    store.require(TENANT, replace(PROBLEM, profile=learnt.profile_id))
+    with pytest.raises(
+        InvalidProblemError, match="stack megatron-core; the problem runs under fsdp"
+    ) as raised:
+        store.require(TENANT, replace(PROBLEM, launcher="torchtitan", profile=learnt.profile_id))
+    assert raised.value.errors[0].pointer == "/profile"
+
+
+def test_a_plan_that_the_calibration_makes_incredibly_fast_is_refused_with_the_runs() -> None:
+    """A file that halves every GEMM's and attention's time: no run taught it that."""
+    problem, plan = PROBLEM, PLANS[0]
+    offsets = dict.fromkeys(("gemm", "attention"), 0.7)
+    calibration = Calibration(
+        cluster="ours", stack="megatron-core", gpu="h100-sxm-80gb", num_runs=2, log_offsets=offsets,
+        residual=None, memory_residual=None, log_memory_sigma=None, runs=("tuesday", "friday"),
+    )  # fmt: skip
+    profile, _ = profile_with(problem, [calibration])
+    found = [(plan.config, predict(problem, profile, plan.config))]
+    with pytest.raises(InvalidProblemError, match=r"runs tuesday, friday predicts .*DGXC-0188") as raised:
+        require_credible(problem, profile, found)
+    assert raised.value.errors[0].pointer == "/profile"
+    require_credible(
+        problem,
+        profile,
+        [(plan.config, predict(problem, default_profile(problem.cluster, "none"), plan.config))],
+    )
+    with pytest.raises(InvalidProblemError, match="tuesday"):
+        ask(a_problem(cluster=a_cluster(num_nodes=8), batch=128), profile)

@@ -26,6 +26,7 @@ FORMAT_OF = {
     "logs/megatron": "megatron-log",
     "logs/torchtitan": "torchtitan-log",
     "logs/deepspeed": "deepspeed-log",
+    "logs/nanotron": "nanotron-log",
 }
 FIXTURES = sorted(str(path.relative_to(FILES)) for path in FILES.rglob("*") if path.is_file())
 
