@@ -1,7 +1,8 @@
 """What a training framework keeps in memory, runs as one kernel, and can overlap.
 
 One YAML file per framework under ``catalog/frameworks``: its facts, and under ``sources`` the place in
-the public source or paper that each of them comes from. A request may override single facts through
+the public source or paper that each of them comes from; ``like`` names another framework whose facts and
+sources hold where the file has none of its own. A request may override single facts through
 ``workload.framework_options``; unknown options are refused, not ignored.
 """
 
@@ -35,6 +36,8 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
 _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
     "logit_bytes", "accumulation_bytes", "bucket_bytes", "gathered_layers", "vocabulary_multiple",
+    "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
+    "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype",
 }  # fmt: skip
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
@@ -72,7 +75,18 @@ class FrameworkFacts:
     keeps_gathered_inputs: bool  # sequence parallelism keeps gathered inputs, not their shards
     vocabulary_multiple: int  # the vocabulary is padded to a multiple of it for each tp rank
     low_precision_weights: bool  # 8-bit recipes hold the weights in 8 bits, no 2-byte copy
+    # ZeRO stages that reduce gradients after every micro-batch. Others add whole gradients up and reduce
+    # them once a step.
+    reduced_every_pass: tuple[int, ...]
+    all_reduced_stages: tuple[int, ...]  # ZeRO stages that all-reduce gradients of which they keep a shard
+    blocking_stages: tuple[int, ...]  # ZeRO stages that wait for reductions whatever overlap_gradients says
+    replicas_reduced_every_pass: bool  # replicas of shard sets reduce with every reduction, not once a step
+    reshards_after_backward: bool  # ZeRO-2 drops weights after a backward pass, gathers them in the next
+    # Stages run under torch.distributed.pipelining: it reduces once a step, and weights stay after a
+    # backward pass.
+    torch_pipelines: bool
     reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are kept
+    replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
 
     @property
@@ -89,6 +103,12 @@ class FrameworkFacts:
     def reduced_gradient_bytes(self) -> float:
         """Bytes of one gradient element on the wire."""
         return _REDUCED_BYTES[self.reduced_gradient_dtype or self.gradient_dtype]
+
+    @property
+    def replicated_gradient_bytes(self) -> float:
+        """Bytes of one gradient element on the wire where nothing is sharded."""
+        name = self.replicated_gradient_dtype
+        return _REDUCED_BYTES[name] if name else self.reduced_gradient_bytes
 
 
 @cache
@@ -107,8 +127,9 @@ def framework_facts(name: str) -> FrameworkFacts:
     """
     raw = _file_of(name)
     raw.pop("sources", None)
+    stages = {key: tuple(value) for key, value in raw.items() if isinstance(value, list)}
     try:
-        return FrameworkFacts(name=name, **raw)
+        return FrameworkFacts(name=name, **{**raw, **stages})
     except TypeError as error:
         raise ProfileError(f"catalog/frameworks/{name}.yaml: {error}") from error
 
@@ -129,6 +150,9 @@ def _file_of(name: str) -> dict[str, Any]:
         raise UnknownNameError.among("/framework", name, framework_names())
     text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    if "like" in raw:
+        other = _file_of(raw.pop("like"))
+        raw = {**other, **raw, "sources": {**other["sources"], **raw["sources"]}}
     return raw
 
 

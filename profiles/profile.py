@@ -33,7 +33,7 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "deepspeed-zero": "deepspeed",
     "torchtitan": "fsdp",
-    "accelerate": "fsdp",
+    "accelerate": "accelerate",
     "nanotron": "nanotron",
     "fsdp-composer": "fsdp1",
 }

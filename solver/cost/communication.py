@@ -13,10 +13,17 @@ import numpy as np
 from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
 from solver.columns import RING, FloatArray
 from solver.cost.compute import PassSeconds
-from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.context import SHARD_WEIGHTS, Context
 from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
 from solver.cost.parameters import Weights
-from solver.cost.tails import shards
+from solver.cost.sharding import (
+    all_reduces,
+    gathers_in_passes,
+    gradient_bytes_sent,
+    in_torch_pipeline,
+    reduces_every_pass,
+)
+from solver.cost.tails import across_replicas_s, all_reduced_s, shards
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
@@ -112,7 +119,7 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     return PassSeconds(forward=seconds, backward=seconds)
 
 
-def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArray:
+def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float) -> FloatArray:
     """An all-gather (or reduce-scatter) of one layer's weights over its shard sets."""
     seconds = np.zeros_like(ctx.t)
     if weights.dense.any():
@@ -128,22 +135,35 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: float) -> FloatArr
 def weight_gathers(
     ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, again: bool = True
 ) -> PassSeconds:
-    """ZeRO-3: gather a part's weights in each pass, reduce-scatter its gradients; ZeRO-2 the latter.
+    """What a part's weights and gradients travel in each pass, as ``sharding`` says.
 
     ``again`` is False for the ends of the model: the backward pass of the head follows its forward pass
-    at once, and the embedding's needs no weights. Hidden under the passes (recomputation belongs to the
-    backward one) but for a least share, as in ``context_parallel``.
+    at once, and the embedding's needs no weights (torch's pipeline runtime drops and gathers them as any
+    others). Hidden under the passes (recomputation belongs to the backward one) but for a least share, as
+    in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
-    stage = ctx.columns.zero_stage
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
     gather = _sharded_s(ctx, weights, gathered_bytes)
-    reduce = _sharded_s(ctx, trained, ctx.facts.reduced_gradient_bytes)
-    forward = np.where(stage == SHARD_WEIGHTS, gather, 0.0)
-    backward = forward * again + np.where(stage >= SHARD_GRADIENTS, reduce, 0.0)
+    reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained), 0.0)
+    hidden = np.isin(ctx.columns.zero_stage, ctx.facts.blocking_stages, invert=True)
+    forward, backward = gathers_in_passes(ctx)
+    needed = again | in_torch_pipeline(ctx)
+    under = passes.backward + ctx.full * passes.forward * again
+    behind = _unhidden_s(ctx, weights, gather * backward * needed + reduce * hidden, under)
     return PassSeconds(
-        forward=_unhidden_s(ctx, weights, forward, passes.forward),
-        backward=_unhidden_s(ctx, weights, backward, passes.backward + ctx.full * passes.forward * again),
+        forward=_unhidden_s(ctx, weights, gather * forward, passes.forward),
+        backward=behind + np.where(hidden, 0.0, reduce),
     )
+
+
+def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
+    """A reduction of one part's gradients after a micro-batch."""
+    sent = gradient_bytes_sent(ctx)
+    scattered = _sharded_s(ctx, trained, sent)
+    if ctx.facts.replicas_reduced_every_pass:
+        scattered = scattered + across_replicas_s(ctx, trained, sent)
+    whole = all_reduces(ctx)
+    return np.where(whole, all_reduced_s(ctx, trained, sent), scattered) if whole.any() else scattered
 
 
 def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> FloatArray:

@@ -19,6 +19,7 @@ from profiles.profile import Profile
 from solver.columns import FloatArray
 from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 from solver.cost.parameters import Weights
+from solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
 from solver.cost.tails import shards
 from solver.problem import Problem
 
@@ -49,24 +50,36 @@ def _low_precision_bytes(ctx: Context) -> float:
 def _bytes_of(
     ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool
 ) -> StateBytes:
-    """States of ``count`` weights, of which ``trained`` are; ``sharing`` ranks share the optimizer."""
+    """States of ``count`` weights, of which ``trained`` are; ``sharing`` ranks share the optimizer.
+
+    Gradients that ZeRO-2 and 3 add up whole have the dtype that they are reduced in.
+    """
     stage = ctx.columns.zero_stage
-    gradient = np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
-    weight = np.where(stage == SHARD_WEIGHTS, sharing, 1.0)
+    shard = ctx.facts.gradient_bytes / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
+    whole = adds_whole_gradients(ctx) & (stage >= SHARD_GRADIENTS)
+    gradient = np.where(whole, np.maximum(ctx.facts.reduced_gradient_bytes, shard), shard)
     own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
     optimizer = ctx.optimizer
     moments = optimizer.end_state_bytes
     if matrices:
         moments = optimizer.matrix_state_bytes(ctx.model.hidden_size, ctx.workload.optimizer_rank)
     states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments
-    stored = np.where(stage == SHARD_WEIGHTS, ctx.facts.weight_bytes, _low_precision_bytes(ctx))
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
+    copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
     return StateBytes(
-        weights=count * stored / weight,
-        gradients=trained * (ctx.facts.gradient_bytes / gradient + own),
+        weights=count * _weight_bytes(ctx, sharing, matrices=matrices),
+        gradients=trained * (gradient + own),
         optimizer=trained * (states + copy) / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
     )
+
+
+def _weight_bytes(ctx: Context, sharing: FloatArray, *, matrices: bool) -> FloatArray:
+    """Bytes of one weight as GEMMs read it; ZeRO-3's shards, and what stays gathered beside them."""
+    stage, torch = ctx.columns.zero_stage, in_torch_pipeline(ctx)
+    gathered = np.where(torch, 2.0 * (share_gathered(ctx) if matrices else 1.0), 0.0)
+    shard = ctx.facts.weight_bytes / sharing + gathered
+    return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, _low_precision_bytes(ctx)))
 
 
 def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: bool) -> StateBytes:
@@ -157,11 +170,16 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
 
 
 def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> FloatArray:
-    """Workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients."""
-    gathered = (largest_layer.dense + largest_layer.routed) * 2.0 * ctx.facts.gathered_layers
+    """Workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients.
+
+    Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts.
+    """
+    torch = in_torch_pipeline(ctx)
+    layers = np.where(torch, 1.0, ctx.facts.gathered_layers)
+    gathered = (largest_layer.dense + largest_layer.routed) * 2.0 * layers
     gathered = gathered + (trained.dense + trained.routed) * ctx.facts.gradient_bytes
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
-    return kept + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gathered, 0.0)
+    return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
 
 
 def memory_limit_bytes(problem: Problem) -> int:

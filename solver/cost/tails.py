@@ -9,9 +9,18 @@ import numpy as np
 from profiles.collectives import Group, all_gather_s, all_reduce_s
 from solver.columns import FloatArray
 from solver.cost.compute import PassSeconds
-from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from solver.cost.context import Context
 from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
 from solver.cost.parameters import Weights, copied_embedding
+from solver.cost.sharding import (
+    adds_whole_gradients,
+    all_reduces,
+    gathers_once,
+    gradient_bytes_sent,
+    hides_reductions,
+    in_torch_pipeline,
+    reduces_every_pass,
+)
 
 _WEIGHT_BYTES = 2.0
 _BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
@@ -42,28 +51,59 @@ def _together(ctx: Context) -> FloatArray:
 
     A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
     """
-    if ctx.facts.overlap_gradients:
-        return np.ones_like(ctx.p)
-    return np.maximum(ctx.model.num_layers / ctx.p, 1.0)
+    layers = np.maximum(ctx.model.num_layers / ctx.p, 1.0)
+    return np.where(hides_reductions(ctx) | in_torch_pipeline(ctx), 1.0, layers)
 
 
-def _exchange_s(ctx: Context, weights: FloatArray, group: Group, stride: FloatArray) -> FloatArray:
-    """Gradients and parameters of weights that are replicated over ``group``, ``stride`` ranks apart.
+def _exchange_s(
+    ctx: Context, weights: FloatArray, group: Group, stride: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Gradients, then parameters, of weights that are replicated over ``group``, ``stride`` ranks apart.
 
-    Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients and
-    all-gathers weights (Rajbhandari et al. 2020, arXiv:1910.02054, section 7). Stage 2 reduces in every
-    backward pass, stage 3 gathers in every pass. Where a shard set is smaller than the group (hybrid
-    sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it holds.
+    What ``sharding`` says is done once a step. Stage 0 all-reduces gradients (twice the ring volume);
+    stage 1 reduce-scatters gradients, unless the framework all-reduces there too, and all-gathers weights
+    (Rajbhandari et al. 2020, arXiv:1910.02054, section 7). Where a shard set is smaller than the group
+    (hybrid sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it
+    holds.
     """
-    sharing, stage = shards(ctx, group), ctx.columns.zero_stage
+    sharing, every = shards(ctx, group), reduces_every_pass(ctx)
     inner = ctx.stage_group(sharing, stride)
+    payload = weights * gradient_bytes_sent(ctx)
+    scatter = np.where(every, 0.0, _gather_s(payload, inner, ctx))
+    done = every & ctx.facts.replicas_reduced_every_pass
+    across = np.where(done, 0.0, _across_s(ctx, payload, group, stride))
+    whole = np.where(every, 0.0, _reduce_s(payload, group, ctx))
+    gradients = np.where(all_reduces(ctx), whole, scatter + across)
+    parameters = np.where(gathers_once(ctx), _gather_s(weights * _WEIGHT_BYTES, inner, ctx), 0.0)
+    return gradients, parameters
+
+
+def _across_s(ctx: Context, payload: FloatArray, group: Group, stride: FloatArray) -> FloatArray:
+    """The replicas of shard sets all-reduce the shards of ``payload``."""
+    sharing = shards(ctx, group)
     replicas = ctx.stage_group(group.size / sharing, stride * sharing)
-    payload = weights * ctx.facts.reduced_gradient_bytes
-    whole, across = _reduce_s(payload, group, ctx), _reduce_s(payload / sharing, replicas, ctx)
-    scatter = _gather_s(payload, inner, ctx)
-    parameters = _gather_s(weights * _WEIGHT_BYTES, inner, ctx)
-    own = np.where(stage < SHARD_GRADIENTS, scatter, 0.0) + np.where(stage < SHARD_WEIGHTS, parameters, 0.0)
-    return np.where(stage == 0, whole, own + across)
+    return _reduce_s(payload / sharing, replicas, ctx)
+
+
+def across_replicas_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
+    """An all-reduce of one part's shards over the replicas of its shard sets, shape (n,)."""
+    seconds = np.zeros_like(ctx.t)
+    if weights.dense.any():
+        seconds = seconds + _across_s(ctx, weights.dense * element_bytes, ctx.data_group, ctx.t)
+    if weights.routed.any():
+        payload = weights.routed * element_bytes
+        seconds = seconds + _across_s(ctx, payload, ctx.expert_data_group, ctx.e * ctx.et)
+    return seconds
+
+
+def all_reduced_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
+    """An all-reduce of one part over all ranks that replicate it, shape (n,)."""
+    seconds = np.zeros_like(ctx.t)
+    if weights.dense.any():
+        seconds = seconds + _reduce_s(weights.dense * element_bytes, ctx.data_group, ctx)
+    if weights.routed.any():
+        seconds = seconds + _reduce_s(weights.routed * element_bytes, ctx.expert_data_group, ctx)
+    return seconds
 
 
 def shards(ctx: Context, group: Group) -> FloatArray:
@@ -86,22 +126,26 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
 def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     """Exposed exchange and optimizer time of one part's trained weights.
 
-    Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``). Beside
-    the optimizer's own traffic, a kept gradient buffer is zeroed and scaled once (12 bytes a weight).
+    Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``); torch's
+    pipeline runtime hides the gathers alone, under a forward pass. Beside the optimizer's own traffic, a
+    kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
-    exchange = np.zeros_like(ctx.t)
+    gradients, parameters = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     if weights.dense.any():  # else frozen
-        exchange = exchange + _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
+        gradients, parameters = _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
     if weights.routed.any():
-        exchange = exchange + _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
-    if ctx.facts.overlap_gradients:
-        exchange = exposed_s(exchange, _hiding_s(ctx, passes), OVERLAP_SLOWDOWN)
+        experts = _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
+        gradients, parameters = gradients + experts[0], parameters + experts[1]
+    exchange, fetched = gradients + parameters, exposed_s(parameters, passes.forward, OVERLAP_SLOWDOWN)
+    hidden = exposed_s(exchange, _hiding_s(ctx, passes), OVERLAP_SLOWDOWN)
+    apart = np.where(in_torch_pipeline(ctx), gradients + fetched, exchange)
+    exchange = np.where(hides_reductions(ctx), hidden, apart)
     dense = weights.dense / shards(ctx, ctx.data_group)
     routed = weights.routed / shards(ctx, ctx.expert_data_group)
     updated = dense + routed
     moved = updated * ctx.constants.update_bytes * ctx.optimizer.moved_share
     if ctx.facts.main_gradient:
-        whole = ctx.columns.zero_stage < SHARD_GRADIENTS
+        whole = adds_whole_gradients(ctx)
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
     seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
     seconds = np.where(ctx.offloads_optimizer, _offloaded_s(ctx, updated), seconds)
@@ -140,9 +184,7 @@ def copies_s(ctx: Context) -> FloatArray:
     copied = np.zeros_like(ctx.t) if ctx.frozen else copied_embedding(ctx)
     apart = ctx.placement.block * np.maximum(ctx.p - 1.0, 1.0)
     pair = Group.of(np.full_like(ctx.t, 2.0), apart, ctx.fabric)
-    return np.where(
-        copied > 0, all_reduce_s(copied * ctx.facts.reduced_gradient_bytes, pair, ctx.fabric), 0.0
-    )
+    return np.where(copied > 0, all_reduce_s(copied * gradient_bytes_sent(ctx), pair, ctx.fabric), 0.0)
 
 
 def rank_tail_s(ctx: Context) -> FloatArray:

@@ -1,0 +1,107 @@
+"""When gradients are reduced and weights gathered in a step of several micro-batches, by ZeRO stage.
+
+Each framework's facts (``reduced_every_pass`` and those behind it) cite its source. Under
+``torch.distributed.pipelining`` (torch 2.13) all ZeRO stages behave as one: ``stage.py:845-847`` switches
+reduction and resharding off in every backward pass, so that whole gradients add up in the dtype that they
+are reduced in (``fsdp/_fully_shard/_fsdp_param.py:802-820``), and ``perform_reduce_grad``
+(``stage.py:1162-1195``) reduces them once, behind the last backward pass, while the rank waits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.columns import SCHEDULES, BoolArray, FloatArray
+from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+
+# torch's runtime of several chunks a rank keeps the weights of so many chunks, those that it computes with
+# next (torch 2.13, distributed/pipelining/schedules.py:1290 _add_unshard_reshard, max_active_stages).
+_ACTIVE_CHUNKS = 3.0
+_BREADTH_FIRST = SCHEDULES.index("looped_bfs")
+_ALL_FORWARD_FIRST = np.array([name in ("gpipe", "looped_bfs") for name in SCHEDULES])
+_WEIGHTS_APART = SCHEDULES.index("interleaved_zb")
+
+
+def in_torch_pipeline(ctx: Context) -> BoolArray:
+    """Rows whose stages, with shards of gradients or weights, run under torch's pipeline runtime."""
+    stages = (ctx.p > 1) & (ctx.columns.zero_stage >= SHARD_GRADIENTS)
+    return np.asarray(stages & ctx.facts.torch_pipelines)
+
+
+def reduces_every_pass(ctx: Context) -> BoolArray:
+    """Rows that reduce gradients after every micro-batch rather than once a step."""
+    every = np.isin(ctx.columns.zero_stage, ctx.facts.reduced_every_pass)
+    return np.asarray(every & ~((ctx.p > 1) & ctx.facts.torch_pipelines))
+
+
+def adds_whole_gradients(ctx: Context) -> BoolArray:
+    """Rows that keep whole gradients from one micro-batch to the next."""
+    once = ~reduces_every_pass(ctx) & (ctx.columns.num_microbatches > 1)
+    return np.asarray((ctx.columns.zero_stage < SHARD_GRADIENTS) | once | in_torch_pipeline(ctx))
+
+
+def all_reduces(ctx: Context) -> BoolArray:
+    """Rows whose gradients are all-reduced, not reduced and scattered."""
+    return np.isin(ctx.columns.zero_stage, (0, *ctx.facts.all_reduced_stages))
+
+
+def hides_reductions(ctx: Context) -> BoolArray:
+    """Rows that reduce gradients under the backward pass."""
+    waits = np.isin(ctx.columns.zero_stage, ctx.facts.blocking_stages) | in_torch_pipeline(ctx)
+    return np.asarray(~waits & ctx.facts.overlap_gradients)
+
+
+def gradient_bytes_sent(ctx: Context) -> FloatArray:
+    """Bytes of one gradient element on the wire, shape (n,)."""
+    alone = ctx.columns.zero_stage == 0
+    return np.where(alone, ctx.facts.replicated_gradient_bytes, ctx.facts.reduced_gradient_bytes)
+
+
+def gathers_once(ctx: Context) -> BoolArray:
+    """Rows that gather weights once a step, besides what ``gathers_in_passes`` counts."""
+    stage = ctx.columns.zero_stage
+    whole = (stage == 1) | ((stage == SHARD_GRADIENTS) & (not ctx.facts.reshards_after_backward))
+    return np.asarray(whole | in_torch_pipeline(ctx))
+
+
+def gathers_in_passes(ctx: Context) -> tuple[FloatArray, FloatArray]:
+    """Times that a layer's weights are gathered for one micro-batch: in forward, in backward passes.
+
+    ZeRO-3 gathers in both. Under torch's runtime weights stay after a backward pass until the next forward
+    pass drops them, so ``m`` forward and ``m`` backward passes gather ``m + 1`` times; the one in addition
+    is ``gathers_once``'s. ZeRO-2 gathers ``_gathers_of_chunks`` times there.
+    """
+    stage, m = ctx.columns.zero_stage, np.maximum(ctx.columns.num_microbatches, 1)
+    torch = in_torch_pipeline(ctx)
+    sharded = stage == SHARD_WEIGHTS
+    again = np.where(sharded, 1.0, (_gathers_of_chunks(ctx) - 1.0) / m)
+    first = _ALL_FORWARD_FIRST[ctx.columns.pipeline_schedule] | ~sharded
+    dropped = (stage == SHARD_GRADIENTS) & ctx.facts.reshards_after_backward
+    forward = np.where(torch, again * first, np.where(sharded | dropped, 1.0, 0.0))
+    backward = np.where(torch, again * ~first, np.where(sharded, 1.0, 0.0))
+    return forward, backward
+
+
+def _gathers_of_chunks(ctx: Context) -> FloatArray:
+    """Times a step that torch's runtime gathers a chunk which stays gathered while it is among the next.
+
+    Up to three chunks a rank stay for the whole step. Of more, v, one is fetched and one dropped with
+    nearly every change of chunk: ``2 v - 3`` fetches where all micro-batches pass a chunk together, and
+    ``2 g (v - 3) + 7`` (5 with weight gradients apart) in g > 1 groups of micro-batches.
+    """
+    v = ctx.columns.virtual_pipeline_size.astype(np.float64)
+    groups = np.maximum(ctx.columns.num_microbatches // ctx.columns.pipeline_parallel_size, 1)
+    schedule = ctx.columns.pipeline_schedule
+    together = (groups == 1) | (schedule == _BREADTH_FIRST)
+    more = np.where(schedule == _WEIGHTS_APART, 5.0, 7.0)
+    fetches = np.where(together, 2.0 * v - 3.0, 2.0 * groups * (v - _ACTIVE_CHUNKS) + more)
+    return np.where(v > _ACTIVE_CHUNKS, fetches / v, 1.0)
+
+
+def share_gathered(ctx: Context) -> FloatArray:
+    """Share of a rank's layers whose weights torch's pipeline runtime holds whole; 0 elsewhere.
+
+    After a backward pass all of a chunk's are, whether or not forward passes drop them.
+    """
+    held = np.minimum(_ACTIVE_CHUNKS / ctx.columns.virtual_pipeline_size, 1.0)
+    return np.where(in_torch_pipeline(ctx), held, 0.0)
