@@ -1,0 +1,156 @@
+"""Once a step or after every micro-batch: what gradients and weights cost under each framework."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiles.collectives import Group, all_gather_s, all_reduce_s
+from profiles.profile import Profile
+from solver.columns import Columns
+from solver.cost.context import context_of
+from solver.cost.price import price
+from solver.cost.prices import RowPrices
+from solver.cost.sharding import gathers_in_passes, gathers_once
+from solver.plan import Configuration
+from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+
+UNTIED = replace(GPT, tied_embeddings=False)
+# of a GPT layer of width 1024: 4 h^2 of attention, 8 h^2 of the MLP, two norms of 1024 weights
+LAYER = 12 * 1024**2 + 2 * 1024
+SHARDED = {"data_parallel_size": 8, "zero_shard_size": 8, "num_microbatches": 8}
+STAGES = {"pipeline_parallel_size": 2, "stage_layers": (2, 2), "pipeline_schedule": "1f1b"}
+EXPOSED = {"gather_exposed": 1.0, "collective_latency_s": 0.0}
+
+
+def priced(framework: str, **layout: object) -> tuple[RowPrices, Profile, Configuration]:
+    """Prices of one row, of which no collective in a pass is hidden."""
+    problem = a_problem(UNTIED)
+    profile, row = a_profile(problem, framework, **EXPOSED), a_layout(**{**SHARDED, **layout})
+    return price(problem, Columns.of([row]), profile), profile, row
+
+
+def each_s(framework: str, **layout: object) -> float:
+    """Seconds of data parallelism in the passes of one layer and micro-batch."""
+    return float(priced(framework, **layout)[0].breakdown_s["data_parallel"][0, 0])
+
+
+def once_s(framework: str, **layout: object) -> float:
+    """Seconds of data parallelism of one layer once a step."""
+    return float(priced(framework, **layout)[0].tail_breakdown_s["data_parallel"][0, 0])
+
+
+def gathered_s(profile: Profile, element_bytes: float, *, stride: float = 1.0) -> float:
+    """An all-gather (or a reduce-scatter) of one layer among the eight ranks of a node."""
+    ring = Group.of(np.array([8.0]), np.array([stride]), profile.fabric)
+    return float(all_gather_s(np.array([LAYER * element_bytes]), ring, profile.fabric)[0])
+
+
+def all_reduced_s(profile: Profile, element_bytes: float) -> float:
+    """One layer's part of an all-reduce of all four among the eight ranks of a node."""
+    ring = Group.of(np.array([8.0]), np.ones(1), profile.fabric)
+    return float(all_reduce_s(np.array([4 * LAYER * element_bytes]), ring, profile.fabric)[0]) / 4
+
+
+def test_torchs_pipelines_reduce_fp32_gradients_once_a_step_under_zero_2_and_3() -> None:
+    # a reduce-scatter of 4 bytes a weight once, of which nothing is hidden; under ZeRO-2 nothing in passes
+    for stage in (2, 3):
+        prices, profile, _ = priced("fsdp", zero_stage=stage, **STAGES)
+        once = prices.tail_breakdown_s["data_parallel"][0, 0]
+        reduced, gathered = gathered_s(profile, 4), gathered_s(profile, 2)
+        assert reduced < once < reduced + gathered
+    assert each_s("fsdp", zero_stage=2, **STAGES) == 0.0
+
+
+def test_torchs_pipelines_gather_weights_once_for_each_micro_batch_under_zero_3() -> None:
+    # not in both passes: weights stay from a backward pass to the next forward pass
+    _, profile, _ = priced("fsdp", zero_stage=3, **STAGES)
+    assert each_s("fsdp", zero_stage=3, **STAGES) == pytest.approx(gathered_s(profile, 2), rel=1e-3)
+
+
+def test_torchtitan_without_stages_gathers_and_reduces_for_every_micro_batch() -> None:
+    # ZeRO-2: 2 bytes gathered, 4 reduced; ZeRO-3: gathered twice
+    _, profile, _ = priced("fsdp", zero_stage=2)
+    gather, reduce = gathered_s(profile, 2), gathered_s(profile, 4)
+    assert each_s("fsdp", zero_stage=2) == pytest.approx(gather + reduce, rel=1e-3)
+    assert each_s("fsdp", zero_stage=3) == pytest.approx(2 * gather + reduce, rel=1e-3)
+    assert once_s("fsdp", zero_stage=2) == once_s("fsdp", zero_stage=3) == 0.0
+
+
+def test_accelerate_gathers_as_torchtitan_and_reduces_bf16_gradients_once_a_step() -> None:
+    _, profile, _ = priced("accelerate", zero_stage=3)
+    assert each_s("accelerate", zero_stage=2) == pytest.approx(gathered_s(profile, 2), rel=1e-3)
+    assert each_s("accelerate", zero_stage=3) == pytest.approx(2 * gathered_s(profile, 2), rel=1e-3)
+    assert 0.0 < once_s("accelerate", zero_stage=3) <= gathered_s(profile, 2)
+
+
+def test_megatron_fsdp_reduces_in_every_pass_and_keeps_zero_2_weights_for_the_whole_step() -> None:
+    _, profile, _ = priced("megatron-core", zero_stage=2)
+    assert each_s("megatron-core", zero_stage=2) == pytest.approx(gathered_s(profile, 4), rel=1e-3)
+    assert once_s("megatron-core", zero_stage=2) > 0.0
+
+
+def test_deepspeed_all_reduces_below_stage_3_and_waits_for_it() -> None:
+    # stage 1: an all-reduce of 2 bytes a weight and a gather of 2, once; stage 2 the former in every pass;
+    # four layers fit one bucket of 500 M
+    _, profile, _ = priced("deepspeed", zero_stage=2)
+    reduced = all_reduced_s(profile, 2)
+    assert each_s("deepspeed", zero_stage=1) == 0.0
+    assert each_s("deepspeed", zero_stage=2) == pytest.approx(reduced, rel=1e-3)
+    assert once_s("deepspeed", zero_stage=1) > once_s("deepspeed", zero_stage=2) > 0.0
+
+
+def test_nanotron_all_reduces_under_zero_1_what_others_scatter() -> None:
+    # four layers travel together: the all-reduce of 4 bytes that stage 0 makes, and a gather of 2
+    nothing, first = once_s("nanotron", zero_stage=0, zero_shard_size=1), once_s("nanotron", zero_stage=1)
+    _, profile, _ = priced("nanotron", zero_stage=1)
+    assert first - nothing == pytest.approx(gathered_s(profile, 2), rel=0.25)
+
+
+def states_bytes(framework: str, **layout: object) -> tuple[float, float, float]:
+    """Bytes of weights, gradients and optimizer states for each weight of a layer."""
+    prices = priced(framework, **layout)[0]
+    columns = (prices.weights_bytes, prices.gradients_bytes, prices.optimizer_bytes)
+    weights, gradients, optimizer = (float(column[0, 0]) / LAYER for column in columns)
+    return weights, gradients, optimizer
+
+
+def test_torchs_pipelines_keep_whole_fp32_gradients_and_whole_bf16_weights_beside_the_shards() -> None:
+    # dp 8: fp32 shards and two moments, 12 / 8 = 1.5; bf16 weights, 2; fp32 gradients, 4: 7.5 either way
+    assert states_bytes("fsdp", zero_stage=2, **STAGES) == pytest.approx((2.0, 4.0, 1.5))
+    assert states_bytes("fsdp", zero_stage=3, **STAGES) == pytest.approx((2.5, 4.0, 1.0))
+
+
+def test_without_stages_torchtitan_keeps_shards_of_gradients_and_accelerate_a_bf16_sum() -> None:
+    # ZeRO-3 on dp 8: fp32 shards of weights and gradients .5 each, moments 1
+    assert states_bytes("fsdp", zero_stage=3) == pytest.approx((0.5, 0.5, 1.0))
+    assert states_bytes("accelerate", zero_stage=3) == pytest.approx((0.5, 2.0, 1.0))
+    assert states_bytes("accelerate", zero_stage=3, num_microbatches=1) == pytest.approx((0.5, 0.5, 1.0))
+
+
+def gathers(schedule: str, chunks: int, count: int) -> float:
+    """Gathers of one chunk in a step of ``count`` micro-batches on four stages under ZeRO-2."""
+    row = a_layout(
+        **{**SHARDED, "num_microbatches": count}, zero_stage=2, pipeline_parallel_size=4,
+        virtual_pipeline_size=chunks, pipeline_schedule=schedule, stage_layers=(1,) * 4 * chunks,
+    )  # fmt: skip
+    problem = a_problem(UNTIED)
+    ctx = context_of(problem, Columns.of([row]), a_profile(problem, "fsdp"))
+    forward, backward = gathers_in_passes(ctx)
+    return float((gathers_once(ctx) + count * (forward + backward))[0])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "count", "fetches"),
+    [
+        # UNSHARD actions of the first of four ranks, counted in the lists that torch 2.13's
+        # _add_unshard_reshard writes: up to three chunks stay, more come and go with each group of four
+        ("interleaved_1f1b", 3, 32, 3), ("interleaved_1f1b", 4, 8, 11), ("interleaved_1f1b", 4, 32, 23),
+        ("interleaved_1f1b", 8, 16, 47), ("interleaved_1f1b", 12, 32, 151), ("interleaved_1f1b", 5, 4, 7),
+        ("interleaved_zb", 4, 8, 9), ("interleaved_zb", 8, 32, 85), ("looped_bfs", 4, 8, 5),
+    ],
+)  # fmt: skip
+def test_more_than_three_chunks_a_rank_come_and_go(
+    schedule: str, chunks: int, count: int, fetches: int
+) -> None:
+    assert gathers(schedule, chunks, count) * chunks == pytest.approx(fetches)
