@@ -47,6 +47,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             allowed="0",
             nearest="0",
         )
+    yield from _overlap_faults(problem, able)
     model, seq = problem.model, workload.seq_length
     positions = model.max_position_embeddings or seq
     if model.learned_position_embeddings and seq > positions and name != "none":
@@ -59,6 +60,39 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     lacking = sorted(model_features(problem.model) & set(able.model_lacks))
     if lacking:
         yield FieldError(pointer="/model", message=f"{name} is not planned for {', '.join(lacking)}")
+
+
+def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Overlapped experts that are asked for: the launcher has them, and some configuration may use them.
+
+    The same limits judge each configuration (``solver.cost.communication.experts_overlap``); one that is
+    beyond them is neither priced nor written with overlapped experts.
+    """
+    if not problem.workload.framework_options.get("overlap_experts"):
+        return
+    model, pins = problem.model, problem.options.pin
+    reasons = (
+        (not able.overlaps_experts, f"{able.launcher} does not overlap the all-to-alls of experts"),
+        (model.moe is None, "a model without experts has none to overlap"),
+        (
+            model.num_mtp_layers > 1,
+            f"{model.num_mtp_layers} multi-token-prediction layers, beyond 1",
+        ),
+        (pins.get("expert_parallel_size") == 1, "expert_parallel_size 1 (pinned) has no all-to-alls"),
+        (pins.get("recompute_granularity") == "full", "recompute_granularity full (pinned) excludes it"),
+        (
+            pins.get("pipeline_parallel_size", 1) != 1 and pins.get("virtual_pipeline_size") == 1,
+            "pipeline stages (pinned) need virtual_pipeline_size above 1",
+        ),
+    )
+    for broken, reason in reasons:
+        if broken:
+            yield FieldError(
+                pointer="/workload/framework_options/overlap_experts",
+                message=reason,
+                allowed="false",
+                nearest="false",
+            )
 
 
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -159,12 +159,22 @@ LLAMA_70B_OFFLOADED = Configuration(
     stage_layers=(80,),
 )  # fmt: skip
 
+MIXTRAL_OVERLAPPED = replace(
+    MIXTRAL_EXPERTS, virtual_pipeline_size=4, pipeline_schedule="interleaved_1f1b", stage_layers=(4,) * 8
+)
 CASES = {
     "llama-3.1-70b-interleaved": target(LLAMA_70B, LLAMA_70B_EVEN),
     "llama-3.1-405b-uneven": target(LLAMA_405B, LLAMA_405B_UNEVEN),
     "gpt-3-175b-block-recompute": target(GPT3_175B, GPT3_BLOCK, gpu=A100, seq_length=2048),
     "deepseek-v3-experts": target(DEEPSEEK_V3, DEEPSEEK_EXPERTS, seq_length=4096),
     "mixtral-8x7b-experts": target(MIXTRAL, MIXTRAL_EXPERTS, seq_length=4096),
+    "mixtral-8x7b-overlapped": target(
+        MIXTRAL,
+        MIXTRAL_OVERLAPPED,
+        workload=Workload(
+            global_batch_size=256, seq_length=4096, framework_options={"overlap_experts": True}
+        ),
+    ),
     "llama-3.1-70b-fsdp": target(LLAMA_70B, LLAMA_70B_FSDP),
     "llama-3.1-70b-offloaded": target(LLAMA_70B, LLAMA_70B_OFFLOADED),
     "llama-3.1-70b-near-stages": target(LLAMA_70B, LLAMA_70B_NEAR_STAGES),

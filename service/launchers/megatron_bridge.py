@@ -13,13 +13,13 @@ from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings
 from service.launchers.megatron_bridge_overrides import override_parts
-from service.launchers.megatron_bridge_precision import FP8_RECIPES, recipe
+from service.launchers.megatron_bridge_precision import FP8_RECIPES, bridge_facts, recipe
 from service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,
 )
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
-from service.launchers.megatron_names import environment
+from service.launchers.megatron_names import environment, overlapped
 from service.launchers.target import Target
 from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file
 
@@ -50,7 +50,9 @@ class MegatronBridge:
             start=Start(
                 program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "logger.log_interval=${LOG_INTERVAL:-1}"',
                 needs=NEEDS,
-                environment=tuple(environment(target)),
+                environment=tuple(
+                    environment(target, overlaps_experts=overlapped(target, bridge_facts(target)))
+                ),
                 has_arguments=True,
             ),
             warnings=found_warnings(target),

@@ -14,6 +14,7 @@ from service.launchers.megatron_names import (
     STAGES_BEFORE_DATA,
     Values,
     distributed_optimizer,
+    overlapped,
     parallel_values,
     recompute_values,
     split_values,
@@ -63,6 +64,7 @@ def _parallel(target: Target) -> Values:
     values = _model_keys(parallel_values(target))
     if target.model.moe:
         values["model.expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
+        values["model.overlap_moe_expert_parallel_comm"] = overlapped(target, bridge_facts(target))
     if target.config.context_parallel_size > 1:
         values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
     if target.config.rank_order == STAGES_BEFORE_DATA:

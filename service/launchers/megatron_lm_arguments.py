@@ -16,6 +16,7 @@ from service.launchers.megatron_lm_facts import (
     attention_backend,
     facts,
     is_fsdp,
+    overlaps_experts,
     overlaps_tensor,
     uses_fp8,
 )
@@ -61,7 +62,7 @@ def sections(target: Target) -> list[Section]:
         ("Activation recomputation", _recompute(target)),
         ("Precision and kernels", _precision(target)),
         ("Model", _model(target.model, target.workload.seq_length)),
-        ("Mixture of experts", _experts(target.model, target.model.moe)),
+        ("Mixture of experts", [*_experts(target.model, target.model.moe), *_overlap(target)]),
         ("Multi-head latent attention", _latent_attention(target.model.mla)),
     )
     return [Section(title, tuple(flags)) for title, flags in parts if flags]
@@ -236,6 +237,10 @@ def _window(model: ModelSpec) -> list[Flag]:
     if model.sliding_window_every > 1:
         flags.append(flag("window-attn-skip-freq", model.sliding_window_every))
     return flags
+
+
+def _overlap(target: Target) -> list[Flag]:
+    return [flag("overlap-moe-expert-parallel-comm")] if overlaps_experts(target) else []
 
 
 def _experts(model: ModelSpec, moe: MoeSpec | None) -> list[Flag]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from service.launchers.megatron_names import overlapped
 from service.launchers.target import Target
 
 FRAMEWORK = "megatron-core"
@@ -54,3 +55,8 @@ def attention_backend(target: Target) -> str:
 def overlaps_tensor(target: Target) -> bool:
     """Whether tensor-parallel collectives run under GEMMs: userbuffers, with sequence parallelism."""
     return bool(facts(target).overlap_tensor and target.config.sequence_parallel)
+
+
+def overlaps_experts(target: Target) -> bool:
+    """Whether all-to-alls of experts run under the computing of another micro-batch."""
+    return overlapped(target, facts(target))

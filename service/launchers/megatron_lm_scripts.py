@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterable
 
 from service.launchers.megatron_lm_arguments import Section
-from service.launchers.megatron_lm_facts import is_fsdp
+from service.launchers.megatron_lm_facts import is_fsdp, overlaps_experts
+from service.launchers.megatron_names import MANY_CONNECTIONS, MANY_CONNECTIONS_REASON
 from service.launchers.target import Target
 
 VERSIONS = "0.16 to 0.19"
@@ -85,6 +86,8 @@ def environment(target: Target) -> str:
             "# Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one.\n"
             "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
         )
+    if overlaps_experts(target):
+        return f"# {MANY_CONNECTIONS_REASON}\nexport CUDA_DEVICE_MAX_CONNECTIONS={MANY_CONNECTIONS}\n"
     split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
     if split and target.gpu.architecture not in FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
         return (

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from profiles.frameworks import FrameworkFacts
 from service.launchers.megatron_lm_layout import is_even, layout
 from service.launchers.target import Target
 from service.launchers.torchrun import Variable
+from solver.columns import Columns
+from solver.cost.communication import experts_overlap
 
 Values = dict[str, object]
 STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
@@ -19,6 +22,10 @@ OFFLOADED_OPTIMIZER: Values = {
 }  # fmt: skip
 CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a"}  # of cp_comm_type
 FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
+# Megatron-LM 0.16.1, training/arguments.py:940-950: "set CUDA_DEVICE_MAX_CONNECTIONS to 1 or 32", which
+# depends on whether tensor parallelism or overlapped experts come first.
+MANY_CONNECTIONS = "32"
+MANY_CONNECTIONS_REASON = "All-to-alls of experts run beside computing on hardware queues of their own."
 
 
 def parallel_values(target: Target) -> Values:
@@ -60,13 +67,23 @@ def recompute_values(target: Target) -> Values:
     }
 
 
-def environment(target: Target) -> Iterator[Variable]:
+def overlapped(target: Target, facts: FrameworkFacts) -> bool:
+    """Whether the plan was priced with all-to-alls of experts under another micro-batch's computing."""
+    may = experts_overlap(Columns.of([target.config]), target.model)
+    return facts.overlap_experts and bool(may[0])
+
+
+def environment(target: Target, *, overlaps_experts: bool = False) -> Iterator[Variable]:
     """What Megatron-Core reads from the environment for this plan."""
     config = target.config
     split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
     if config.zero_stage > 1:
         reason = "Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one."
         yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=None, reason=reason)
+    elif overlaps_experts:
+        yield Variable(
+            name="CUDA_DEVICE_MAX_CONNECTIONS", value=MANY_CONNECTIONS, reason=MANY_CONNECTIONS_REASON
+        )
     elif split and target.gpu.architecture not in FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
         reason = "Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs."
         yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason)

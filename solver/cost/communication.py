@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
-from solver.columns import RING, FloatArray
+from profiles.model import ModelSpec
+from solver.columns import RECOMPUTE, RING, BoolArray, Columns, FloatArray
 from solver.cost.compute import PassSeconds
-from solver.cost.context import SHARD_WEIGHTS, Context
+from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
 from solver.cost.parameters import Weights
 from solver.cost.sharding import (
@@ -94,6 +95,23 @@ def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
     return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)
 
 
+def experts_overlap(columns: Columns, model: ModelSpec) -> BoolArray:
+    """Rows that may run all-to-alls of experts under the computing of another micro-batch, shape (n,).
+
+    ``--overlap-moe-expert-parallel-comm`` (Megatron-Core 0.16.1, ``transformer_config.py:1852-1899``): with
+    expert parallelism, virtual stages beside pipeline stages, no full recomputation, and at most one
+    multi-token-prediction layer, which needs pipeline stages. Not with Megatron-FSDP, which knows of it
+    from 0.19 on only (``distributed/fsdp/mcore_fsdp_adapter.py:168``).
+    """
+    stages = columns.pipeline_parallel_size > 1
+    chunked = ~stages | (columns.virtual_pipeline_size > 1)
+    extra = np.where(stages, 1, 0) >= model.num_mtp_layers
+    kept = columns.recompute != RECOMPUTE.index("full")
+    whole = columns.zero_stage < SHARD_GRADIENTS
+    split = columns.expert_parallel_size > 1
+    return np.asarray(split & chunked & extra & kept & whole & (model.moe is not None))
+
+
 def expert_parallel(ctx: Context) -> PassSeconds:
     """Dispatch and combine of routed tokens; the backward pass repeats both.
 
@@ -114,7 +132,7 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     once = np.where(ctx.e > 1, all_to_all_s(sent, ctx.expert_group, ctx.fabric), 0.0)
     routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
     once = once + all_gather_s(routed, ctx.expert_tensor_group, ctx.fabric)
-    hidden = ctx.facts.overlap_experts & ((ctx.columns.virtual_pipeline_size > 1) | (ctx.p == 1))
+    hidden = ctx.facts.overlap_experts & experts_overlap(ctx.columns, ctx.model)
     seconds = 2.0 * once * np.where(hidden, ctx.constants.expert_exposed, 1.0)
     return PassSeconds(forward=seconds, backward=seconds)
 

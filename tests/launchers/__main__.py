@@ -69,6 +69,7 @@ def plans(launcher: str, count: int) -> Iterator[Target]:
         yield from random_targets(problem, share, random.Random(f"{launcher} {index}"))
     if launcher == "megatron-lm":
         yield growing()
+        yield CASES["mixtral-8x7b-overlapped"]
 
 
 def growing() -> Target:

@@ -88,6 +88,17 @@ def _megatron_lm_flags() -> list[Edit]:
     full = _for("megatron-lm", PLAIN, recompute_granularity="full", recompute_layers=32)
     host = _for("megatron-lm", PLAIN, zero_stage=1, zero_shard_size=8, offload="optimizer")
     experts = target(MIXTRAL, MIXTRAL_EXPERTS, seq_length=4096)
+    overlap = "--overlap-moe-expert-parallel-comm"
+    spread = Configuration(
+        data_parallel_size=64,
+        expert_parallel_size=8,
+        micro_batch_size=1,
+        num_microbatches=8,
+        stage_layers=(32,),
+    )
+    whole = target(MIXTRAL, replace(spread, expert_parallel_size=1), seq_length=4096)
+    replay = replace(spread, recompute_granularity="full", recompute_layers=32)
+    replayed = target(MIXTRAL, replay, seq_length=4096)
     return [
         Edit("ranks that do not fill the world", plain,
              (("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size 3"),)),
@@ -107,8 +118,9 @@ def _megatron_lm_flags() -> list[Edit]:
         Edit("two precisions", plain, _added("--fp16")),
         Edit("states on the host without their optimizer", host,
              (("    --use-precision-aware-optimizer\n", ""),)),
-        Edit("overlapped experts beside plain stages", experts,
-             _added("--overlap-moe-expert-parallel-comm"), listed=True),
+        Edit("overlapped experts beside plain stages", experts, _added(overlap)),
+        Edit("overlapped experts with full recomputation", replayed, _added(overlap)),
+        Edit("overlapped experts on one rank", whole, _added(overlap)),
         Edit("an unknown flag", plain, _added("--use-legacy-models"), listed=True),
         Edit("an abbreviated flag", plain, (("--seq-length", "--seq-len"),)),
         Edit("swapped letters in a flag", tensor,

@@ -52,6 +52,30 @@ def _experts(given: Given, model: ModelSpec) -> None:
         )
 
 
+def _overlapped_experts(given: Given, model: ModelSpec) -> None:
+    """All-to-alls under computing: ``TransformerConfig.__post_init__``, 0.16.1, lines 1852 to 1899."""
+    name = "overlap-moe-expert-parallel-comm"
+    if not given.has(name):
+        return
+    stages = given.integer("pipeline-model-parallel-size", 1) > 1
+    chunked = any(
+        given.has(one)
+        for one in ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage", _LAYOUT)
+    )
+    full = given.word("recompute-granularity") == "full"
+    for broken, needed in (
+        (given.integer("expert-model-parallel-size", 1) == 1, "needs --expert-model-parallel-size above 1"),
+        (stages and not chunked, "needs virtual stages beside pipeline stages"),
+        (full or given.has("recompute-method"), "contradicts full recomputation"),
+        (given.word("moe-token-dispatcher-type", "allgather") not in ("alltoall", "flex"),
+         "needs --moe-token-dispatcher-type alltoall or flex"),
+        (model.num_mtp_layers > 1, f"takes one multi-token-prediction layer, not {model.num_mtp_layers}"),
+        (model.num_mtp_layers == 1 and not stages, "needs pipeline stages for a multi-token-prediction layer"),
+    ):  # fmt: skip
+        if broken:
+            given.fault(name, needed)
+
+
 def _recomputation(given: Given, _: ModelSpec) -> None:
     """Selective recomputation has neither a method nor a number of layers, full has both."""
     if given.has("recompute-method") and not given.has("recompute-num-layers"):
@@ -119,6 +143,7 @@ _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _lacking,
     _experts,
     _recomputation,
+    _overlapped_experts,
     _splits,
     _lengths,
     _widths,

@@ -164,6 +164,13 @@ def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
     return given.has("tp-comm-overlap")
 
 
+def _overlap_experts(given: Given, known: FrameworkFacts) -> bool:
+    """Only where there are experts on several ranks."""
+    if given.integer("expert-model-parallel-size", 1) == 1:
+        return known.overlap_experts
+    return given.has("overlap-moe-expert-parallel-comm")
+
+
 def _dropout(given: Given, _: FrameworkFacts) -> bool:
     """Either dropout that is not 0."""
     return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
@@ -174,6 +181,7 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "dropout": _dropout,
     "gradient_dtype": _gradient_dtype,
     "loss_fused": lambda given, _: given.has("cross-entropy-loss-fusion"),
+    "overlap_experts": _overlap_experts,
     "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
     "overlap_tensor": _overlap_tensor,
     "overlap_transfer": _overlap_transfer,

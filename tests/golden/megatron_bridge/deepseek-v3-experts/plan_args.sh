@@ -18,6 +18,7 @@ PLAN_ARGS=(
     model.context_parallel_size=1
     model.expert_model_parallel_size=64
     model.expert_tensor_parallel_size=1
+    model.overlap_moe_expert_parallel_comm=false
     comm_overlap=null
     model.tp_comm_overlap=false
     # Pipeline split
