@@ -60,17 +60,21 @@ def _overlapped_experts(given: Given, model: ModelSpec) -> None:
     stages = given.integer("pipeline-model-parallel-size", 1) > 1
     chunked = any(
         given.has(one)
-        for one in ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage", _LAYOUT)
+        for one in (
+            "num-virtual-stages-per-pipeline-rank",
+            "num-layers-per-virtual-pipeline-stage",
+            _LAYOUT,
+        )
     )
     full = given.word("recompute-granularity") == "full"
     for broken, needed in (
-        (given.integer("expert-model-parallel-size", 1) == 1, "needs --expert-model-parallel-size above 1"),
+        (given.integer("expert-model-parallel-size", 1) == 1, "needs --expert-model-parallel-size > 1"),
         (stages and not chunked, "needs virtual stages beside pipeline stages"),
         (full or given.has("recompute-method"), "contradicts full recomputation"),
         (given.word("moe-token-dispatcher-type", "allgather") not in ("alltoall", "flex"),
          "needs --moe-token-dispatcher-type alltoall or flex"),
         (model.num_mtp_layers > 1, f"takes one multi-token-prediction layer, not {model.num_mtp_layers}"),
-        (model.num_mtp_layers == 1 and not stages, "needs pipeline stages for a multi-token-prediction layer"),
+        (model.num_mtp_layers == 1 and not stages, "needs stages for a multi-token-prediction layer"),
     ):  # fmt: skip
         if broken:
             given.fault(name, needed)

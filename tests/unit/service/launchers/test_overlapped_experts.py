@@ -76,7 +76,8 @@ def test_overlapped_experts_are_read_back_and_refused_beside_what_megatron_lm_re
 def asked(launcher: str, **changes: object) -> list[tuple[str, str]]:
     """Pointers and messages of what is wrong with a request for overlapped experts."""
     raw = {
-        "model": {"name": "mixtral-8x7b"}, "cluster": {"name": "dgx-h100", "num_nodes": 8}, "launcher": launcher,
+        "model": {"name": "mixtral-8x7b"}, "cluster": {"name": "dgx-h100", "num_nodes": 8},
+        "launcher": launcher,
         "workload": {
             "global_batch_size": 256, "seq_length": 4096, "framework_options": {"overlap_experts": True},
         },
