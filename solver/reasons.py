@@ -17,9 +17,9 @@ class Loss:
     term: str  # a key of the waterfall
     seconds: float
     share: float  # of the step
-    lowered_by: str  # what would make it smaller
+    lowered_by: str  # changes that make it smaller, each simulated; empty: none that was tried does
     change: str | None = None  # the legal single change that lowers it most, if any does
-    saves_s: float | None = None  # of this loss, closed form
+    saves_s: float | None = None  # of this loss, simulated
     step_change_s: float | None = None  # of the whole step with it, simulated; below 0: faster
 
 
@@ -29,7 +29,7 @@ class Limit:
 
     name: str  # of the rule, or memory with its stage and largest term
     change: str  # what would be faster without it
-    gain_s: float  # by how much, closed form
+    gain_s: float  # by how much, simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def signed(value_s: float, step_s: float) -> str:
 def _loss(loss: Loss, step_s: float) -> str:
     """``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
     size = tied(f"{words(loss.term)} {signed(loss.seconds, step_s)[1:]} ({figures.percent(loss.share)})")
-    line = f"costs: {size}; lower: {loss.lowered_by}"
+    line = f"costs: {size}" + (f"; lower: {loss.lowered_by}" if loss.lowered_by else "")
     if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
         return line
     effect = f"{signed(-loss.saves_s, step_s)} of it, {signed(loss.step_change_s, step_s)} of the step"

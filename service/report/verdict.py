@@ -181,13 +181,13 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
         head = (
             f"{sentence_case(words(loss.term))} costs {_like(loss.seconds, step_s)} ({share} of the step)"
         )
-        body = f"Lower with: {loss.lowered_by}."
+        body = f"Lower with: {loss.lowered_by}." if loss.lowered_by else ""
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
             saved, cost = _like(abs(loss.saves_s), step_s), signed(loss.step_change_s, step_s)
             way = f"and the step is {cost[1:]} shorter"
             if loss.step_change_s > 0:
                 way = f"but the step is {cost[1:]} longer"
-            body += f" With {loss.change} it costs {saved} less, {way}."
+            body = f"{body} With {loss.change} it costs {saved} less, {way}.".lstrip()
         losses.append((head, body))
     return tuple(losses), tuple(limit_words(limit, step_s) for limit in why.limits)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from profiles.frameworks import FrameworkFacts, with_options
 from profiles.profile import Profile
@@ -12,41 +12,130 @@ from solver.plan import Configuration, Plan
 from solver.predictions import predicted_all
 from solver.problem import Problem
 from solver.reasons import Limit, Loss, Why
-from solver.why.advice import advice
+from solver.why.advice import Way, ways_of
 from solver.why.alternatives import Alternative, alternatives_of
 from solver.why.placed import placed_all, placed_waterfalls
 from solver.why.placed_alternatives import placed_alternatives_of
 from solver.why.waterfall import NO_LOSS, waterfalls
 
-Chosen = tuple[Loss, Alternative | None]
+Outcome = tuple[float, dict[str, float]]  # the step and its waterfall
 _LOSSES = 3
 _MOST_LIMITS = 4
 _LOWERED = 0.1  # of a term: what a change must take off it
 _NOTICEABLE = 1e-3  # of the step: what a limit must cost to be said to bind
+_TRIED = 2  # changes that are simulated for each loss or limit, the best by the closed form
 
 
 def reasons_of(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration], steps_s: Sequence[float]
 ) -> list[Why]:
-    """The reasons of every configuration under its step time; one pass over all of their moves."""
+    """The reasons of every configuration under its step time.
+
+    What might be changed is chosen by the closed form; what is said of a change is simulated.
+    """
     if not configurations:
         return []
     facts = with_options(profile.framework, problem.workload.framework_options)
     falls = fallen(problem, profile, configurations, steps_s)
     others = _alternatives(problem, profile, configurations)
-    chosen = [
-        _losses(problem, facts, one, fall, some)
-        for one, fall, some in zip(configurations, falls, others, strict=True)
+    starts = [
+        _Start(problem, facts, one, float(step), fall, tuple(some))
+        for one, step, fall, some in zip(configurations, steps_s, falls, others, strict=True)
     ]
-    steps = dict(zip(configurations, steps_s, strict=True)) | _simulated_s(problem, profile, chosen)
+    tried = _Tried.of(profile, [way for start in starts for way in start.ways()])
     return [
-        Why(
-            waterfall_s=fall,
-            losses=tuple(_told(loss, move, steps, now) for loss, move in losses),
-            limits=_limits(some),
-        )
-        for fall, losses, some, now in zip(falls, chosen, others, steps_s, strict=True)
+        Why(waterfall_s=start.fall_s, losses=tuple(_losses(start, tried)), limits=_limits(start, tried))
+        for start in starts
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """One configuration to explain, with the changes that might help it."""
+
+    problem: Problem
+    facts: FrameworkFacts
+    configuration: Configuration
+    step_s: float
+    fall_s: dict[str, float]
+    others: Sequence[Alternative]
+
+    def terms(self) -> list[str]:
+        """The largest terms that are losses."""
+        lost = {name: value for name, value in self.fall_s.items() if name not in NO_LOSS and value > 0.0}
+        return sorted(lost, key=lambda name: -lost[name])[:_LOSSES]
+
+    def advice(self, term: str) -> list[Way]:
+        """Changes of any kind that might lower a term."""
+        return ways_of(term, self.problem, self.facts, self.configuration, self.others)
+
+    def lowering(self, term: str) -> list[Alternative]:
+        """The single changes that stand, lower the term noticeably, and cost the step least."""
+        able = [
+            one
+            for one in self.others
+            if one.stands
+            and one.start_waterfall_s[term] - one.waterfall_s[term] > _LOWERED * one.start_waterfall_s[term]
+        ]
+        return sorted(able, key=lambda one: one.step_s)[:_TRIED]
+
+    def stopped(self) -> dict[str, list[Alternative]]:
+        """The fastest changes that one limit alone stops, by the limit."""
+        found = dict[str, list[Alternative]]()
+        for one in sorted(self.others, key=lambda one: one.step_s):
+            name = _stopped_by(one)
+            if name is not None and one.step_s < one.start_s:
+                found.setdefault(name.partition(":")[0], []).append(one)
+        return {key: some[:_TRIED] for key, some in found.items()}
+
+    def ways(self) -> Iterator[Way]:
+        """Everything that is to be simulated."""
+        for term in self.terms():
+            yield from self.advice(term)
+            yield from map(self.way, self.lowering(term))
+        for some in self.stopped().values():
+            yield from map(self.way, some)
+
+    def way(self, one: Alternative) -> Way:
+        """A single change as a way."""
+        return Way(words=one.move.words, problem=self.problem, configuration=one.move.configuration)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What every way that was simulated comes to, for the whole global batch."""
+
+    outcomes: Mapping[tuple[str, Configuration], Outcome]
+
+    @classmethod
+    def of(cls, profile: Profile, ways: Iterable[Way]) -> _Tried:
+        """Simulate each way once."""
+        problems = dict[str, Problem]()
+        wanted = dict[str, dict[Configuration, None]]()
+        for way in ways:
+            problems[way.name] = way.problem
+            wanted.setdefault(way.name, {})[way.configuration] = None
+        found = dict[tuple[str, Configuration], Outcome]()
+        for name, some in wanted.items():
+            problem, batch = problems[name], problems[name].workload.global_batch_size
+            steps = [one.step_time_s for one in predicted_all(problem, profile, list(some))]
+            for one, step, fall in zip(
+                some, steps, fallen(problem, profile, list(some), steps), strict=True
+            ):
+                found[name, one] = (step * batch / one.global_batch_size, fall)
+        return cls(found)
+
+    def step_s(self, way: Way) -> float:
+        """The step under a way."""
+        return self.outcomes[way.name, way.configuration][0]
+
+    def fall_s(self, way: Way) -> dict[str, float]:
+        """The waterfall under a way."""
+        return self.outcomes[way.name, way.configuration][1]
+
+    def saved_s(self, way: Way, start: _Start, term: str) -> float:
+        """What a way takes off a term of a configuration."""
+        return start.fall_s[term] - self.fall_s(way)[term]
 
 
 def fallen(
@@ -72,29 +161,6 @@ def _alternatives(
     return [next(uneven if one.is_placed else even) for one in configurations]
 
 
-def _simulated_s(
-    problem: Problem, profile: Profile, chosen: Sequence[Sequence[Chosen]]
-) -> dict[Configuration, float]:
-    """Step times of all changes that are offered, each simulated once."""
-    offered = {move.move.configuration: None for losses in chosen for _, move in losses if move}
-    found = predicted_all(problem, profile, list(offered))
-    return {one: price.step_time_s for one, price in zip(offered, found, strict=True)}
-
-
-def _told(
-    loss: Loss, move: Alternative | None, steps_s: Mapping[Configuration, float], now_s: float
-) -> Loss:
-    """The loss with the change that lowers it most."""
-    if move is None:
-        return loss
-    return replace(
-        loss,
-        change=move.move.words,
-        saves_s=move.start_waterfall_s[loss.term] - move.waterfall_s[loss.term],
-        step_change_s=steps_s[move.move.configuration] - now_s,
-    )
-
-
 def with_reasons(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[Plan, ...]:
     """The plans, each with its reasons."""
     steps = [plan.prediction.step_time_s for plan in plans]
@@ -102,49 +168,36 @@ def with_reasons(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> t
     return tuple(replace(plan, why=why) for plan, why in zip(plans, found, strict=True))
 
 
-def _losses(
-    problem: Problem,
-    facts: FrameworkFacts,
-    configuration: Configuration,
-    fall_s: Mapping[str, float],
-    others: Sequence[Alternative],
-) -> list[Chosen]:
-    """The three largest terms, each with what would lower it and the change that does so most."""
-    step_s = sum(fall_s.values())
-    lost = sorted((name for name in fall_s if name not in NO_LOSS), key=lambda name: -fall_s[name])
-    losses: list[Chosen] = []
-    for name in lost[:_LOSSES]:
-        if fall_s[name] <= 0.0:
-            break
-        words = advice(name, problem, facts, configuration)
-        loss = Loss(term=name, seconds=fall_s[name], share=fall_s[name] / step_s, lowered_by=words)
-        losses.append((loss, _lowering(name, others)))
-    return losses
+def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:
+    """The largest terms, each with what lowers it and the single change that costs the step least."""
+    for term in start.terms():
+        seconds = start.fall_s[term]
+        words = [way.words for way in start.advice(term) if tried.saved_s(way, start, term) > 0.0]
+        loss = Loss(
+            term=term,
+            seconds=seconds,
+            share=seconds / sum(start.fall_s.values()),
+            lowered_by=", ".join(dict.fromkeys(words)),
+        )
+        moves = [start.way(one) for one in start.lowering(term)]
+        able = [way for way in moves if tried.saved_s(way, start, term) > _LOWERED * seconds]
+        best = min(able, key=tried.step_s, default=None)
+        if best is not None:
+            change_s = tried.step_s(best) - start.step_s
+            saved_s = tried.saved_s(best, start, term)
+            loss = replace(loss, change=best.words, saves_s=saved_s, step_change_s=change_s)
+        yield loss
 
 
-def _lowering(term: str, others: Sequence[Alternative]) -> Alternative | None:
-    """The move that stands, lowers the term noticeably, and costs the step least."""
-    able = [
-        one
-        for one in others
-        if one.stands
-        and one.start_waterfall_s[term] - one.waterfall_s[term] > _LOWERED * one.start_waterfall_s[term]
-    ]
-    return min(able, key=lambda one: one.step_s, default=None)
-
-
-def _limits(others: Sequence[Alternative]) -> tuple[Limit, ...]:
-    """Limits that alone stop a faster move; the costliest first."""
-    binding: dict[str, Limit] = {}
-    for one in others:
-        gain = one.start_s - one.step_s
-        name = _stopped_by(one)
-        if name is None or gain < _NOTICEABLE * one.start_s:
-            continue
-        key = name.partition(":")[0]
-        if key not in binding or binding[key].gain_s < gain:
-            binding[key] = Limit(name=name, change=one.move.words, gain_s=gain)
-    return tuple(sorted(binding.values(), key=lambda limit: -limit.gain_s)[:_MOST_LIMITS])
+def _limits(start: _Start, tried: _Tried) -> tuple[Limit, ...]:
+    """Limits that alone stop a change which is faster when it is simulated; the costliest first."""
+    binding = []
+    for some in start.stopped().values():
+        one = min(some, key=lambda one: tried.step_s(start.way(one)))
+        gain_s = start.step_s - tried.step_s(start.way(one))
+        if gain_s >= _NOTICEABLE * start.step_s:
+            binding.append(Limit(name=_stopped_by(one) or "", change=one.move.words, gain_s=gain_s))
+    return tuple(sorted(binding, key=lambda limit: -limit.gain_s)[:_MOST_LIMITS])
 
 
 def _stopped_by(one: Alternative) -> str | None:
