@@ -50,7 +50,7 @@ class Capabilities:
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
-    balances_stages: bool = False  # it splits the layers by its own weights (``solver.own_balance``)
+    balances_stages: bool = False  # it splits the layers itself (``solver.splits.nanotron_split``)
     model_lacks: tuple[str, ...] = ()  # of ``model_features``: what its models cannot have
     constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions`` that every plan satisfies
 

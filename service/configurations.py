@@ -17,6 +17,7 @@ from solver.options import WORDS
 from solver.plan import Configuration, configuration_from_json
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
+from solver.splits import launcher_split, usual_split
 
 MAX_SIZE = 2**31 - 1
 MAX_ZERO_STAGE = 3
@@ -63,7 +64,11 @@ def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
         return list(dict.fromkeys(broken_on_groups(problem, configuration)))
     rules = rules_of(problem)
     mask = int(violation_masks(rules, Columns.of([configuration]))[0])
-    return [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+    broken = [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+    own = launcher_split(problem, configuration)
+    if own and own != configuration.stage_layers:
+        broken.append(f"{problem.launcher} splits the layers itself, as {' '.join(map(str, own))}")
+    return broken
 
 
 def _read(raw: Mapping[str, object]) -> Configuration:
@@ -95,12 +100,6 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
     return configuration_from_json({**_TEMPLATE, **raw})
 
 
-def even_split(num_layers: int, num_chunks: int) -> list[int]:
-    """Layers of each chunk, as even as can be; the first chunks hold one more where it does not divide."""
-    least, more = divmod(num_layers, min(num_chunks, max(num_layers, 1)))
-    return [least + (index < more) for index in range(min(num_chunks, num_layers))]
-
-
 def _out_of_range(given: Configuration) -> Iterator[FieldError]:
     """Sizes below 1, ZeRO stages there are not, unknown words."""
     for name in _SIZES:
@@ -120,10 +119,10 @@ def _out_of_range(given: Configuration) -> Iterator[FieldError]:
 def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
     """Values of the names that may be left out."""
     tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
-    cp, layers = given.context_parallel_size, problem.model.num_layers
+    cp = given.context_parallel_size
     dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
     schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
-    split = list(given.stage_layers) or even_split(layers, pp * vpp)
+    split = given.stage_layers or usual_split(problem, given)
     return {
         "sequence_parallel": tp > 1,
         "data_parallel_size": dp,
@@ -131,7 +130,7 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
         "pipeline_schedule": schedule,
         "zero_shard_size": dp * cp if given.zero_stage else 1,
         "recompute_layers": _recomputed(given, split),
-        "stage_layers": split,
+        "stage_layers": list(split),
     }
 
 

@@ -13,6 +13,7 @@ from service.request_run import places_stages
 from solver.mixed.completing import joined, settled
 from solver.plan import Configuration, StageGroup
 from solver.problem import Problem
+from solver.splits import even_split
 
 MAX_STAGES = 4096
 MAX_CLASSES = 64
@@ -76,7 +77,7 @@ def _one(
     except InvalidProblemError as fault:
         raise _moved(fault, at) from None
     _raise_any(_fixed(given, at))
-    split = given.stage_layers or _even(problem.model.num_layers, len(stages))
+    split = given.stage_layers or even_split(problem.model.num_layers, len(stages))
     drawn = replace(given, stage_groups=stages, stage_layers=split)
     batch = problem.workload.global_batch_size
     if "data_parallel_size" not in rest:
@@ -138,12 +139,6 @@ def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
         if getattr(given, name) != only:
             message = f"only {only} where stages are placed on node groups"
             yield FieldError(pointer=pointer(*at, name), message=message, nearest=str(only))
-
-
-def _even(layers: int, count: int) -> tuple[int, ...]:
-    """As even as can be."""
-    least, more = divmod(layers, count)
-    return tuple(least + (stage < more) for stage in range(count))
 
 
 def _most_replicas(config: Configuration, problem: Problem) -> int:

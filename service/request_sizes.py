@@ -7,6 +7,7 @@ the rest is legal and fits is the search's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from math import prod
 
@@ -14,7 +15,9 @@ from profiles.errors import FieldError
 from service.json_input import pointer
 from solver.gpu_counts import usable_gpus
 from solver.options import SearchOptions
+from solver.plan import Configuration
 from solver.problem import Problem
+from solver.splits import launcher_split
 
 AXES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size")
 BATCH = ("data_parallel_size", "micro_batch_size", "num_microbatches")
@@ -49,6 +52,33 @@ def _split(problem: Problem) -> Iterator[FieldError]:
     if split and (sum(split) != layers or min(split) < 1):
         message = f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}"
         yield FieldError(pointer=at, message=message, allowed="one layer or more in every chunk")
+    elif split:
+        yield from _launchers_own(problem, at)
+
+
+def _launchers_own(problem: Problem, at: str) -> Iterator[FieldError]:
+    """A pinned split is one that the launcher runs, where that splits the layers itself."""
+    pinned, split, layers = problem.options.pin, problem.options.stage_layers, problem.model.num_layers
+    island = max(group.island_gpus for group in problem.cluster.groups)
+    asked = pinned.get("tensor_parallel_size")
+    tensor = range(1, island + 1) if asked is None else [int(asked)]
+
+    def own(stages: int) -> set[tuple[int, ...] | None]:
+        sizes = Configuration(pipeline_parallel_size=stages)
+        return {launcher_split(problem, replace(sizes, tensor_parallel_size=tp)) for tp in tensor}
+
+    found = own(len(split))
+    if () in found or split in found:
+        return
+    runs = sorted(one for one in found if one)
+    counts = sorted(range(1, layers + 1), key=lambda stages: abs(stages - len(split)))
+    near = runs[0] if runs else next(one for stages in counts for one in own(stages) if one)
+    yield FieldError(
+        pointer=at,
+        message=f"{problem.launcher} splits the layers itself, {len(split)} stages otherwise or not at all",
+        allowed=" or ".join(" ".join(map(str, one)) for one in runs) or None,
+        nearest=" ".join(map(str, near)),
+    )
 
 
 def gpu_count(problem: Problem) -> Iterator[FieldError]:

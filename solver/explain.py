@@ -17,7 +17,7 @@ import numpy as np
 
 from profiles.profile import Profile
 from profiles.units import GIB
-from solver.columns import BoolArray, IntArray
+from solver.columns import BoolArray, Columns, IntArray
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.plan import Infeasibility, Shortfall
 from solver.problem import Problem
@@ -25,6 +25,7 @@ from solver.search.fitting import any_fits, fitting, lightest, nearest
 from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.space import Space, enumerate_space, with_whole
+from solver.splits import Prescribed
 
 _MOST_NODES_FACTOR = 16
 _LARGEST_CONFLICT = 4
@@ -115,8 +116,18 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
     fits = np.zeros(len(space.columns), dtype=bool)  # the search refuted every legal row
     asked = np.flatnonzero(askable & ~space.legal)
     if len(asked):
-        fits[asked] = fitting(priced_rows(problem, profile, space.columns.take(asked)))
+        fits[asked] = _fitting_without_limits(problem, profile, space.columns.take(asked))
     return np.asarray((space.masks | np.where(fits, 0, 1 << len(space.rules)))[askable])
+
+
+def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns) -> BoolArray:
+    """Rows that may fit in memory; those that break a prescribed split are judged by any split."""
+    any_split = replace(problem, options=replace(problem.options, stage_layers=()))
+    fits = fitting(priced_rows(any_split, profile, columns))
+    if problem.options.stage_layers:
+        keeps = ~Prescribed.of(problem).lacking(columns)
+        fits[keeps] = fitting(priced_rows(problem, profile, columns.take(np.flatnonzero(keeps))))
+    return fits
 
 
 def _shortfall(legal: Rows) -> Shortfall | None:

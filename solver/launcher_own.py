@@ -14,11 +14,11 @@ from profiles.capabilities import Capabilities, model_features
 from profiles.errors import FieldError
 from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns
 from solver.constraints import broken_by, constraint_of
-from solver.own_balance import own_balance
 from solver.plan import Configuration
 from solver.problem import Problem
 from solver.rank_orders import RANK_ORDERS
 from solver.rule import Rule
+from solver.splits import Prescribed, launcher_split
 
 
 def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -107,9 +107,9 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield from _axis_rules(problem, able)
     if able.balances_stages:
         yield Rule(
-            name=f"{name} splits the layers evenly",
-            reason="it balances the stages itself, by the weights of layers and output head",
-            violated=lambda c: _unbalanced(problem, c),
+            name=f"{name} gives every stage a layer and the last one the output head",
+            reason="it splits the layers itself, by the weights of layers and output head",
+            violated=Prescribed(balanced=problem.model).lacking,
         )
     if able.constraints:
         yield Rule(
@@ -150,13 +150,6 @@ def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
     return np.asarray(problem.workload.seq_length % ranks != 0)
 
 
-def _unbalanced(problem: Problem, columns: Columns) -> BoolArray:
-    """Rows whose pipeline the launcher would not split evenly."""
-    sizes, place = np.unique(columns.pipeline_parallel_size, return_inverse=True)
-    uneven = [len(set(own_balance(problem.model, int(size)))) > 1 for size in sizes]
-    return np.asarray(np.array(uneven, dtype=np.bool_)[place])
-
-
 def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -> BoolArray:
     """Rows that break one of the launcher's constraints, shape (n,)."""
     broken = np.zeros(len(columns), dtype=np.bool_)
@@ -178,7 +171,10 @@ def is_a_row(config: Configuration) -> bool:
 
 
 def own_faults(problem: Problem, able: Capabilities, config: Configuration) -> Iterator[str]:
-    """The same for one configuration, as sentences."""
+    """The same for one configuration, as sentences, and a split that is not the launcher's own."""
+    own = launcher_split(problem, config)
+    if own and own != config.stage_layers:
+        yield f"{able.launcher} splits the layers itself, as {' '.join(map(str, own))}"
     if not is_a_row(config):
         return  # its words are refused elsewhere
     one = Columns.of([config])

@@ -36,6 +36,7 @@ from solver.predict import predict
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.ramp_stages import RampStage, ramp_stages
+from solver.search.answering import versions
 from solver.search.arrange import fastest
 from solver.search.frontier import Frontier
 from solver.search.known import rows_of
@@ -212,7 +213,7 @@ def _answer(
         counts={"priced": len(ramp.bound_s) * len(ramp.stages), "solved": ramp.opened},
         elapsed_s=watch.elapsed_s,
         seed=problem.options.seed,
-        versions={"profile": profile.version},
+        versions=versions(profile),
         warnings=(*space.warnings, *problem.cluster.warnings, *profile.warnings),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=profile.group.gpu.peak_bf16_flops,

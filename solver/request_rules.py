@@ -12,6 +12,7 @@ from solver.constraints import broken_by, column_of, constraint_of
 from solver.options import WORDS
 from solver.problem import Problem
 from solver.rule import Rule
+from solver.splits import Prescribed
 
 
 def coded(variable: str, value: int | str) -> int:
@@ -47,9 +48,7 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name=f"pin stage_layers with {len(options.stage_layers)} chunks",
             reason="the request asks for it",
-            violated=lambda c: (
-                c.pipeline_parallel_size * c.virtual_pipeline_size != len(options.stage_layers)
-            ),
+            violated=Prescribed.of(problem).lacking,
             of_request=True,
         )
     for text in options.constraints:

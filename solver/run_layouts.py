@@ -11,6 +11,7 @@ from solver.columns import OFFLOAD, RECOMPUTE, SCHEDULES
 from solver.plan import Configuration
 from solver.run_cells import Cells
 from solver.run_shapes import RefusedRunError, needed
+from solver.splits import even_split, nanotron_split
 
 _USUAL_ZERO = {
     "megatron-core": 1,
@@ -46,42 +47,20 @@ def _refuse_unknown_software(cells: Cells) -> None:
         raise RefusedRunError("precision = fp32 is not modelled")
 
 
-def _stage_layers(cells: Cells, model: ModelSpec, framework: str, *, pp: int, vpp: int) -> tuple[int, ...]:
-    """Layers of each chunk: as printed, else as the framework cuts, else even with lighter ends."""
+def _stage_layers(
+    cells: Cells, model: ModelSpec, framework: str, *, tp: int, pp: int, vpp: int
+) -> tuple[int, ...]:
+    """Layers of each chunk: as printed, else as the framework splits them, else even."""
     layers, printed = model.num_layers, cells.text("layers_per_stage")
     if printed is None:
-        return _nanotron_cut(model, pp) if framework == "nanotron" else _even(layers, pp * vpp)
+        return nanotron_split(model, pp, tp)[0] if framework == "nanotron" else even_split(layers, pp * vpp)
     stages = [int(part) for part in printed.split("-") if part.isdigit()]
     if len(stages) == pp * vpp and sum(stages) == layers:
         return tuple(stages)
     if len(stages) != pp or sum(stages) != layers:
         raise RefusedRunError(f"layers_per_stage does not split {layers} layers over {pp} stages")
-    per_chunk = [_even(stage, vpp) for stage in stages]
+    per_chunk = [even_split(stage, vpp) for stage in stages]
     return tuple(per_chunk[chunk % pp][chunk // pp] for chunk in range(pp * vpp))
-
-
-def _nanotron_cut(model: ModelSpec, pp: int) -> tuple[int, ...]:
-    """Nanotron's cut: a rank takes blocks until their weights pass its share of all of them.
-
-    The head's weights count and those of norms do not; it may stand alone (huggingface/nanotron,
-    src/nanotron/models/base.py build_model with get_block_compute_costs).
-    """
-    kinds = model.layer_kinds()
-    costs = [float(model.layer_parameters(kind) - model.norm_parameters()) for kind in kinds]
-    total = sum(costs) + float(model.vocab_size * model.hidden_size)
-    stages, rank, passed = [0] * pp, 0, 0.0
-    for cost in costs:
-        stages[rank] += 1
-        passed += cost
-        rank += passed > total * (rank + 1) / pp and rank < pp - 1
-    return tuple(stages)
-
-
-def _even(layers: int, chunks: int) -> tuple[int, ...]:
-    """Equal counts; what is left over goes to the middle, one each."""
-    base, extra = divmod(layers, chunks)
-    first = (chunks - extra) // 2
-    return tuple(base + (first <= chunk < first + extra) for chunk in range(chunks))
 
 
 def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:
@@ -128,7 +107,7 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
     zero = cells.count("zero_stage")
     zero = _USUAL_ZERO.get(framework, 0) if zero is None else min(zero, 3)
-    stage_layers = _stage_layers(cells, model, framework, pp=pp, vpp=vpp)
+    stage_layers = _stage_layers(cells, model, framework, tp=tp, pp=pp, vpp=vpp)
     granularity, recompute_layers = _recompute_of(cells, stage_layers)
     return Configuration(
         tensor_parallel_size=tp,

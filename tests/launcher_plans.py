@@ -12,10 +12,10 @@ from profiles.capabilities import launcher_capabilities
 from profiles.library import find_cluster
 from profiles.model import ModelSpec
 from service.launchers.target import Target
-from solver.own_balance import own_balance
 from solver.plan import Configuration
 from solver.problem import Problem, Workload
 from solver.space import Space, enumerate_space
+from solver.splits import launcher_split
 from tests.launcher_cases import (
     DEEPSEEK_EXPERTS,
     DEEPSEEK_V3,
@@ -125,15 +125,15 @@ def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator
 def target_of_row(problem: Problem, space: Space, row: int, rng: random.Random) -> Target:
     """One row, with a split that the launcher takes."""
     chunks = int((space.columns.pipeline_parallel_size * space.columns.virtual_pipeline_size)[row])
-    config = space.columns.configuration(row, _split(problem, chunks, rng))
+    split = _split(problem, chunks, rng)
+    own = launcher_split(problem, space.columns.configuration(row, split))
+    config = space.columns.configuration(row, own or split)
     return Target(plan=plan(config), problem=problem)
 
 
 def _split(problem: Problem, chunks: int, rng: random.Random) -> list[int]:
-    """Any split of at least one layer a chunk, where the launcher takes any; else its own."""
+    """Any split of at least one layer a chunk, where the launcher takes any; else the even one."""
     layers, able = problem.model.num_layers, launcher_capabilities(problem.launcher)
-    if able.balances_stages:
-        return list(own_balance(problem.model, chunks))
     if not able.uneven_stages or chunks == layers:
         return [layers // chunks] * chunks
     least = 1 + (layers // chunks - 1) // 2  # recomputed layers of the row fit into most chunks

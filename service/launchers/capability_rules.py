@@ -6,6 +6,7 @@ The data stand in profiles/catalog/frameworks/capabilities.yaml, each entry with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from profiles.capabilities import Capabilities, launcher_capabilities
 from profiles.errors import FieldError
@@ -16,8 +17,8 @@ from solver.constraints import broken_by, constraint_of
 from solver.cost.schedule import plain_schedule, schedules_of
 from solver.expressions import names_in
 from solver.launcher_own import is_a_row, problem_faults
-from solver.own_balance import own_balance
 from solver.rank_orders import RANK_ORDERS
+from solver.splits import launcher_split
 
 
 def within_capabilities(launcher: str) -> Rule:
@@ -141,18 +142,30 @@ def grouped_alike(target: Target) -> Iterator[FieldError]:
 
 def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     """Splits that the launcher does not take."""
-    split = target.config.stage_layers
+    config, split = target.config, target.config.stage_layers
+    own = launcher_split(target.problem, config)
     if len(set(split)) > 1 and not able.uneven_stages:
         yield fault("stage_layers", f"{able.launcher} has no stages of different size")
-    elif able.balances_stages and len(split) == target.config.pipeline_parallel_size:
-        own = own_balance(target.model, len(split))
-        if own != split:
-            yield fault(
-                "stage_layers",
-                f"{able.launcher} balances the stages itself",
-                allowed=" ".join(map(str, own)),
-                nearest="pipeline_parallel_size 1",
-            )
+    elif own is None:
+        yield fault(
+            "pipeline_parallel_size",
+            f"{able.launcher} splits the layers itself: one of {len(split)} stages would lack a layer, or "
+            "the last one the output head",
+            nearest=_most_stages(target),
+        )
+    elif own and own != split:
+        words = " ".join(map(str, own))
+        yield fault(
+            "stage_layers", f"{able.launcher} splits the layers itself", allowed=words, nearest=words
+        )
+
+
+def _most_stages(target: Target) -> int:
+    """The largest smaller number of stages that the launcher's own split fills."""
+    most = min(target.config.pipeline_parallel_size, target.model.num_layers + 1)
+    fewer = (replace(target.config, pipeline_parallel_size=pp) for pp in range(1, most))
+    filled = [one.pipeline_parallel_size for one in fewer if launcher_split(target.problem, one)]
+    return max(filled, default=1)
 
 
 def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:

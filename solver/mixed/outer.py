@@ -26,6 +26,7 @@ from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
 from solver.search.rows import Rows
 from solver.space import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
+from solver.splits import Prescribed
 
 _FULL = RECOMPUTE.index("full")
 
@@ -157,7 +158,7 @@ def rows_at(fleet: Fleet, columns: Columns, berth: Berth) -> Rows:
         layout=LayerLayout.of(problem.model),
         budget_bytes=fleet.budget_bytes(berth.group),
         uneven_stages=True,
-        only_split=problem.options.stage_layers,
+        only_split=Prescribed.of(problem),
     )
 
 

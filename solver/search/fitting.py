@@ -12,7 +12,7 @@ from solver.search.bounds import whole_layers_s
 from solver.search.caps import layer_caps
 from solver.search.kinds import Kinds
 from solver.search.mixed import may_fit
-from solver.search.only_split import only_bound_s
+from solver.search.only_split import only_bound_s, only_fits
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits, even_chunks
@@ -26,6 +26,8 @@ _LONGEST_S = 1e15  # longer than any step
 
 def fitting(rows: Rows) -> BoolArray:
     """Rows with a split that fits, shape (n,); for layers of several kinds rows that are not refuted."""
+    if rows.only_split:
+        return only_fits(rows)
     if rows.is_uniform:
         return layer_caps(rows).feasible(rows.layout.num_layers)
     able = may_fit(rows)
@@ -60,15 +62,20 @@ def any_fits(rows: Rows) -> bool:
 
 
 def nearest(rows: Rows) -> tuple[int, Split] | None:
-    """The row and split with the smallest peak memory, among the rows with the smallest even one."""
-    peaks = np.full(len(rows), np.inf)
-    for shape in np.unique(rows.p * rows.v):
-        index = np.flatnonzero(rows.p * rows.v == shape)
-        split = even_chunks(rows, int(shape))
-        index = index[rows.smallest_chunk[index] <= min(split or (0,))]
-        if split is not None and len(index):
-            stages = rows.take(index).stages([split] * len(index))
-            peaks[index] = stages.peak_memory_bytes.max(axis=1)
+    """The row and split with the smallest peak memory, among the rows with the smallest even one.
+
+    Where the split of a row is prescribed, it takes the place of the even one.
+    """
+    peaks, shapes = np.full(len(rows), np.inf), rows.p * rows.v
+    given = rows.only_split.splits(rows.columns)
+    for shape in np.unique(shapes):
+        index = np.flatnonzero(shapes == shape).tolist()
+        even = even_chunks(rows, int(shape))
+        tried = [(row, given[row] if rows.only_split else even) for row in index]
+        splits = {row: split for row, split in tried if split and rows.smallest_chunk[row] <= min(split)}
+        if splits:
+            stages = rows.take(list(splits)).stages(list(splits.values()))
+            peaks[list(splits)] = stages.peak_memory_bytes.max(axis=1)
     least, found = np.inf, None
     for row in np.argsort(peaks, kind="stable")[:_CANDIDATES].tolist():
         one, enough = rows.take([row]), min(float(peaks[row]), least) * (1.0 - _EQUAL)

@@ -24,6 +24,7 @@ from solver.problem import Problem
 from solver.search.kinds import Kinds
 from solver.search.mixed import may_fit
 from solver.search.rows import Rows
+from solver.splits import ANY_SPLIT, Prescribed
 
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
 _HASH_SEED = 20
@@ -39,7 +40,7 @@ class Priced:
     layout: LayerLayout
     budget_bytes: float
     uneven_stages: bool
-    only_split: tuple[int, ...] = ()
+    only_split: Prescribed = ANY_SPLIT
     weighing: Weighing | None = None  # of the objective that the prices are of; None: the step time
     kinds: Kinds | None = None
 
@@ -93,7 +94,7 @@ def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrice
         layout=LayerLayout.of(problem.model),
         budget_bytes=memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability),
         uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
-        only_split=problem.options.stage_layers,
+        only_split=Prescribed.of(problem),
     )
 
 

@@ -15,6 +15,7 @@ from solver.columns import ALL_LAYERS, PER_STAGE, BoolArray, Columns, FloatArray
 from solver.cost.assemble import Stages, assemble
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.cost.schedule import fill_share, in_a_v, in_flight, splits_backward
+from solver.splits import ANY_SPLIT, Prescribed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Rows:
     layout: LayerLayout
     budget_bytes: float  # peak memory of every rank <= budget: feasible
     uneven_stages: bool = True  # the launcher runs stages of different size
-    only_split: tuple[int, ...] = ()  # the request's; empty: any
+    only_split: Prescribed = ANY_SPLIT  # of the request or the launcher; false: any split
 
     def __len__(self) -> int:
         """Number of rows."""

@@ -26,6 +26,7 @@ from solver.search.chunks import best_offered
 from solver.search.only_split import only_splits
 from solver.search.rows import Rows
 from solver.search.windows import Split
+from solver.splits import even_split
 
 _NS = 1e9  # tables of the dynamic program are whole nanoseconds, so that ties are ties
 _NEVER = np.int64(2**60)
@@ -91,13 +92,11 @@ def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:
-    """The split of ``chunks`` chunks as even as it can be, if the launcher runs it; or the request's."""
-    if rows.only_split:
-        return rows.only_split if len(rows.only_split) == chunks else None
+    """The split of ``chunks`` chunks as even as it can be; None where the launcher does not run it."""
     each, more = divmod(rows.layout.num_layers, chunks)
     if each == 0 or (more and not rows.uneven_stages):
         return None
-    return tuple(each + int(chunk < more) for chunk in range(chunks))
+    return even_split(rows.layout.num_layers, chunks)
 
 
 class StageTables:

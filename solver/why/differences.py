@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from solver.plan import Configuration
 from solver.problem import Problem
-from solver.why.moves import balanced, settle
+from solver.splits import even_split
+from solver.why.moves import settle
 
 _GROUPS = {
     "num_gpus": ("num_gpus",),
@@ -133,7 +134,7 @@ def _split(
     for owner in owners:
         if len(owner.stage_layers) == chunks:
             return owner.stage_layers
-    return balanced(problem.model.num_layers, chunks)
+    return even_split(problem.model.num_layers, chunks)
 
 
 def _sharded(first: Configuration, second: Configuration, found: Configuration) -> Configuration:

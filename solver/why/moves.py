@@ -15,6 +15,7 @@ from solver.cost.schedule import plain_schedule, takes_chunks
 from solver.plan import Configuration
 from solver.problem import Problem
 from solver.rank_orders import plain_order
+from solver.splits import even_split, launcher_split
 
 _SHORT = {
     "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "context_parallel_size": "cp",
@@ -51,7 +52,10 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
         return None
     ranks = c.data_parallel_size * c.context_parallel_size
     zero = c.zero_stage if ranks > 1 else 0
-    split = c.stage_layers if len(c.stage_layers) == chunks else balanced(layers, chunks)
+    own = launcher_split(problem, c)
+    if own is None:
+        return None
+    split = own or (c.stage_layers if len(c.stage_layers) == chunks else even_split(layers, chunks))
     full = c.recompute_granularity == "full"
     stages = (c.pipeline_parallel_size, c.virtual_pipeline_size)
     kept = takes_chunks(c.pipeline_schedule, *stages)
@@ -74,13 +78,6 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
 def _replayed(layers: int, split: tuple[int, ...]) -> int:
     """A number of recomputed layers that every chunk has, or all layers of the model."""
     return sum(split) if layers >= min(split) else layers
-
-
-def balanced(num_layers: int, num_chunks: int) -> tuple[int, ...]:
-    """An even split; where it does not divide, the chunks in the middle hold one layer more."""
-    least, more = divmod(num_layers, num_chunks)
-    start = (num_chunks - more) // 2
-    return tuple(least + (start <= chunk < start + more) for chunk in range(num_chunks))
 
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:

@@ -23,18 +23,26 @@ from unittest.mock import patch
 from profiles.capabilities import launcher_capabilities
 from profiles.errors import InvalidProblemError, RefusedExportError
 from profiles.library import find_model
+from profiles.model import ModelSpec
+from service.launchers.nanotron_file import nanotron_file
 from service.launchers.registry import export, launcher_names
 from service.launchers.target import Target
 from solver.launcher_own import problem_faults
-from tests.launcher_cases import CASES
+from solver.plan import Configuration
+from solver.splits import nanotron_split
+from tests.launcher_cases import CASES, plan
 from tests.launcher_plans import problem_of, random_targets
 from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.edits import EDITS, found_by_us
 from tests.launchers.environments import ENVIRONMENTS, TORCH_ENVIRONMENT, Environment, ready, versions
 from tests.launchers.mutants import MUTANTS, Mutant
 
-MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b")
+MODELS = (
+    "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
+    "llama-2-7b",
+)  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
+SPLITS = 500  # random models whose split nanotron is asked for
 EXPORTER = {"torchtitan-0.3": "torchtitan", "torchtitan-0.2": "torchtitan"}
 
 
@@ -115,6 +123,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "ffn_hidden_size": found.model.ffn_hidden_size,
         "last_rank": found.num_nodes - 1,
         "stage_layers": list(config.stage_layers),
+        "head_stage": config.pipeline_parallel_size - 1,
     }
     for name, value in seen.items():
         wanted = planned[name] if name in planned else getattr(config, name, None)
@@ -131,6 +140,31 @@ def try_plans(name: str, environment: Environment, judge: str, targets: list[Tar
         if verdict["refusal"]:
             count.faults.append(f"{name}: {found.config}: {verdict['refusal']}")
         count.faults += [f"{name}: {found.config}: {text}" for text in differences(found, verdict["seen"])]
+
+
+def try_splits(environment: Environment, judge: str, count: Count) -> None:
+    """Stages of random Llamas, planned or not: light and heavy heads, padded vocabularies, empty stages."""
+    rng, drawn = random.Random("nanotron splits"), list[tuple[ModelSpec, int, int]]()
+    for _ in range(SPLITS):
+        heads, layers, ffn = rng.choice([8, 24, 32]), rng.randint(1, 80), 128 * rng.randint(8, 256)
+        model = replace(
+            find_model("llama-3.1-8b"), num_layers=layers, hidden_size=128 * heads, ffn_hidden_size=ffn,
+            num_attention_heads=heads, num_kv_heads=8, vocab_size=rng.choice([256, 32000, 128256, 500_009]),
+        )  # fmt: skip
+        drawn.append((model, rng.randint(1, layers), rng.choice([1, 2, 8])))
+    cases = []
+    for model, pp, tp in drawn:
+        config = Configuration(pipeline_parallel_size=pp, tensor_parallel_size=tp)
+        target = Target(plan=plan(config), problem=problem_of("nanotron", model))
+        cases.append({"files": {"nanotron.yaml": nanotron_file("", target)}, "world_size": pp * tp})
+    empty = 0
+    for (model, pp, tp), verdict in zip(drawn, verdicts(environment, judge, cases), strict=True):
+        split, head = nanotron_split(model, pp, tp)
+        empty += 0 in split
+        seen = verdict["seen"]
+        if verdict["refusal"] or (seen["stage_layers"], seen["head_stage"]) != (list(split), head):
+            count.faults.append(f"nanotron: {pp} stages, tp {tp} of {model}: {split}, {head} but {verdict}")
+    print(f"nanotron: splits: {len(drawn)} models, {empty} with a stage without a layer")
 
 
 def try_mutants(name: str, environment: Environment, judge: str, count: Count) -> None:
@@ -229,6 +263,9 @@ def main() -> int:
             continue
         judge = EXPORTER.get(name, name).replace("-", "_")
         try_plans(name, environment, judge, list(plans(EXPORTER.get(name, name), options.plans)), count)
+        if name == "nanotron":  # its judge builds models; its parser does not know what we write
+            try_splits(environment, judge, count)
+            continue
         try_mutants(name, environment, judge, count)
         try_edits(name, environment, judge, count)
         if name in DRY_RUNS:

@@ -1,7 +1,8 @@
 """An environment of its own for every launcher, under one git-ignored folder; torch is shared by all.
 
 Versions are pinned. Megatron-LM's wheel asks for a newer Python than it needs, so it is unpacked, not
-installed; what else it needs to run is in ``judges/megatron_lm.py``.
+installed; what else it needs to run is in ``judges/megatron_lm.py``. nanotron's asks for an older NumPy and
+is unpacked too; what it lacks is in ``judges/nanotron.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Environment:
 
     name: str
     packages: tuple[str, ...]  # installed, dependencies included
-    unpacked: tuple[str, ...] = ()  # wheels of another Python, put on the path
+    unpacked: tuple[str, ...] = ()  # wheels without their dependencies, put on the path
 
     @property
     def folder(self) -> Path:
@@ -50,6 +51,7 @@ ENVIRONMENTS = {
     for found in (
         Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",)),
         Environment("deepspeed", ("deepspeed==0.19.8",)),
+        Environment("nanotron", (), ("nanotron==0.4",)),
         Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0")),
         Environment("torchtitan-0.3", ("triton==3.9.0", "torchtitan==0.3.0")),
         Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
@@ -76,7 +78,8 @@ def _make(environment: Environment) -> None:
         shared = next(TORCH_ENVIRONMENT.folder.glob("lib/python*/site-packages"))
         own = next(environment.folder.glob("lib/python*/site-packages"))
         (own / "torch.pth").write_text(f"{shared}\n")
-    _pip(environment, "install", "--no-build-isolation", *environment.packages)
+    if environment.packages:
+        _pip(environment, "install", "--no-build-isolation", *environment.packages)
     for wheel in environment.unpacked:
         _pip(
             environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",

@@ -15,7 +15,7 @@ from service.launchers.reading.documents import document_of, looks_like_document
 from service.launchers.reading.fields import Fields
 from service.launchers.reading.known import Known, known_of
 from service.launchers.reading.python_values import constants_of
-from service.launchers.reading.split import divided, even_chunks
+from service.launchers.reading.split import divided, first_larger
 from solver.plan import Configuration
 from solver.problem import Workload
 
@@ -216,9 +216,9 @@ def _configuration(
         fields.stop()
     model_gpus = code.pipeline * code.tensor
     dp, micro, count = _batch(fields, known, model_gpus, code.world)
-    split = even_chunks(model.num_layers, code.pipeline, field="pipeline_parallel_size")
+    split = first_larger(model.num_layers, code.pipeline, field="pipeline_parallel_size")
     if len(set(split)) > 1:
-        fields.note("stages of unequal size are assumed with one layer more in the first ones")
+        fields.note("partition_method type:… is assumed: the first stages hold one layer more")
     zero = zero if dp > 1 else 0
     return Configuration(
         tensor_parallel_size=code.tensor,

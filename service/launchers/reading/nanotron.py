@@ -8,10 +8,9 @@ from service.launchers.reading.base import LaunchFile, Source, Told
 from service.launchers.reading.documents import document_of, looks_like_document
 from service.launchers.reading.fields import Fields
 from service.launchers.reading.known import known_of
-from service.launchers.reading.split import even_chunks
-from solver.own_balance import own_balance
 from solver.plan import Configuration
 from solver.problem import Workload
+from solver.splits import nanotron_split
 
 _OWN = (
     "parallelism.dp",
@@ -22,7 +21,7 @@ _OWN = (
 _MAX_ZERO = 1
 _IRRELEVANT = (
     "checkpoints.", "data_stages", "general.", "logging.", "lighteval", "tokenizer.", "optimizer.",
-    "profiler", "model.init_method", "model.ddp_bucket", "model.make_vocab", "model.model_config.",
+    "profiler", "model.init_method", "model.ddp_bucket", "model.model_config.",
     "tokens.train_steps", "tokens.val_", "tokens.limit_", "metrics_logging", "s3_upload",
     "parallelism.tp_linear",
 )  # fmt: skip
@@ -86,9 +85,7 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     if fields.integer("parallelism.expert_parallel_size", 1) > 1:
         fields.fault("parallelism.expert_parallel_size", "experts of nanotron are not read", allowed="1")
     fields.stop()
-    split = even_chunks(model.num_layers, pp, field="parallelism.pp")
-    if pp > 1:
-        split = own_balance(model, pp)
+    split = _split(fields, model, pp, tp)
     return Configuration(
         tensor_parallel_size=tp,
         sequence_parallel=sequence and tp > 1,
@@ -104,6 +101,25 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
         recompute_layers=sum(split) if recompute else 0,
         stage_layers=split,
     )
+
+
+def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...]:
+    """Its own split; a stage without a layer, or an output head before the last stage, is not priced."""
+    multiple = tp * fields.integer("model.make_vocab_size_divisible_by", 1, low=1)
+
+    def fills(stages: int) -> bool:
+        split, head = nanotron_split(model, stages, multiple)
+        return min(split) > 0 and head == stages - 1
+
+    if not (pp <= model.num_layers and fills(pp)):
+        fields.fault(
+            "parallelism.pp",
+            f"{pp} stages for {model.num_layers} layers: nanotron would leave a stage without a layer, or "
+            "put the output head on another stage than the last",
+            nearest=str(max(filter(fills, range(1, min(pp, model.num_layers + 1))))),
+        )
+        fields.stop()
+    return nanotron_split(model, pp, multiple)[0]
 
 
 def _zero(fields: Fields) -> int:

@@ -1,4 +1,4 @@
-"""Layers of each chunk where a launcher's file gives none of its own."""
+"""How launchers divide what a file leaves to them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from profiles.errors import InvalidProblemError
 from service.launchers.rules import near_divisors
 
 
-def even_chunks(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
-    """As even as can be: the first chunks hold one layer more.
+def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
+    """As even as can be, the first chunks one layer more: DeepSpeed's and torchtitan's own split.
+
+    DeepSpeed 0.19.8, runtime/utils.py:627 ``partition_balanced`` of the transformer layers, and
+    torchtitan 0.3.0 (``torchtitan_split``).
 
     Raises:
         InvalidProblemError: more chunks than layers; ``field`` is what asks for them.

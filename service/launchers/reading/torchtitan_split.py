@@ -6,10 +6,12 @@ import re
 
 from profiles.model import ModelSpec
 from service.launchers.reading.fields import Fields
-from service.launchers.reading.split import even_chunks
+from service.launchers.reading.split import first_larger
 
 _LAYER = re.compile(r"layers\.(\d{1,5})")
 _NAME = "parallelism.module_fqns_per_model_part"
+_EACH = "parallelism.pipeline_parallel_layers_per_stage"
+_LESS = "parallelism.pipeline_parallel_{}_stage_less_layers"
 _ENDS = ("tok_embeddings", "norm", "output", "lm_head")
 _TWO_CHUNKS = ("zb_v", "dualpipe_v")
 _LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
@@ -48,21 +50,34 @@ def _layer(name: object) -> int:
 
 
 def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
-    """Its own split: embedding and head count as a layer each, first stages take what is left over.
+    """Its own split: embedding and head count as some layers each, first stages take what is left over.
 
-    Source: torchtitan 0.3.0, distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
+    Source: torchtitan 0.3.0, distributed/pipeline_parallel.py:194-264 ``_get_pipeline_metadata`` and
+    :367-430 ``_generate_llm_fqn_per_model_part``, which raises where this leaves a fault.
     """
-    each = fields.optional("parallelism.pipeline_parallel_layers_per_stage")
-    stages = pp * (2 if schedule in (*_TWO_CHUNKS, *_LOOPED) else 1)
-    if each:
-        stages = -(-(model.num_layers + 2) // each)
-        stages = -(-stages // pp) * pp
-    whole = even_chunks(model.num_layers + 2, stages, field="parallelism.pipeline_parallel_degree")
-    split = list(whole)
-    split[0] -= 1
-    split[-1] -= 1
+    first, last = (fields.integer(_LESS.format(end), 1, low=0) for end in ("first", "last"))
+    counted = model.num_layers + first + last
+    each = fields.optional(_EACH)
+    several = schedule in (*_TWO_CHUNKS, *_LOOPED)
+    stages = -(-counted // each) if each else pp * (2 if several else 1)
+    if stages % pp or (stages > pp) != several:
+        fields.fault(
+            _EACH,
+            f"makes {stages} stages of {counted} layers, embedding and head counted as {first} and {last}, "
+            f"for {pp} ranks",
+            allowed=f"a multiple of {pp} stages, {'2 or more' if several else '1'} a rank",
+            nearest=str(-(-counted // (pp * (2 if several else 1)))),
+        )
+        fields.stop()
+    split = list(first_larger(counted, stages, field="parallelism.pipeline_parallel_degree"))
+    for weight, end, name in ((first, 0, "first"), (last, -1, "last")):
+        if weight > counted // stages:
+            message = f"{weight} exceeds the {counted // stages} layers of a stage"
+            most = str(counted // stages)
+            fields.fault(_LESS.format(name), message, allowed=f"0 to {most}", nearest=most)
+        split[end] -= weight
     fields.note(f"no list of modules: torchtitan splits the layers {' '.join(map(str, split))}")
     if min(split) < 1:
         fields.fault("parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not priced")
-        fields.stop()
+    fields.stop()
     return tuple(split)

@@ -116,7 +116,9 @@ def row_request(rows: Rows, row: int) -> RowRequest:
 
 def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
     """The splits of a row where the space offers some only."""
-    if not one.uneven_stages or one.only_split:
+    if one.only_split:
+        return [list(split) for split in one.only_split.splits(one.columns) if split is not None]
+    if not one.uneven_stages:
         even = even_chunks(one, p * v)
         return [list(even)] if even else []
     if v == 1 or one.is_uniform:

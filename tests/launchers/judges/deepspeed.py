@@ -10,13 +10,16 @@ import json
 import os
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
 
 from deepspeed.runtime import config as module
 from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.utils import partition_balanced
 
 sys.path.insert(0, str(Path(__file__).parent))
 from protocol import Case, Seen, serve
@@ -51,7 +54,21 @@ def judge(case: Case) -> Seen:
         "zero_stage": int(zero.stage),
         "tensor_parallel_size": raw.get("tensor_parallel", {}).get("autotp_size", 1),
         "data_parallel_size": config.world_size,
+        **stages_of(case["files"].get("deepspeed_plan.py", "")),
     }
+
+
+def stages_of(code: str) -> Seen:
+    """Layers of each stage as ``PipelineModule`` has them (runtime/pipe/module.py:412)."""
+    values: dict[str, Any] = {}
+    exec(code, values)  # noqa: S102 - the file that the user's script imports
+    pipeline, layers = values.get("PIPELINE"), values["MODEL"]["num_layers"]
+    if pipeline is None:
+        return {}
+    assert pipeline["partition_method"].startswith("type:")
+    binary = [0, *[1] * layers, 0, 0]  # an embedding before, norm and head behind
+    parts = partition_balanced(weights=binary, num_parts=pipeline["num_stages"])
+    return {"stage_layers": [sum(binary[begin:end]) for begin, end in pairwise(parts)]}
 
 
 if __name__ == "__main__":

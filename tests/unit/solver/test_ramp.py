@@ -75,6 +75,12 @@ def test_the_first_plan_has_the_shortest_ramp_of_all_layouts() -> None:
     assert answer.objective.bound <= answer.objective.value
 
 
+def test_the_answer_names_the_versions_that_every_answer_names() -> None:
+    plain = answered(replace(ramped(), options=replace(ramped().options, batch_ramp=())))
+    assert answered(ramped()).versions == plain.versions
+    assert set(plain.versions) == {"profile", "meshwright", "solver"}
+
+
 def test_every_plan_is_legal_in_every_stage() -> None:
     problem = ramped()
     for plan in answered(problem).plans:

@@ -12,7 +12,7 @@ from profiles.errors import InvalidProblemError
 from service.answers import answer_from_json
 from service.cli.exits import code_of
 from service.cli.progress import ProgressLine, cancellable, progress_words
-from service.configurations import completed, even_split
+from service.configurations import completed
 from solver.plan import Answer
 from solver.progress import Progress
 from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
@@ -98,11 +98,6 @@ def test_what_a_configuration_leaves_out_follows_from_the_rest() -> None:
     # 128 GPUs / (8 * 4) = dp 4; 512 / (4 * 1) = 128 micro-batches; 80 layers in 20 chunks: 4 each
     sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "virtual_pipeline_size": 5}
     assert completed({**sizes, "zero_stage": 1}, a_problem()) == a_configuration()
-
-
-def test_an_uneven_split_gives_the_first_chunks_one_more() -> None:
-    assert even_split(10, 4) == [3, 3, 2, 2]
-    assert even_split(3, 8) == [1, 1, 1]  # fewer layers than chunks: refused afterwards
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_a_pinned_split_is_kept_apart_and_written_down_as_a_pin() -> None:
     assert parse_problem(problem_to_mapping(problem)) == problem
 
 
+def test_a_pinned_split_that_nanotron_would_not_run_names_the_one_that_it_runs() -> None:
+    # Llama 3.1 70B: 80 layers of 973 M and a head of 1.23 layers; shares of 20.31 are exceeded by layer 21
+    nanotron = {"launcher": "nanotron"}
+    own = parse_problem(request(pin={"stage_layers": [21, 20, 20, 19]}) | nanotron)
+    assert own.options.stage_layers == (21, 20, 20, 19)
+    refused = sentence(request(pin={"stage_layers": [20, 20, 20, 20]}) | nanotron)
+    assert "nanotron splits the layers itself" in refused
+    assert "Nearest: 21 20 20 19" in refused
+    assert "Nearest: 3 2 2 2" in sentence(request(pin={"stage_layers": [1] * 80}) | nanotron)
+
+
 @pytest.mark.parametrize(
     ("pin", "words"),
     [

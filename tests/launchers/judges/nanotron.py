@@ -1,0 +1,137 @@
+"""nanotron 0.4 on a CPU: its ``build_model`` assigns the blocks of its own Llama to pipeline stages.
+
+The published wheel does not import: its packages import one another in a circle, and FlashAttention needs
+a GPU. The packages in the circle are entered without their ``__init__``, logging and what is not installed
+are stand-ins, and no block is built, since no rank is this process's. ``build_model``, the model's list
+of blocks and their costs are nanotron's, unmodified; the same functions of the repository's Qwen2, which
+exported files start, compute the same costs (src/nanotron/models/qwen.py:813).
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+import yaml
+
+sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
+sys.path.append(str(Path(__file__).parent))  # ... which comes first now
+from protocol import Case, Seen, serve
+
+ABSENT = ("flash_attn", "dacite", "functorch", "datasets", "safetensors", "transformers")
+ENTERED = ("nanotron.models", "nanotron.parallel.pipeline_parallel")  # submodules are nanotron's own
+SILENT = "nanotron.logging"
+
+
+class StandIn(ModuleType):
+    """A module whose every name is a class that does nothing."""
+
+    def __getattr__(self, name: str) -> object:
+        """An empty class."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda *_args, **_options: None})
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the stand-ins before Python finds anything else."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: object = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A package without code for the names above."""
+        if fullname not in (*ENTERED, SILENT) and fullname.partition(".")[0] not in ABSENT:
+            return None
+        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        folders = [Path(folder) / fullname.rpartition(".")[2] for folder in path or ()]
+        if fullname in ENTERED:
+            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """The stand-in."""
+        return StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+sys.meta_path.insert(0, Finder())
+
+distributed = import_module("nanotron.distributed")
+base = import_module("nanotron.models.base")
+sys.modules["nanotron.models"].NanotronModel = base.NanotronModel  # as its ``__init__`` has it
+llama = import_module("nanotron.models.llama")
+p2p, block = (import_module(f"nanotron.parallel.pipeline_parallel.{name}") for name in ("p2p", "block"))
+tensor_parallel = import_module("nanotron.parallel.tensor_parallel.nn")
+config, helpers = import_module("nanotron.config"), import_module("nanotron.helpers")
+
+llama.P2P = lambda group, device: p2p.P2P(group, torch.device("cpu"))  # noqa: ARG005 - its buffers
+distributed.get_rank = lambda *_args: -1  # no rank is here, so that no block's weights are made
+os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+
+
+class Group:
+    """A process group of which only the size is asked."""
+
+    def __init__(self, size: int) -> None:
+        self.ranks = size
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.ranks
+
+
+def judge(case: Case) -> Seen:
+    """Layers of each stage that nanotron's ``build_model`` makes of its YAML, and the head's stage."""
+    raw = yaml.safe_load(case["files"]["nanotron.yaml"])
+    sizes, shape = raw["parallelism"], raw["model"]["model_config"]
+    names = {field.name for field in fields(config.LlamaConfig)}
+    own = config.LlamaConfig(**{name: value for name, value in shape.items() if name in names})
+    own.vocab_size = helpers._vocab_size_with_padding(
+        own.vocab_size,
+        pg_size=sizes["tp"],
+        make_vocab_size_divisible_by=raw["model"]["make_vocab_size_divisible_by"],
+    )
+    context = SimpleNamespace(
+        pp_pg=Group(sizes["pp"]), tp_pg=Group(sizes["tp"]), world_pg=Group(case["world_size"])
+    )
+    parallel = config.ParallelismArgs(dp=sizes["dp"], pp=sizes["pp"], tp=sizes["tp"])
+    model = base.build_model(
+        model_builder=lambda: llama.LlamaForTraining(
+            config=own, parallel_context=context, parallel_config=parallel, random_states=None
+        ),
+        parallel_context=context,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    stages, head = [0] * sizes["pp"], -1
+    for one in model.modules():
+        if isinstance(one, block.PipelineBlock):
+            stages[one.rank] += one.module_builder is llama.LlamaDecoderLayer
+            if one.module_builder is tensor_parallel.TensorParallelColumnLinear:
+                head = one.rank
+    return {
+        "num_layers": sum(stages),
+        "stage_layers": stages,
+        "head_stage": head,
+        "pipeline_parallel_size": sizes["pp"],
+        "tensor_parallel_size": sizes["tp"],
+        "data_parallel_size": sizes["dp"],
+        "num_gpus": sizes["dp"] * sizes["pp"] * sizes["tp"] * sizes["context_parallel_size"],
+    }
+
+
+if __name__ == "__main__":
+    serve(judge)
