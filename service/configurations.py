@@ -33,7 +33,7 @@ _SIZES = (
 def completed(
     raw: Mapping[str, object], problem: Problem, at: tuple[str, ...] = ("configuration",)
 ) -> Configuration:
-    """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is even.
+    """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is the usual one.
 
     One that names node groups is read by ``placed_configurations``.
 

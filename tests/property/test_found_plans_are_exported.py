@@ -62,8 +62,6 @@ WORDS = {
     "pipeline_schedule": SCHEDULES, "recompute": RECOMPUTE, "offload": OFFLOAD, "rank_order": RANK_ORDERS,
     "context_parallel_mode": CONTEXT_MODES, "zero_stage": (0, 1, 2, 3),
 }  # fmt: skip
-# nanotron balances stages itself: only batches and models that divide leave it any (test_found_schedules).
-WITHOUT_STAGES = ("nanotron",)
 
 
 @pytest.mark.parametrize("launcher", launcher_names())
@@ -87,8 +85,6 @@ def test_a_row_of_every_value_that_a_launcher_offers_is_exported(launcher: str) 
         "rank_order": able.rank_orders, "context_parallel_mode": able.context_parallel_modes,
         "zero_stage": able.zero_stages,
     }  # fmt: skip
-    if launcher in WITHOUT_STAGES:
-        offered["pipeline_schedule"] = ("none",)
     assert drawn == {name: set(values) for name, values in offered.items()}
 
 

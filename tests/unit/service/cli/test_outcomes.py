@@ -12,9 +12,10 @@ from profiles.errors import InvalidProblemError
 from service.answers import answer_from_json
 from service.cli.exits import code_of
 from service.cli.progress import ProgressLine, cancellable, progress_words
-from service.configurations import completed
+from service.configurations import broken_rules, completed
 from solver.plan import Answer
 from solver.progress import Progress
+from solver.why.moves import settle
 from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
 
 
@@ -98,6 +99,26 @@ def test_what_a_configuration_leaves_out_follows_from_the_rest() -> None:
     # 128 GPUs / (8 * 4) = dp 4; 512 / (4 * 1) = 128 micro-batches; 80 layers in 20 chunks: 4 each
     sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "virtual_pipeline_size": 5}
     assert completed({**sizes, "zero_stage": 1}, a_problem()) == a_configuration()
+
+
+def test_what_names_no_split_is_split_alike_wherever_it_comes_from() -> None:
+    # 80 layers on 6 stages: 13 each and two left over for the middle; embedding and head are at the ends
+    problem, sizes = a_problem(), {"tensor_parallel_size": 8, "pipeline_parallel_size": 6}
+    given = completed({**sizes, "data_parallel_size": 2, "micro_batch_size": 1}, problem)
+    moved = settle(problem, replace(given, stage_layers=()))
+    assert moved is not None
+    assert given.stage_layers == moved.stage_layers == (13, 13, 14, 14, 13, 13)
+
+
+def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_its_rules() -> None:
+    # 80 layers of 973 M and a head of 1 051 M on 4 stages: shares of 20.27 are exceeded by layer 21
+    problem = replace(a_problem(), launcher="nanotron")
+    sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
+    given = completed(sizes, problem)
+    assert given.stage_layers == (21, 20, 20, 19)
+    assert not broken_rules(problem, given)
+    even = completed({**sizes, "stage_layers": [20, 20, 20, 20]}, problem)
+    assert broken_rules(problem, even) == ["nanotron splits the layers itself, as 21 20 20 19"]
 
 
 @pytest.mark.parametrize(
