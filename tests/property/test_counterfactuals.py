@@ -17,8 +17,9 @@ from solver.predict import predict
 from solver.problem import Problem, Workload
 from solver.reasons import Why
 from solver.space import enumerate_space
+from solver.splits import even_split
 from solver.why.explained import reasons_of
-from solver.why.moves import balanced, moves_of
+from solver.why.moves import moves_of
 from solver.why.waterfall import waterfalls
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "opt-350m", "llama-3.1-70b")
@@ -52,7 +53,7 @@ def starts(problem: Problem, seed: int, count: int = 6) -> list[Configuration]:
     for row in rows.tolist():
         one = space.columns.configuration(row, (problem.model.num_layers,))
         chunks = one.pipeline_parallel_size * one.virtual_pipeline_size
-        split = balanced(problem.model.num_layers, chunks)
+        split = even_split(problem.model.num_layers, chunks)
         found.append(space.columns.configuration(row, split))
     return found
 
