@@ -27,14 +27,15 @@ class Kinds:
     """The kinds of a crossing's rows, numbered outer row by outer row."""
 
     crossing: Crossing
-    by_chunks: bool = False  # a number of chunks is a kind of its own: prices depend on it
+    by_chunks: bool = False  # each number of chunks and schedule is a kind: prices depend on them
 
     @cached_property
     def _code(self) -> IntArray:
         """The kind of each inner row, 0 … K - 1, shape (c,)."""
         chunks, recompute, layers, schedule = self.crossing.inner.T
         several = chunks if self.by_chunks else np.minimum(chunks, 2)
-        code = (recompute * (int(several.max(initial=1)) + 1) + several) * 2 + _SPLIT[schedule]
+        order = schedule if self.by_chunks else _SPLIT[schedule]
+        code = (recompute * (int(several.max(initial=1)) + 1) + several) * len(SCHEDULES) + order
         code = code * 2 + (layers == PER_STAGE)
         return np.unique(code, return_inverse=True)[1].ravel()
 

@@ -1,8 +1,9 @@
 """From columns to priced rows: each price is found once, and laid beside a row when somebody asks.
 
-Prices depend on neither the number of recomputed layers nor, without a calibrated residual, the number
-of chunks beyond one, so that a dozen rows share one (DeepSeek-V3 on 2 048 GPUs). ``Priced`` holds every
-price once and, for every row, which one is its own.
+Prices depend on neither the number of recomputed layers nor the number of chunks beyond one (except with a
+calibrated residual, or under torch's pipeline runtime, which gathers weights by chunks), so that a dozen
+rows share one (DeepSeek-V3 on 2 048 GPUs). ``Priced`` holds every price once and, for every row, which one is its
+own.
 """
 
 from __future__ import annotations
@@ -183,8 +184,13 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
 
 
 def _counts_chunks(profile: Profile) -> bool:
-    """Whether prices depend on the number of chunks: the residual of a calibrated cluster does."""
-    return profile.residual is not None or profile.memory_residual is not None
+    """Whether prices depend on the number of chunks and their order.
+
+    The residual of a calibrated cluster does, and so do gathers under torch's pipeline runtime
+    (``solver.cost.sharding.gathers_in_passes``).
+    """
+    calibrated = profile.residual is not None or profile.memory_residual is not None
+    return calibrated or profile.framework.torch_pipelines
 
 
 def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:

@@ -1,6 +1,6 @@
 """One price for many rows is the price of each of them."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -24,3 +24,19 @@ def test_rows_that_share_a_price_are_priced_alike(model: ModelSpec) -> None:
     shared, own = priced.take(index).prices, price(problem, columns.take(index), profile)
     for name in (f.name for f in fields(own) if not f.name.endswith("breakdown_s")):
         assert np.array_equal(getattr(shared, name), getattr(own, name)), name
+
+
+def test_kinds_of_torchs_pipelines_share_no_price_across_chunks_or_schedules() -> None:
+    # it gathers the weights of more than three chunks a rank again and again, in the schedule's order
+    problem = a_problem(model=a_model(num_layers=32), cluster=a_cluster(num_nodes=4), batch=64)
+    problem = replace(problem, launcher="torchtitan")
+    profile = default_profile(problem.cluster, problem.launcher)
+    priced = priced_space(problem, profile, enumerate_space(problem, legal_only=True).rows)
+    assert priced.kinds is not None
+    index = np.flatnonzero(priced.price_of[priced.kinds.of(np.arange(len(priced)))] >= 0)
+    index = np.random.default_rng(0).choice(index, min(3000, len(index)), replace=False)
+    rows = priced.take(index)
+    assert {4, 8} <= set(rows.columns.virtual_pipeline_size.tolist())
+    own = price(problem, rows.columns, profile)
+    for name in (f.name for f in fields(own) if not f.name.endswith("breakdown_s")):
+        assert np.array_equal(getattr(rows.prices, name), getattr(own, name)), name
