@@ -27,9 +27,10 @@ if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
 fi
 
 # What the plan does not decide. MOCK_DATA=1 is a dry start: synthetic tokens, ten steps, no tokenizer.
+# It logs the time of every step for `meshwright import`; Megatron-LM's own interval is 100 steps.
 if [[ "${MOCK_DATA:-0}" == 1 ]]; then
     run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
-        --lr "${LR:-1e-4}" --eval-iters 0)
+        --lr "${LR:-1e-4}" --eval-iters 0 --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
 else
     : "${DATA_PATH:?set it to the prefix of an indexed data set, or set MOCK_DATA=1}"
     : "${TOKENIZER_TYPE:?set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1}"
@@ -37,7 +38,8 @@ else
     : "${TRAIN_ITERS:?set it to the number of steps, or set MOCK_DATA=1}"
     : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
-        --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}")
+        --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
+        --log-interval "${LOG_INTERVAL:-10}" --log-throughput)
 fi
 
 # Further flags may follow on the command line, but none may silently replace one of the plan's.
