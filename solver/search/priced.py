@@ -1,9 +1,9 @@
 """From columns to priced rows: each price is found once, and laid beside a row when somebody asks.
 
-Prices depend on neither the number of recomputed layers nor the number of chunks beyond one (except with a
-calibrated residual, or under torch's pipeline runtime, which gathers weights by chunks), so that a dozen
-rows share one (DeepSeek-V3 on 2 048 GPUs). ``Priced`` holds every price once and, for every row, which one is its
-own.
+Prices depend on neither the number of recomputed layers nor the number of chunks beyond one, so that
+a dozen rows share one (DeepSeek-V3 on 2 048 GPUs). With a calibrated residual, and under torch's pipeline
+runtime, which gathers weights by chunks, they do depend on the chunks. ``Priced`` holds every price once
+and, for every row, which one is its own.
 """
 
 from __future__ import annotations
