@@ -7,7 +7,6 @@ that the cluster runs on that stack.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import exp, inf
@@ -111,14 +110,13 @@ def bounded(name: str, value: float) -> float:
     return max(min(value, UPPER_BOUNDS.get(name, inf)), LOWER_BOUNDS.get(name, 0.0))
 
 
-def read_calibration(text: str) -> Calibration:
-    """The calibration of a file's text.
+def read_calibration(document: Mapping[str, Any]) -> Calibration:
+    """The calibration of a JSON document.
 
     Raises:
-        InvalidProblemError: not JSON, another format, or a part that is missing or of the wrong kind.
+        InvalidProblemError: another format, or a part that is missing or of the wrong kind.
     """
     try:
-        document = json.loads(text)
         if document["format"] != FORMAT:
             raise InvalidProblemError.of("/format", "is not a calibration", allowed=FORMAT)
         offsets = {str(name): _number(value) for name, value in document["log_offsets"].items()}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
+from profiles.documents import FILE, read_json
 from profiles.errors import InvalidProblemError, ProfileError
 from profiles.measured_profile import (
     FORMAT,
@@ -24,9 +23,7 @@ from profiles.measured_profile import (
 from profiles.model import ModelSpec
 from profiles.reading import FieldReader
 from profiles.shape import model_from_shape
-from profiles.units import MIB
 
-MAX_FILE_BYTES = 64 * MIB
 MAX_ENTRIES = 200_000  # measurements, or sessions, or tasks of one file
 MAX_SECONDS = 1e6
 MAX_FIGURE = 1e24  # FLOPs or bytes of one operation
@@ -43,16 +40,12 @@ def read_measured_profile(path: Path) -> MeasuredProfile:
         ProfileError: the file cannot be read or is no measured profile; the first faults are named.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ProfileError(f"{path.name} is too big for a measured profile")
-        raw = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        return measured_profile_from_json(raw)
+        with path.open("rb") as file:
+            return measured_profile_from_json(read_json(file.read(FILE.max_bytes + 1)))
     except OSError as fault:
         raise ProfileError(f"{path.name}: {fault.strerror or 'cannot be read'}") from None
     except InvalidProblemError as fault:
         raise ProfileError(f"{path.name} is no measured profile: {fault}") from None
-    except (ValueError, RecursionError):
-        raise ProfileError(f"{path.name} is no measured profile: not JSON") from None
 
 
 def measured_profile_from_json(raw: object) -> MeasuredProfile:
@@ -201,8 +194,3 @@ def _required_choice(reader: FieldReader, name: str, allowed: tuple[str, ...]) -
 
 def _optional_text(reader: FieldReader, name: str) -> str | None:
     return reader.text(name) if reader.has(name) else None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    """NaN and infinities are no JSON (RFC 8259, section 6)."""
-    raise ValueError(name)

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
+from profiles.documents import MAX_ERRORS, pointer
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import MAX_ERRORS, pointer
 from service.placed_configurations import names_places, placed
 from solver.columns import Columns
 from solver.gpu_counts import usable_gpus

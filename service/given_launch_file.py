@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from profiles.documents import pointer
 from profiles.errors import InvalidProblemError, UnknownNameError
-from service.json_input import pointer
 from service.launchers.reading.base import Source
 from service.launchers.reading.registry import reader_names
 
-MAX_TEXT = 200_000  # characters of one file
+MAX_TEXT = 200_000  # characters of all files: reading takes half a second for so many
 MAX_FILES = 8  # beside the first
-MAX_TOTAL = 400_000  # characters of all files: reading takes about a second for each 400 000
 MAX_NAME = 128
 MAX_VARIABLES = 64
 _AT = "launch_file"
@@ -44,9 +43,9 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
         _name(other, "files", other)
     variables = _texts(raw, "variables", MAX_VARIABLES)
     text = _text(raw.get("text"), "text")
-    if len(text) + sum(map(len, files.values())) > MAX_TOTAL:
+    if len(text) + sum(map(len, files.values())) > MAX_TEXT:
         message = "the files are too big together"
-        raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TOTAL} characters")
+        raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TEXT} characters")
     source = Source(name=name, text=text, files={**files, name: text} if files else {})
     return GivenLaunchFile(source=source, launcher=str(launcher) if launcher else None, variables=variables)
 

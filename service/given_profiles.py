@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -23,22 +22,18 @@ from solver.problem import Problem
 GivenProfile: TypeAlias = Calibration | MeasuredProfile
 
 
-def read_given(text: str) -> GivenProfile:
-    """The calibration or measured profile in a JSON text.
+def read_given(document: Mapping[str, object]) -> GivenProfile:
+    """The calibration or measured profile of a JSON document.
 
     Raises:
         InvalidProblemError: neither, or broken; pointers start at the document.
     """
-    try:
-        document = json.loads(text)
-        named = document.get("format") if isinstance(document, dict) else None
-    except (ValueError, RecursionError):
-        raise InvalidProblemError.of("", "is not JSON") from None
+    named = document.get("format")
     if named == MEASURED:
         return measured_profile_from_json(document)
     if named != CALIBRATION:
         raise InvalidProblemError.of("/format", "is no profile", allowed=f"{CALIBRATION}, {MEASURED}")
-    calibration = read_calibration(text)
+    calibration = read_calibration(document)
     if not calibration.fits_features(NUM_FEATURES):
         raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")
     return calibration

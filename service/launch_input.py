@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from profiles.documents import pointer
 from profiles.errors import InvalidProblemError
 from profiles.inline import cluster_from_mapping, model_from_mapping, model_to_mapping
 from service.configurations import completed
-from service.json_input import pointer
 from service.launchers.reading.base import LaunchFile, Source, Told
 from service.launchers.reading.registry import read_launch_files, reader_names, renamed
 from service.request import parse_problem

@@ -105,7 +105,7 @@ class Measurements:
     ) -> MeasurementRecord:
         """The measurement and what was learnt, in one transaction."""
         measurement_id = uuid.uuid4().hex
-        given = read_given(compact_json(document))
+        given = read_given(document)
         with self._database.write() as connection:
             keep_profile(connection, tenant, str(values["profile_id"]), document, given)
             records.insert_measurement(connection, tenant, measurement_id, **values)
@@ -116,7 +116,7 @@ class Measurements:
         """The answer to a measurement, from what is stored."""
         with self._database.read() as connection:
             document = records.document_of(connection, record.profile_id) or {}
-        calibration = read_given(compact_json(document))
+        calibration = read_given(document)
         if not isinstance(calibration, Calibration):
             raise InvalidProblemError.of("/profile", "is no calibration")
         problem = parse_problem(record.request)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
+from profiles.documents import MAX_ERRORS, pointer
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import MAX_ERRORS, pointer
 from service.request_placed import PLACED_ONLY
 from service.request_run import places_stages
 from solver.mixed.completing import joined, settled

@@ -14,7 +14,7 @@ from profiles.calibration import Calibration
 from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
 from service.db import profile_records as records
-from service.db.database import Database, compact_json
+from service.db.database import Database
 from service.db.key_records import note
 from service.db.profile_records import ProfileRecord
 from service.errors import NotFoundError
@@ -41,7 +41,7 @@ class ProfileStore:
             InvalidProblemError: it is no calibration and no measured profile.
             IdempotencyConflictError: the idempotency key was used for something else.
         """
-        given = read_given(compact_json(document))
+        given = read_given(document)
         profile_id = profile_id_of(document)
 
         def keep() -> ProfileRecord:
@@ -118,7 +118,7 @@ class ProfileStore:
                 document = records.document_of(connection, problem.profile)
             if document is None:
                 raise InvalidProblemError.of("/profile", "is not stored here")
-            given.append(read_given(compact_json(document)))
+            given.append(read_given(document))
         try:
             profile, warnings = profile_with(problem, given)
         except InvalidProblemError as fault:

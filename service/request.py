@@ -14,13 +14,13 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from profiles.cluster import ClusterSpec
+from profiles.documents import pointer, require_plain
 from profiles.errors import FieldError, InvalidProblemError
 from profiles.frameworks import framework_facts, with_options
 from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
 from profiles.model import ModelSpec
 from profiles.profile import framework_of
 from service.configurations import completed
-from service.json_input import pointer, require_plain
 from service.request_batches import batches_of, batches_to_json
 from service.request_checks import check_launcher, check_limits
 from service.request_run import (

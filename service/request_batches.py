@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from profiles.documents import pointer
 from profiles.errors import FieldError, InvalidProblemError
-from service.json_input import pointer
 from service.request_part import Part
 from solver.problem import Problem
 

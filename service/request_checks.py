@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from profiles.documents import MAX_ERRORS, pointer, shown
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from profiles.frameworks import framework_facts, with_options
 from profiles.optimizers import OPTIMIZERS, optimizer_named
 from profiles.profile import framework_of
-from service.json_input import MAX_ERRORS, pointer, shown
 from service.request_batches import ramp_limits
 from service.request_constraints import constraints
 from service.request_run import run_limits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from profiles.documents import pointer
 from profiles.errors import FieldError
-from service.json_input import pointer
 from solver.constraints import constraint_of
 from solver.expressions import ExpressionError
 from solver.problem import Problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
+from profiles.documents import pointer
 from profiles.errors import FieldError
-from service.json_input import pointer
 from solver.constraints import constraint_of, holds_for
 from solver.expressions import Node, names_in
 from solver.options import SearchOptions

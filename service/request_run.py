@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue
 
 from profiles.cluster import MAX_NODES
+from profiles.documents import pointer
 from profiles.errors import FieldError, InvalidProblemError
 from profiles.power import power_of
 from profiles.profile import PLACING_LAUNCHER
 from profiles.reliability import Reliability
-from service.json_input import pointer
 from service.request_part import Part
 from service.request_placed import placed_limit_faults
 from solver.options import SearchOptions

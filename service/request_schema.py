@@ -14,8 +14,8 @@ import annotated_types
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
+from profiles.documents import MAX_ERRORS, pointer, shown
 from profiles.errors import FieldError
-from service.json_input import MAX_ERRORS, pointer, shown
 from service.request_batches import MAX_BATCH, MAX_SIZES, Batches, RampRequest
 from service.request_part import Part
 from service.request_run import MAX_TOKENS, BaselineRequest, NodeCounts, ReliabilityRequest

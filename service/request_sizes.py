@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
+from profiles.documents import pointer
 from profiles.errors import FieldError
-from service.json_input import pointer
 from solver.gpu_counts import usable_gpus
 from solver.options import SearchOptions
 from solver.plan import Configuration

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from profiles.errors import ProfileError
+from profiles.documents import read_json
+from profiles.errors import InvalidProblemError, ProfileError
 from profiles.reading import MAX_TEXT, shown
 
 MAX_BYTES = 256 * 2**20  # a long run's log; everything else is far smaller
-MAX_JSON_BYTES = 16 * 2**20
 MAX_PAYLOAD_BYTES = 2**50
 MAX_SECONDS = 1e6
 MAX_BYTES_PER_S = 1e15
@@ -126,28 +124,11 @@ class ForeignFile:
         """The file as one JSON object.
 
         Raises:
-            ProfileError: it is not JSON, names a field twice, or is no object.
+            ProfileError: it is not JSON, too big or too deep, names a field twice, or is no object.
         """
-        if len(self.text) > MAX_JSON_BYTES:
-            raise self.fault("", f"larger than {MAX_JSON_BYTES // 2**20} MiB, too large for a profile")
         try:
-            value = json.loads(self.text, object_pairs_hook=self._object, parse_constant=self._constant)
-        except json.JSONDecodeError as error:
-            raise self.fault(f"line {error.lineno}", f"is not JSON ({error.msg.lower()})") from error
-        except (ValueError, RecursionError) as error:
-            message = "is not JSON that can be read (nested too deeply, or a number too long)"
-            raise self.fault("", message) from error
-        return self.mapping(value, "the file")
-
-    def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """A JSON object whose fields are all different."""
-        found: dict[str, object] = {}
-        for key, value in pairs:
-            if key in found:
-                raise self.fault(shown(key), "the field stands twice in one object")
-            found[key] = value
-        return found
-
-    def _constant(self, name: str) -> NoReturn:
-        """Refuse NaN and Infinity, which are not JSON."""
-        raise self.fault("", f"{name} is not a number that JSON knows")
+            return self.mapping(read_json(self.text), "the file")
+        except InvalidProblemError as fault:
+            first = fault.errors[0]
+            allowed = f" (allowed: {first.allowed})" if first.allowed else ""
+            raise self.fault(first.pointer, first.message + allowed) from fault

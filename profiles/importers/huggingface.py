@@ -8,11 +8,11 @@ queries and keys, biases of a single projection, routing biases.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from profiles.documents import FILE, read_json
 from profiles.errors import InvalidProblemError, UnsupportedModelError
 from profiles.importers.huggingface_families import FAMILIES, LLAMA_LIKE, Family
 from profiles.importers.huggingface_layers import moe_placement, sliding_window
@@ -20,8 +20,6 @@ from profiles.importers.huggingface_refusals import refuse_unsupported
 from profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS
 from profiles.model import MlaSpec, ModelSpec, MoeSpec
 from profiles.reading import MAX_TEXT, FieldReader
-
-MAX_CONFIG_BYTES = 4 * 2**20
 
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
@@ -39,13 +37,14 @@ def load_config(path: Path | str) -> ModelSpec:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     try:
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise InvalidProblemError.of("/model", f"{file.name} is too large for a model's config")
-        raw = json.loads(file.read_text("utf-8"))
+        with file.open("rb") as opened:
+            raw = read_json(opened.read(FILE.max_bytes + 1))
     except OSError as error:
         raise InvalidProblemError.of("/model", f"no readable {file.name[:MAX_TEXT]} there") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidProblemError.of("/model", f"{file.name[:MAX_TEXT]} is not JSON") from error
+    except InvalidProblemError as error:
+        first = error.errors[0]
+        message = f"{file.name[:MAX_TEXT]}{first.pointer}: {first.message}"
+        raise InvalidProblemError.of("/model", message, allowed=first.allowed) from error
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     return model_from_config(raw, name=name or "custom")
 

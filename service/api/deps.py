@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
+from profiles.documents import DOCUMENT, PROBLEM, JsonReader, Limits, read_json
 from profiles.errors import InvalidProblemError
 from service.access import Access, Caller
-from service.api.errors import UnsupportedMediaTypeError
+from service.api.errors import (
+    BodyTooLargeError,
+    BodyTooSlowError,
+    BusyError,
+    UnsupportedMediaTypeError,
+)
 from service.api.metrics import Metrics
 from service.api.watch import Watch
 from service.db.database import Database
@@ -21,7 +29,6 @@ from service.db.records import Origin
 from service.definitions import Definitions
 from service.idempotency import Repeatable, digest_of
 from service.jobs import Jobs
-from service.json_input import read_json
 from service.logs import add
 from service.measurements import Measurements
 from service.profile_store import ProfileStore
@@ -34,7 +41,11 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_PAGE_SIZE = 200
 SESSION_COOKIE = "meshwright_session"
 _READING = frozenset({"GET", "HEAD"})
-SMALL_BYTES = 16 * 2**10  # of a body that is read at once: 0.5 ms; 8 MiB take their time, on a thread
+SMALL_BYTES = 16 * 2**10  # of a body that waits for no other, and is parsed at once: 0.5 ms
+MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: up to 6 MiB of memory each
+MAX_DOCUMENTS = 2  # the same of what may hold tables: up to 60 MiB each
+MAX_WAIT_FOR_TURN_S = 10.0
+MAX_UPLOAD_S = 30.0  # 8 MiB at 2.3 Mbit/s; a body that trickles in holds up others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,8 @@ class Service:
     definitions: Definitions
     measurements: Measurements
     watch: Watch  # of jobs, for long polls and event streams
+    problems: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBLEMS))
+    documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DOCUMENTS))
 
 
 def service_of(request: Request) -> Service:
@@ -133,18 +146,98 @@ async def tenant_of(request: Request) -> str:
     return caller.tenant
 
 
-async def json_body(request: Request) -> Mapping[str, object]:
-    """The JSON object in the body, read strictly.
+def _require_json(request: Request) -> None:
+    """A web page may post plain text anywhere, JSON only where it is allowed to.
 
     Raises:
-        UnsupportedMediaTypeError: it is not declared as JSON (a web page may post plain text anywhere).
-        InvalidProblemError: it is not a JSON object of plain values.
+        UnsupportedMediaTypeError: the body is not declared as JSON.
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
         raise UnsupportedMediaTypeError("send the body as application/json")
-    body = await request.body()
-    return read_json(body) if len(body) <= SMALL_BYTES else await run_in_threadpool(read_json, body)
+
+
+async def problem_body(request: Request) -> AsyncIterator[Mapping[str, object]]:
+    """The JSON object in a body that is, or is as small as, a problem.
+
+    Raises:
+        UnsupportedMediaTypeError: it is not declared as JSON.
+        InvalidProblemError: it is not a JSON object of plain values, or holds too many.
+        BodyTooLargeError, BodyTooSlowError, BusyError: as ``arriving``.
+    """
+    _require_json(request)
+    async with arriving(request, PROBLEM) as chunks:
+        body = b"".join([chunk async for chunk in chunks])
+        small = len(body) <= SMALL_BYTES
+        yield read_json(body, PROBLEM) if small else await run_in_threadpool(read_json, body, PROBLEM)
+
+
+async def document_body(request: Request) -> AsyncIterator[Mapping[str, object]]:
+    """The JSON object in a body that may hold tables of measurements, parsed as it arrives.
+
+    Raises:
+        UnsupportedMediaTypeError, InvalidProblemError, BodyTooLargeError, BodyTooSlowError, BusyError: as
+            ``problem_body``.
+    """
+    _require_json(request)
+    async with arriving(request, DOCUMENT) as chunks:
+        reader = JsonReader(DOCUMENT)
+        async for chunk in chunks:
+            await run_in_threadpool(reader.feed, chunk)
+        yield reader.close()
+
+
+@asynccontextmanager
+async def arriving(request: Request, limits: Limits) -> AsyncIterator[AsyncIterator[bytes]]:
+    """The pieces of a body. A large one waits for its turn, which lasts until the request was worked on.
+
+    Raises:
+        BodyTooLargeError: the body is, or says that it is, too long.
+        BodyTooSlowError: it did not arrive within ``MAX_UPLOAD_S``.
+        BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
+    """
+    said = request.headers.get("content-length", "")
+    announced = int(said[:20]) if said.isdecimal() else limits.max_bytes  # sent in chunks: any length
+    _require_room(announced, limits)
+    if min(announced, limits.max_bytes) <= SMALL_BYTES:
+        yield _pieces(request, limits)
+        return
+    service = service_of(request)
+    turn = service.problems if limits.max_bytes <= PROBLEM.max_bytes else service.documents
+    try:
+        async with asyncio.timeout(MAX_WAIT_FOR_TURN_S):
+            await turn.acquire()
+    except TimeoutError:
+        raise BusyError("as many large bodies are in work as this server takes at a time") from None
+    try:
+        yield _pieces(request, limits)
+    finally:
+        turn.release()
+
+
+async def _pieces(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+    """The pieces of a body, none of them empty."""
+    num_bytes = 0
+    until = asyncio.get_running_loop().time() + MAX_UPLOAD_S
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout_at(until):
+                piece = await anext(stream, None)
+        except TimeoutError:
+            raise BodyTooSlowError(f"the body did not arrive within {MAX_UPLOAD_S:g} s") from None
+        if piece is None:
+            return
+        num_bytes += len(piece)
+        _require_room(num_bytes, limits)
+        if piece:
+            yield piece
+
+
+def _require_room(num_bytes: int, limits: Limits) -> None:
+    if num_bytes > limits.max_bytes:
+        message = f"the body may be {limits.max_bytes} bytes long at most here; {limits.advice}"
+        raise BodyTooLargeError(message)
 
 
 async def idempotency_key_of(
@@ -163,7 +256,8 @@ async def idempotency_key_of(
 
 def repeatable_of(service: Service, key: str | None, *parts: object) -> Repeatable:
     """A request under its key: ``parts`` are what it asks for."""
-    return Repeatable(key=key, digest=digest_of(*parts), ttl_s=service.settings.idempotency_ttl_s)
+    digest = digest_of(*parts) if key is not None else ""
+    return Repeatable(key=key, digest=digest, ttl_s=service.settings.idempotency_ttl_s)
 
 
 def origin_of(request: Request) -> Origin:
@@ -184,6 +278,7 @@ KeyDep = Annotated[str | None, Depends(idempotency_key_of)]
 ProfilesDep = Annotated[ProfileStore, Depends(profiles_of)]
 CallerDep = Annotated[Caller, Depends(caller_of)]
 TenantDep = Annotated[str, Depends(tenant_of)]
-BodyDep = Annotated[Mapping[str, object], Depends(json_body)]
+BodyDep = Annotated[Mapping[str, object], Depends(problem_body, scope="function")]
+DocumentDep = Annotated[Mapping[str, object], Depends(document_body, scope="function")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="entries of one page")]
 PageToken = Annotated[str | None, Query(max_length=256, description="next_page_token of the page before")]

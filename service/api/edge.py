@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, the length of bodies, and which names this server answers to."""
+"""The outermost layer: request ids, and which names this server answers to."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from ipaddress import ip_address
-from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.errors import BodyTooLargeError
 from service.api.metrics import Metrics
 from service.api.problems import NO_PAGE, problem_response
-from service.json_input import MAX_INPUT_BYTES
 from service.logs import REQUESTS, about
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -54,7 +51,7 @@ class Edge:
         began_s = time.monotonic()
         with about(request_id=request_id):
             try:
-                await self._serve(scope, _bounded(receive, headers), sent, headers)
+                await self._serve(scope, receive, sent, headers)
             except Exception:
                 sent.status = 500  # a bug: the layer outside of this one answers
                 raise
@@ -122,21 +119,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _bounded(receive: Receive, headers: Headers) -> Receive:
-    """``receive``, raising as soon as a body is, or says that it is, too long."""
-    read_bytes = 0
-    announced = headers.get("content-length", "0")
-
-    async def bounded() -> MutableMapping[str, Any]:
-        nonlocal read_bytes
-        if announced.isdecimal() and int(announced[:20]) > MAX_INPUT_BYTES:
-            raise BodyTooLargeError(f"the body may be {MAX_INPUT_BYTES} bytes long at most")
-        message = await receive()
-        read_bytes += len(message.get("body", b""))
-        if read_bytes > MAX_INPUT_BYTES:
-            raise BodyTooLargeError(f"the body may be {MAX_INPUT_BYTES} bytes long at most")
-        return message
-
-    return bounded

@@ -21,6 +21,7 @@ STATUS_OF: Mapping[str, int] = {
     "unauthorized": 401,
     "forbidden": 403,
     "not_found": 404,
+    "body_too_slow": 408,
     "not_ready": 409,
     "body_too_large": 413,
     "unsupported_media_type": 415,
@@ -32,14 +33,27 @@ STATUS_OF: Mapping[str, int] = {
     "idempotency_conflict": 422,
     "bad_page_token": 422,
     "too_many_requests": 429,
+    "busy": 503,
 }
 _log = logging.getLogger(__name__)
 
 
 class BodyTooLargeError(ServiceError):
-    """The body is longer than any request may be."""
+    """The body is longer than a request to this address may be."""
 
     code = "body_too_large"
+
+
+class BodyTooSlowError(ServiceError):
+    """The body did not arrive in time."""
+
+    code = "body_too_slow"
+
+
+class BusyError(ServiceError):
+    """As many large bodies are in work as this server takes at a time."""
+
+    code = "busy"
 
 
 class UnsupportedMediaTypeError(ServiceError):
@@ -77,7 +91,7 @@ def _service_error(request: Request, error: Exception) -> Response:
     if code not in STATUS_OF:
         return _bug(request, error)
     headers: dict[str, str] = {}
-    if isinstance(error, NotReadyError) and not error.finished:
+    if isinstance(error, BusyError) or (isinstance(error, NotReadyError) and not error.finished):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, TooManyRequestsError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))

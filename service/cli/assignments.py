@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
+from profiles.documents import shown
 from profiles.errors import InvalidProblemError
-from service.json_input import shown
 from service.report.figures import SHORT_NAMES
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiles.calibration import Calibration
+from profiles.documents import FILE, read_json, shown, shown_path
 from profiles.errors import InvalidProblemError, UnknownNameError
 from profiles.profile import Profile
 from service.cli.exits import FOUND, say_warnings
@@ -23,14 +24,12 @@ from service.cli.files import write_text
 from service.cli.screen import screen
 from service.given_profiles import GivenProfile, profile_with, read_given
 from service.imported_runs import shape_of_plan
-from service.json_input import shown, shown_path
 from solver.calibrate import calibrate, default_profile_of
 from solver.calibration.choose import Candidates, measuring_order
 from solver.calibration.observations import Observation
 from solver.problem import Problem
 from solver.runs import Run, read_runs
 
-_MAX_BYTES = 64_000_000
 _WORTH_SAYING = 0.05  # relative moves of a constant
 
 
@@ -89,15 +88,11 @@ def _given(path: Path) -> GivenProfile:
     """The calibration or measured profile in a file."""
     try:
         with path.open("rb") as handle:
-            content = handle.read(_MAX_BYTES + 1)  # a device has no size and no end
-        if len(content) > _MAX_BYTES:
-            raise InvalidProblemError.of("--profile", f"{shown_path(path)}: larger than any profile")
-        text = content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        reason = getattr(fault, "strerror", None) or "cannot be read as text"
+            content = handle.read(FILE.max_bytes + 1)  # a device has no size and no end
+        return read_given(read_json(content))
+    except OSError as fault:
+        reason = fault.strerror or "cannot be read"
         raise InvalidProblemError.of("--profile", f"{shown_path(path)}: {reason}") from None
-    try:
-        return read_given(text)
     except InvalidProblemError as fault:
         first = fault.errors[0]
         where = f", {first.pointer}:" if first.pointer.strip("/") else ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError
 from service.cli.configured import settings_with
 from service.db.backup import BackupError, back_up, restore
 from service.db.database import sqlite_path
 from service.errors import ServerStartError
-from service.json_input import shown_path
 
 
 def back_up_records(database_url: str | None, target: Path) -> str:

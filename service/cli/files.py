@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from errno import EISDIR
 from pathlib import Path
 
+from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError
-from service.json_input import shown_path
 
 ANSWER_FILE = "answer.json"
 REPORT_FILE = "report.html"

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from profiles.cluster import GpuSpec
+from profiles.documents import shown, shown_path
 from profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
 from profiles.importers.foreign_file import ForeignFile
 from profiles.importers.huggingface import looks_like_config
@@ -32,7 +33,6 @@ from service.cli.imported_clusters import cluster_text
 from service.cli.kept import KeptPlan, find_plan, plan_of_file
 from service.cli.problem_options import model_part
 from service.imported_runs import NEEDED, OF_A_PLAN, RunFacts, plan_row, run_row, table_with
-from service.json_input import shown, shown_path
 from service.versions import version_of
 
 HUGGING_FACE = "huggingface"

@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from profiles.documents import shown
 from profiles.errors import FieldError, InvalidProblemError
 from service.answers import answer_from_json
 from service.cli.files import write_text
-from service.json_input import shown
 from service.problem_file import read_problem_file
 from service.request import digest_of, parse_problem, problem_to_mapping
 from solver.plan import Answer, Plan, plan_from_json

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError
-from service.json_input import shown_path
 from service.launchers.reading.base import MAX_BYTES, MAX_FILES, Source
 
 _KINDS = (

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError, PlannerError
 from service.cli.client import ServiceClient
 from service.cli.exits import FOUND, NO_PLAN, say_error
 from service.cli.files import ANSWER_FILE, REPORT_FILE, write_text
 from service.cli.job_commands import followed, print_answer
-from service.json_input import shown_path
 from service.problem_file import read_problem_file
 from service.request import parse_problem
 

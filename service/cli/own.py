@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from profiles.documents import shown
 from profiles.errors import InvalidProblemError
 from service.cli.assignments import settings_of
 from service.cli.launch_paths import source_of
 from service.cli.problem_options import Request
 from service.configurations import completed
-from service.json_input import shown
 from service.launch_input import Own, own_of_files
 from service.problem_file import read_problem_file
 from service.request import parse_problem

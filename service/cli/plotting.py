@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError
 from service.cli.kept import plan_of
 from service.cli.reporting import Wanted, kept_answer, profile_of, timeline_of, write_file
-from service.json_input import shown_path
 from service.report.plots import Subject, draw
 from service.reporting import details_of
 

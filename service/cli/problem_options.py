@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from profiles.documents import shown, shown_path
 from profiles.errors import InvalidProblemError
 from profiles.library import model_names
 from profiles.optimizers import OPTIMIZERS
@@ -28,7 +29,6 @@ from service.cli.assignments import (
     typed_at,
     values_of,
 )
-from service.json_input import shown, shown_path
 from service.problem_file import read_problem_file
 from solver.expressions import ExpressionError
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from profiles.documents import shown
 from profiles.errors import InvalidProblemError, UnknownNameError
 from profiles.inline import model_from_mapping
 from profiles.measure.device import DEVICES, DTYPES, open_device
@@ -22,7 +23,6 @@ from profiles.units import MIB
 from service.cli.exits import CANCELLED, FOUND
 from service.cli.problem_options import model_part
 from service.cli.screen import screen
-from service.json_input import shown
 
 MAX_SEQ_LENGTH = 2**24
 MAX_SIZE = 65_536  # of an axis, or of a micro-batch

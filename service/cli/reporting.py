@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
 from service.cli.calibrating import named_profile, profile_for
 from service.cli.client import ServiceClient
 from service.cli.files import write_text
 from service.cli.kept import KeptAnswer, answer_of_file, find_answer, plan_of
-from service.json_input import shown_path
 from service.report.figures import configuration_words
 from service.report.page import render_page
 from service.report.trace import trace_of

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from profiles.documents import shown
 from profiles.errors import InvalidProblemError, UnknownNameError
 from service.cli.exits import FOUND
 from service.cli.files import write_text
 from service.cli.screen import screen
 from service.imported_runs import shape_of_plan
-from service.json_input import shown
 from service.report.accuracy import render_report
 from solver.accuracy import Report, validate
 from solver.calibration.choose import Choice

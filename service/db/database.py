@@ -111,7 +111,7 @@ class Database:
             return
         _, options = self._engine.dialect.create_connect_args(self.url)
         plain = {name: value for name, value in options.items() if isinstance(value, str | int)}
-        conninfo = make_conninfo(**{"connect_timeout": CONNECT_TIMEOUT_S, **plain}).encode()
+        conninfo = make_conninfo("", **{"connect_timeout": CONNECT_TIMEOUT_S, **plain}).encode()
         where = f"{self.url.host or 'the local socket'}:{self.url.port or POSTGRESQL_PORT}"
         began_s, told_s = time.monotonic(), -WAIT_TOLD_S
         while (found := PGconn.ping(conninfo)) != Ping.OK:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from profiles.documents import MAX_ERRORS, pointer
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import MAX_ERRORS, pointer
 from solver.options import VARIABLES
 from solver.problem import Problem
 

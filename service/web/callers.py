@@ -7,16 +7,18 @@ header): so it is on a machine without keys, too, where there is no cookie to wi
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import Depends, Request, Security
 from fastapi.security import SecurityScopes
 
+from profiles.documents import DOCUMENT, Limits, require_plain
 from profiles.errors import InvalidProblemError
-from service.api.deps import admit, session_of
+from service.api.deps import SMALL_BYTES, admit, arriving, session_of
 from service.errors import ForbiddenError
-from service.json_input import require_plain
 
 MAX_FIELDS = 200
 FORM = "application/x-www-form-urlencoded"
@@ -44,17 +46,27 @@ SUBMITS = Security(_act, scopes=["submit"])
 ADMINISTERS = Security(_act, scopes=["admin"])
 
 
-async def form_of(request: Request) -> Values:
-    """The fields of a form, each with its values.
+def form_of(limits: Limits) -> Callable[[Request], AsyncIterator[Values]]:
+    """The dependency that reads a form: its fields, each with its values.
 
-    Raises:
-        InvalidProblemError: it is no form, or holds what no request may hold.
+    It raises InvalidProblemError where the body is no form, or holds what no request may hold, and what
+    ``arriving`` raises.
     """
-    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if declared != FORM:
-        raise InvalidProblemError.of("", "is not a form", allowed=FORM)
+
+    async def read(request: Request) -> AsyncIterator[Values]:
+        declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if declared != FORM:
+            raise InvalidProblemError.of("", "is not a form", allowed=FORM)
+        async with arriving(request, limits) as chunks:
+            yield _fields_of(b"".join([chunk async for chunk in chunks]))
+
+    return read
+
+
+def _fields_of(body: bytes) -> Values:
+    """The fields of a form."""
     try:
-        text = (await request.body()).decode("ascii")
+        text = body.decode("ascii")
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except (UnicodeDecodeError, ValueError):
         raise InvalidProblemError.of("", "is not a form", allowed=f"{MAX_FIELDS} fields of text") from None
@@ -65,4 +77,7 @@ async def form_of(request: Request) -> Values:
     return values
 
 
-FormDep = Annotated[Values, Depends(form_of)]
+_PAGE = replace(DOCUMENT, max_bytes=2**20, advice="send larger documents to the API")
+_SIGN_IN = replace(DOCUMENT, max_bytes=SMALL_BYTES, advice="it holds a key and no more")
+FormDep = Annotated[Values, Depends(form_of(_PAGE), scope="function")]
+SignInDep = Annotated[Values, Depends(form_of(_SIGN_IN), scope="function")]  # of callers who are not known

@@ -21,6 +21,7 @@ _HEADINGS = {
     401: "Sign in",
     403: "Not with this key",
     404: "Nothing here",
+    408: "Too slow",
     409: "Not yet",
     413: "Too much",
     421: "Not for this address",

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from profiles.documents import DOCUMENT, pointer, read_json
 from profiles.errors import FieldError, InvalidProblemError
-from service.json_input import pointer, read_json
 
 Kind = Literal["text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json"]
 Values = Mapping[str, Sequence[str]]
@@ -57,7 +57,7 @@ class Field:
         if self.kind != "json":
             return _READERS[self.kind](text)
         try:
-            return dict(read_json(text))
+            return dict(read_json(text, DOCUMENT))
         except InvalidProblemError as fault:
             at = pointer(*self.at)
             raise InvalidProblemError(replace(one, pointer=at) for one in fault.errors) from None

@@ -15,8 +15,8 @@ from service.api.deps import (
     MAX_PAGE_SIZE,
     READS,
     SUBMITS,
-    BodyDep,
     CallerDep,
+    DocumentDep,
     PageToken,
     Service,
     ServiceDep,
@@ -137,7 +137,7 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
     """Keep and delete definitions of one kind."""
 
     def put(
-        name: str, body: BodyDep, service: ServiceDep, tenant: TenantDep, response: Response
+        name: str, body: DocumentDep, service: ServiceDep, tenant: TenantDep, response: Response
     ) -> DefinitionView:
         record, is_new = service.definitions.put(tenant, kind, name, body)
         response.status_code = 201 if is_new else 200
@@ -151,7 +151,7 @@ def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
         f"/{kind}s/{{name}}",
         dependencies=[SUBMITS],
         status_code=201,
-        responses={**SAME, **declared(413, 415)},
+        responses={**SAME, **declared(408, 413, 415)},
         openapi_extra=body,
         operation_id=f"put_{kind}",
         summary=f"Keep a {kind}",

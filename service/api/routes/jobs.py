@@ -82,7 +82,7 @@ def submission_of(
     dependencies=[SUBMITS],
     status_code=202,
     response_model=JobDetail,
-    responses=declared(413, 415, 429),
+    responses=declared(408, 413, 415, 429),
     openapi_extra=JOB_BODY,
     summary="Submit a problem",
 )

@@ -29,7 +29,11 @@ router = APIRouter(
 
 
 @router.post(
-    "/keys", status_code=201, responses=declared(413, 415), openapi_extra=KEY_BODY, summary="Make a key"
+    "/keys",
+    status_code=201,
+    responses=declared(408, 413, 415),
+    openapi_extra=KEY_BODY,
+    summary="Make a key",
 )
 def create_key(
     body: BodyDep, service: ServiceDep, caller: CallerDep, response: Response, idempotency_key: KeyDep

@@ -45,7 +45,7 @@ def export_plan(
     "/{plan_id}/measurements",
     dependencies=[SUBMITS],
     status_code=201,
-    responses=declared(404, 413, 415),
+    responses=declared(404, 408, 413, 415),
     openapi_extra=MEASUREMENT_BODY,
     summary="Tell what a plan really took",
 )

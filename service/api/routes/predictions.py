@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fastapi import APIRouter
 
+from profiles.documents import pointer
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
 from service.api.openapi import PREDICTION_BODY
@@ -14,7 +15,6 @@ from service.api.problems import declared
 from service.api.schemas import PredictionView
 from service.configurations import broken_rules, completed
 from service.given_launch_file import given_launch_file
-from service.json_input import pointer
 from service.launch_input import Own, own_of_files
 from service.launchers.reading.base import WHOLE_FILE
 from service.priced_ramp import ramp_notes
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=dec
 @router.post(
     "",
     dependencies=[SUBMITS],
-    responses=declared(413, 415),
+    responses=declared(408, 413, 415),
     openapi_extra=PREDICTION_BODY,
     summary="Price a configuration",
 )

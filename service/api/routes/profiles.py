@@ -9,8 +9,8 @@ from service.api.deps import (
     ADMINISTERS,
     READS,
     SUBMITS,
-    BodyDep,
     CallerDep,
+    DocumentDep,
     KeyDep,
     PageSize,
     PageToken,
@@ -30,12 +30,12 @@ router = APIRouter(prefix="/v1/profiles", tags=["profiles"], responses=declared(
     "",
     dependencies=[SUBMITS],
     status_code=201,
-    responses=declared(413, 415),
+    responses=declared(408, 413, 415),
     openapi_extra=PROFILE_BODY,
     summary="Keep a profile",
 )
 def create_profile(
-    body: BodyDep, service: ServiceDep, tenant: TenantDep, response: Response, idempotency_key: KeyDep
+    body: DocumentDep, service: ServiceDep, tenant: TenantDep, response: Response, idempotency_key: KeyDep
 ) -> ProfileView:
     """Keep a calibration or a measured profile; the same document again is the same profile."""
     record = service.profiles.add(tenant, body, repeatable_of(service, idempotency_key, "profiles", body))

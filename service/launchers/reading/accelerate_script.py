@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from profiles.documents import shown
 from profiles.errors import InvalidProblemError
-from service.json_input import shown
 from service.launchers.reading.commands import script_of
 from service.launchers.reading.fields import Fields
 from service.launchers.reading.known import Known

@@ -11,12 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import yaml
-
+from profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain
 from profiles.errors import FieldError, InvalidProblemError
-from service.json_input import MAX_DEPTH, read_json, require_plain
 from service.launchers.reading.base import Source, refused
-from service.yaml_input import read_yaml
 
 DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
 MAX_DOCUMENT = 50_000  # characters; such files have a few thousand
@@ -63,8 +60,7 @@ def _parsed(suffix: str, text: str) -> dict[str, Found] | str:
     readers = {".json": _json, ".toml": _toml}
     lines: dict[str, int] = {}
     try:
-        raw, lines = readers.get(suffix, _yaml)(text)
-        flat = dict(_flat(require_plain(raw), ""))
+        flat = dict(_flat(readers.get(suffix, read_yaml)(text, lines), ""))
     except InvalidProblemError as fault:
         return _placed(fault.errors[0], lines)
     return {name: Found(value, lines.get(name, 0)) for name, value in flat.items()}
@@ -109,18 +105,20 @@ def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]
             yield name, value
 
 
-def _json(text: str) -> tuple[object, dict[str, int]]:
-    """JSON with the lines of its keys."""
+def _json(text: str, lines: dict[str, int]) -> Mapping[str, object]:
+    """JSON; ``lines`` gets the lines of its keys."""
     try:
-        return read_json(text), _json_lines(text)
+        raw = read_json(text)
     except InvalidProblemError as fault:
-        if not fault.errors[0].pointer:
-            raise
-        raise InvalidProblemError.of("", _placed(fault.errors[0], _json_lines(text))) from None
+        if fault.errors[0].pointer:
+            lines.update(_json_lines(text))
+        raise
+    lines.update(_json_lines(text))
+    return raw
 
 
 def _json_lines(text: str) -> dict[str, int]:
-    """Where each key of valid JSON stands: a walk over strings and brackets."""
+    """Where each key of JSON stands: a walk over strings and brackets."""
     walk = _Walk()
     for match in _PIECE.finditer(text):
         walk.step(match.group())
@@ -147,7 +145,7 @@ class _Walk:
             self._path.append(self._key if piece == "{" else None)
             self._key = None
         elif piece in "}]":
-            self._path.pop()
+            del self._path[-1:]  # what is no JSON may close more than it opens
         elif piece != ",":
             self._last = (piece[1:-1], self._line)
 
@@ -158,35 +156,18 @@ class _Walk:
             self.lines[".".join([*(part for part in self._path if part), self._key])] = line
 
 
-def _yaml(text: str) -> tuple[object, dict[str, int]]:
-    """YAML with the lines of its keys."""
-    raw = read_yaml(text)  # refuses aliases and repeated keys, and says where
-    lines: dict[str, int] = {}
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    stack: list[tuple[str, yaml.Node | None]] = [("", root)]
-    while stack:
-        before, node = stack.pop()
-        if isinstance(node, yaml.MappingNode) and before.count(".") <= MAX_DEPTH:
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    lines[f"{before}{key.value}"] = key.start_mark.line + 1
-                    stack.append((f"{before}{key.value}.", value))
-    return raw, lines
-
-
-def _toml(text: str) -> tuple[object, dict[str, int]]:
-    """TOML with the lines of its keys."""
+def _toml(text: str, lines: dict[str, int]) -> Mapping[str, object]:
+    """TOML; ``lines`` gets the lines of its keys."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError) as fault:
         raise InvalidProblemError.of("", f"not TOML: {str(fault)[:120]}") from None
     except RecursionError:
         raise InvalidProblemError.of("", f"nested deeper than {MAX_DEPTH} levels") from None
-    lines: dict[str, int] = {}
     table = ""
     for number, text_line in enumerate(text.split("\n"), start=1):
         if (match := _TABLE.match(text_line)) is not None:
             table = f"{match[1]}."
         elif (match := _SETTING.match(text_line)) is not None:
             lines.setdefault(f"{table}{match[1]}", number)
-    return raw, lines
+    return require_plain(raw)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from profiles.documents import shown
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import shown
 from service.launchers.reading.base import MAX_LISTED, Place
 from service.launchers.reading.documents import Found, Values
 from service.launchers.reading.near import meant

@@ -9,10 +9,10 @@ import json
 import re
 from dataclasses import dataclass
 
+from profiles.documents import read_json
 from profiles.errors import InvalidProblemError
 from profiles.model import ModelSpec
 from profiles.shape import model_from_shape
-from service.json_input import read_json
 
 _MAX_HEADER = 20_000  # characters
 _MARK = re.compile(

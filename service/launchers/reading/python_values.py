@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from service.json_input import shown
+from profiles.documents import shown
 from service.launchers.reading.base import refused
 from service.launchers.reading.documents import MAX_BRACKETS, Found, is_deep
 

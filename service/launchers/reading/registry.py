@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 
+from profiles.documents import shown
 from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.json_input import shown
 from service.launchers.reading.accelerate import AccelerateReader
 from service.launchers.reading.base import (
     MAX_BYTES,

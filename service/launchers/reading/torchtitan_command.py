@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.json_input import shown
+from profiles.documents import shown
 from service.launchers.reading.commands import script_of
 from service.launchers.reading.documents import Found
 from service.launchers.reading.known import Known

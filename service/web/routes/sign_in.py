@@ -12,7 +12,7 @@ from service.api.deps import SESSION_COOKIE, ServiceDep, session_of
 from service.errors import UnauthorizedError
 from service.keys import id_of
 from service.sessions import LIFE_S, begin_session, end_session, is_session
-from service.web.callers import FormDep, require_own_origin
+from service.web.callers import SignInDep, require_own_origin
 from service.web.rendering import page
 
 router = APIRouter()
@@ -36,7 +36,7 @@ def ask(
 
 
 @router.post("/sign-in", dependencies=[FROM_HERE])
-def sign_in(request: Request, values: FormDep, service: ServiceDep) -> Response:
+def sign_in(request: Request, values: SignInDep, service: ServiceDep) -> Response:
     """Begin a session with a key that is usable."""
     back, token = _local("".join(values.get("next", []))), "".join(values.get("key", [])).strip()
     try:

@@ -7,6 +7,7 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
+from service.api import deps
 from service.api.app import create_app
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
@@ -25,14 +26,14 @@ HOSTILE = {
     "infinity": with_seq_length("-Infinity"),
     "overflow": with_seq_length("1e999"),
     "2^70": with_seq_length(str(2**70)),
-    "a million digits": with_seq_length("9" * 1_000_000),
+    "a quarter million digits": with_seq_length("9" * 250_000),
     "bool as int": with_seq_length("true"),
     "text as int": with_seq_length('"8192"'),
     "lone surrogate": b'{"model": {"name": "\\ud800"}}',
     "nul": b'{"model": {"name": "\\u0000"}}',
     "duplicate keys": b'{"model": 1, "model": 2}',
     "100k deep": b"[" * 100_000 + b"]" * 100_000,
-    "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "deep objects": b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
     "not utf-8": b"\xff\xfe\x00",
     "empty": b"",
     "not an object": b"[]",
@@ -108,13 +109,48 @@ def test_a_server_whose_threads_all_wait_for_the_database_is_alive(
         post.join()
 
 
-def test_a_body_over_8_mib_is_a_413_whether_or_not_it_says_so(client: TestClient) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "max_bytes"),
+    [
+        ("POST", "/v1/jobs", 2**18),
+        ("POST", "/v1/predictions", 2**18),
+        ("POST", "/v1/plans/none/measurements", 2**18),
+        ("POST", "/v1/profiles", 2**23),
+        ("PUT", "/v1/clusters/own", 2**23),
+        ("PUT", "/v1/models/own", 2**23),
+    ],
+)
+def test_a_body_over_the_limit_of_its_address_is_a_413_whether_or_not_it_says_so(
+    client: TestClient, method: str, path: str, max_bytes: int
+) -> None:
     headers = {"content-type": "application/json"}
-    block = b" " * 2**20
-    said = client.post("/v1/jobs", content=block * 9, headers=headers)
-    chunked = client.post("/v1/jobs", content=(block for _ in range(9)), headers=headers)
-    assert [said.status_code, chunked.status_code] == [413, 413]
-    assert {said.headers["content-type"], chunked.headers["content-type"]} == {PROBLEM_TYPE}
+    blank = b" " * 2**17
+    fits = b"{" + b" " * (max_bytes - 2) + b"}"  # 8 MiB of blanks are refused for another reason
+    assert client.request(method, path, content=fits, headers=headers).status_code != 413
+    said = client.request(method, path, content=fits + b" ", headers=headers)
+    pieces = (blank for _ in range(max_bytes // len(blank) + 1))
+    chunked = client.request(method, path, content=pieces, headers=headers)
+    assert [said.status_code, chunked.status_code] in ([413, 413], [413, 422])
+    assert said.headers["content-type"] == PROBLEM_TYPE
+    assert f"{max_bytes} bytes" in said.json()["detail"]
+    assert "keep a large cluster" in said.json()["detail"] or max_bytes > 2**18
+
+
+def test_a_large_body_that_gets_no_turn_is_told_when_to_come_back(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
+    large = json.dumps({**BODY, "title": "x" * deps.SMALL_BYTES}).encode()
+    headers = {"content-type": "application/json"}
+    service = client.app.state.service  # type: ignore[attr-defined]
+    service.problems._value = 0
+    busy = client.post("/v1/jobs", content=large, headers=headers)
+    assert (busy.status_code, busy.json()["type"]) == (503, "urn:meshwright:problem:busy")
+    assert int(busy.headers["retry-after"]) >= 1
+    assert client.post("/v1/jobs", json=BODY).status_code == 202  # a small one waits for nobody
+    service.problems._value = deps.MAX_PROBLEMS
+    assert client.post("/v1/jobs", content=large, headers=headers).status_code == 422
+    assert service.problems._value == deps.MAX_PROBLEMS  # a refused one gives its turn back
 
 
 def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:

@@ -70,7 +70,7 @@ def test_what_a_file_leaves_open_is_told_beside_it(client: TestClient) -> None:
         ({"name": "a.sh", "text": "", "path": "x"}, "/launch_file/path", ""),
         ({"name": "a.sh", "text": "", "files": {str(n): "" for n in range(MAX_FILES + 1)}},
          "/launch_file/files", "at most"),
-        ({"name": "a.sh", "text": "", "files": {str(n): "x" * MAX_TEXT for n in range(3)}},
+        ({"name": "a.sh", "text": "", "files": {str(n): "x" * (2 * MAX_TEXT // 5) for n in range(3)}},
          "/launch_file/files", "too big together"),
         ({"name": "a.sh", "text": "source /etc/passwd\n"}, "/launch_file/text", "no launcher's names"),
         ({"name": "a.sh", "text": SCRIPT.replace("--bf16", "--bf16 --fp16")}, "/launch_file/text",

@@ -237,7 +237,7 @@ def test_a_run_that_ran_out_of_memory_where_it_should_have_fitted_raises_the_pea
 
 def test_a_calibration_survives_its_file(observations: list[Observation]) -> None:
     calibration = calibrate(as_if(observations, gemm=0.9)[:6], cluster="x")
-    again = read_calibration(json.dumps(calibration.to_json()))
+    again = read_calibration(json.loads(json.dumps(calibration.to_json())))
     profile = default_profile_of(observations[0])
     assert again.applied(profile).version == calibration.applied(profile).version
     assert again.applied(profile).version != profile.version

@@ -84,8 +84,8 @@ def test_a_sailor_curve_is_a_polynomial_in_the_logarithm_of_megabytes() -> None:
         ('{"1": {"2": {"0": [0.1, 0.2, 1e9]}}}', "layer '0': 1000000000.0 is out of range"),
         ('{"1": {"2": {"0": [0.1, 0.2, NaN]}}}', "NaN is not a number that JSON knows"),
         ('{"1": 5}', "expected {micro-batch: {tp: {layer: [seconds]}}} or links"),
-        ('{"1": {"2"', "line 1: is not JSON"),
-        ('{"1": {}, "1": {}}', "the field stands twice"),
+        ('{"1": {"2"', "(line 1, column 11)"),
+        ('{"1": {}, "1": {}}', 'the key "1" is repeated'),
     ],
 )
 def test_a_broken_sailor_file_names_the_place(tmp_path: Path, text: str, expected: str) -> None:

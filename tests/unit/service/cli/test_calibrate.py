@@ -112,5 +112,5 @@ def test_a_peak_that_no_number_holds_writes_no_nan(tmp_path: Path) -> None:
 
 
 def test_a_calibration_without_an_end_is_refused() -> None:
-    with pytest.raises(InvalidProblemError, match="larger than any profile"):
+    with pytest.raises(InvalidProblemError, match="the input is too big"):
         profile_for(a_problem(), Path("/dev/zero"))
