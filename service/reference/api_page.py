@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from profiles.documents import DOCUMENT, FILE, MAX_DEPTH, PROBLEM, YAML_FILE
+from service.api import deps
 from service.reference.schemas import fields_table, openapi, schema
 
 _HEAD = """# API
@@ -13,13 +15,27 @@ The OpenAPI description that these tables are made from: [openapi.json](../opena
 serves its own at `/openapi.json`. Faults are `application/problem+json` (RFC 9457) with a stable `type`, a
 sentence in `detail`, and one entry in `errors` for each wrong field. Where a key is needed it is sent as
 `Authorization: Bearer KEY`.
+
+## How much a body may hold
+
+{limits}
+
+Beyond the bytes the answer is 413, beyond values, keys or {depth} levels 422, each with what to do. A body of
+more than {small} KiB waits for its turn, {problems} problems and {documents} documents being in work at a time: 503 with
+`Retry-After` after {wait:g} s. One that has not arrived {upload:g} s after its turn came is answered with 408.
 """
+_LIMITS = {
+    "problem files of the command line in YAML": YAML_FILE,
+    "files of the command line in JSON": FILE,
+    "`POST /v1/profiles`, `PUT /v1/models/{name}`, `PUT /v1/clusters/{name}`": DOCUMENT,
+    "every other body": PROBLEM,
+}
 _ANSWERS = ("AnswerView", "Plan", "Configuration", "Prediction", "JobDetail", "ProblemView")
 
 
 def api_page() -> str:
     """The whole page."""
-    lines = [_HEAD]
+    lines = [_head()]
     for path, operations in openapi()["paths"].items():
         for method, operation in operations.items():
             lines += _operation(method.upper(), path, operation)
@@ -33,6 +49,24 @@ def api_page() -> str:
             *fields_table(schema(name)),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _head() -> str:
+    """What holds for every path."""
+    table = ["| what | bytes | values | keys of one object |", "|---|---|---|---|"]
+    for what, limits in reversed(_LIMITS.items()):
+        size = f"{limits.max_bytes // 2**10:,} KiB".replace(",", " ")
+        counts = (f"{count:,}".replace(",", " ") for count in (limits.max_values, limits.max_keys))
+        table.append(f"| {what} | {size} | {' | '.join(counts)} |")
+    return _HEAD.format(
+        limits="\n".join(table),
+        depth=MAX_DEPTH,
+        small=deps.SMALL_BYTES // 2**10,
+        problems=deps.MAX_PROBLEMS,
+        documents=deps.MAX_DOCUMENTS,
+        wait=deps.MAX_WAIT_FOR_TURN_S,
+        upload=deps.MAX_UPLOAD_S,
+    )
 
 
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ def test_a_sailor_curve_is_a_polynomial_in_the_logarithm_of_megabytes() -> None:
         ('{"intra": {"A100": {"2": [[1, 2], 5]}}, "outer": {}}', "'outer': expected intra or inter"),
         ('{"1": {"2": {"0": [0.1, 0.2]}}}', "layer '0': expected 3 times"),
         ('{"1": {"2": {"0": [0.1, 0.2, 1e9]}}}', "layer '0': 1000000000.0 is out of range"),
-        ('{"1": {"2": {"0": [0.1, 0.2, NaN]}}}', "NaN is not a number that JSON knows"),
+        ('{"1": {"2": {"0": [0.1, 0.2, NaN]}}}', "NaN is not a JSON number"),
         ('{"1": 5}', "expected {micro-batch: {tp: {layer: [seconds]}}} or links"),
         ('{"1": {"2"', "(line 1, column 11)"),
         ('{"1": {}, "1": {}}', 'the key "1" is repeated'),
