@@ -33,6 +33,7 @@ QUEUE, STREAMS = "integration/test_distributed.py::", "integration/test_event_st
 EMBEDDED, COMMIT = "integration/test_embedded.py::", "integration/test_commit_faults.py::"
 PATIENCE = "integration/test_postgresql_patience.py::"
 ACCESS, HOSTILE = "unit/service/test_access.py::", "unit/service/test_api_hostile.py::"
+BODIES = "integration/test_large_bodies.py::"
 
 FAULTS = (
     Fault(

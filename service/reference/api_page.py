@@ -20,15 +20,16 @@ sentence in `detail`, and one entry in `errors` for each wrong field. Where a ke
 
 {limits}
 
-Beyond the bytes the answer is 413, beyond values, keys or {depth} levels 422, each with what to do. A body of
-more than {small} KiB waits for its turn, {problems} problems and {documents} documents being in work at a time: 503 with
-`Retry-After` after {wait:g} s. One that has not arrived {upload:g} s after its turn came is answered with 408.
+Beyond the bytes the answer is 413, beyond values, keys or {depth} levels 422, each with what to do. A body
+of more than {small} KiB waits for its turn, {problems} problems and {documents} documents being in work at
+a time: 503 with `Retry-After` after {wait:g} s. One that has not arrived {upload:g} s after its turn came
+is answered with 408.
 """
 _LIMITS = {
-    "problem files of the command line in YAML": YAML_FILE,
-    "files of the command line in JSON": FILE,
+    "problems, and every body that is not named here": PROBLEM,
     "`POST /v1/profiles`, `PUT /v1/models/{name}`, `PUT /v1/clusters/{name}`": DOCUMENT,
-    "every other body": PROBLEM,
+    "files of the command line in JSON": FILE,
+    "files of the command line in YAML": YAML_FILE,
 }
 _ANSWERS = ("AnswerView", "Plan", "Configuration", "Prediction", "JobDetail", "ProblemView")
 
@@ -54,7 +55,7 @@ def api_page() -> str:
 def _head() -> str:
     """What holds for every path."""
     table = ["| what | bytes | values | keys of one object |", "|---|---|---|---|"]
-    for what, limits in reversed(_LIMITS.items()):
+    for what, limits in _LIMITS.items():
         size = f"{limits.max_bytes // 2**10:,} KiB".replace(",", " ")
         counts = (f"{count:,}".replace(",", " ") for count in (limits.max_values, limits.max_keys))
         table.append(f"| {what} | {size} | {' | '.join(counts)} |")
