@@ -51,7 +51,7 @@ def test_hostile_json_is_a_422_problem(client: TestClient, name: str, path: str)
     measured(17, "bodies, each refused at two addresses", len(HOSTILE))
 
 
-NAMES = {f"tensor_parallel_{number}": 1 for number in range(2000)}
+NAMES = {f"tensor_parallel_{number}": 1 for number in range(990)}  # as many keys as one object may have
 TOO_MUCH = {
     "pins": {**BODY, "search": {"pin": NAMES}},
     "bounds": {**BODY, "search": {"bounds": {name: [1, 2] for name in NAMES}}},
