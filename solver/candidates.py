@@ -12,7 +12,7 @@ from collections.abc import Callable
 from solver.constraints import names_of
 from solver.objective import is_plain
 from solver.problem import Problem
-from solver.space import Space, enumerate_space
+from solver.space import Space, enumerate_space, is_too_large
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
 NARROWED = frozenset(
@@ -45,6 +45,8 @@ def searched_space(
     """
     usual = enumerate_space(problem, stopped, legal_only=legal_only, tick=tick)
     if usual.every or stopped() or usual.legal.sum() > _most(problem, one_by_one):
+        return usual
+    if is_too_large(problem, wide=True):
         return usual
     return enumerate_space(problem, stopped, legal_only=legal_only, tick=tick, wide=True)
 

@@ -1,8 +1,8 @@
 """Rows from their two factors: what a row is without its chunks, and how it is cut into chunks.
 
 Most rules look at the first factor alone. Asked there, before the two are crossed, they spare a million
-rows that would break them; which rules those are is seen from what they read. The other rules are asked
-once for all outer rows that are alike in what these rules read. Legal rows stay two factors: a row is
+rows that would break them; which rules those are is seen from what they read. Each of the other rules is
+asked once for all outer rows that are alike in what it reads. Legal rows stay two factors: a row is
 written down when somebody asks for it.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 from solver.columns import BoolArray, Columns, IntArray
 from solver.rule import Rule
 from solver.rules import violation_masks
+from solver.search.watch import look
 
 Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
 OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
@@ -38,6 +39,21 @@ class Crossing:
     def __len__(self) -> int:
         """Number of rows."""
         return int(self.first[-1])
+
+    def among(self, kept: IntArray | BoolArray) -> Crossing:
+        """The rows of some outer rows, with the lists that those have."""
+        sizes, begin = np.diff(self.first)[kept], self.begin[kept]
+        begins, one, which = np.unique(begin, return_index=True, return_inverse=True)
+        ends = np.cumsum(sizes[one])
+        inner = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
+            begins - ends + sizes[one], sizes[one]
+        )
+        return Crossing(
+            outer=self.outer.take(kept),
+            inner=self.inner[inner],
+            begin=(ends - sizes[one])[which.ravel()],
+            first=np.concatenate([[0], np.cumsum(sizes)]),
+        )
 
     def take(self, index: IntArray) -> Columns:
         """The rows at ``index``, in that order."""
@@ -80,6 +96,7 @@ def crossed(outer: Columns, inner: IntArray) -> Columns:
     chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
     lines = {}
     for f in fields(Columns):
+        look()
         line = np.empty(shape, dtype=np.int64)
         line[:] = chunked[f.name] if f.name in chunked else getattr(outer, f.name)[:, None]
         lines[f.name] = line.ravel()
@@ -105,17 +122,14 @@ def _legal_of(
     rules: tuple[Rule, ...], outer: Columns, inner: IntArray, tick: Callable[[], object]
 ) -> Crossing:
     """The legal rows of one cross product; those outer rows that have the same ones share a list."""
-    keeps, left, names = _outer_legal(rules, outer)
+    keeps, left = _outer_legal(rules, outer)
     outer = outer.take(np.flatnonzero(keeps))
-    first, alike = _alike(outer, names)
-    legal = np.zeros((len(first), len(inner)), dtype=np.bool_)
-    for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
-        tick()
-        some = crossed(outer.take(first[start : start + step]), inner)
-        legal[start : start + step] = (violation_masks(left, some) == 0).reshape(-1, len(inner))
-    packed, list_of = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
-    lists = np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_)
-    which = list_of.ravel()[alike]
+    lists, which = np.ones((1, len(inner)), dtype=np.bool_), np.zeros(len(outer), dtype=np.int64)
+    for rule, names in left:
+        own, of_row = _lists_of(rule, names, outer, inner, tick)
+        codes, which = np.unique(which * len(own) + of_row, return_inverse=True)
+        before, here = np.divmod(codes, len(own))
+        lists, which = lists[before] & own[here], which.ravel()
     counts = lists.sum(axis=1)
     there = np.flatnonzero(counts[which] > 0)  # an empty list would begin where the next one does
     outer, which = outer.take(there), which[there]
@@ -127,27 +141,58 @@ def _legal_of(
     )
 
 
+def _lists_of(
+    rule: Rule, names: frozenset[str], outer: Columns, inner: IntArray, tick: Callable[[], object]
+) -> tuple[BoolArray, IntArray]:
+    """The sets of chunkings that one rule leaves, (k, c), and the number of each outer row's, (o,).
+
+    Outer rows that agree in all that the rule reads are asked once.
+    """
+    lists, of_row = [np.ones((1, len(inner)), dtype=np.bool_)], np.zeros(len(outer), dtype=np.int64)
+    asked = np.arange(len(outer)) if rule.concerns is None else np.flatnonzero(rule.concerns(outer))
+    first, alike = _alike(outer.take(asked), names)
+    of_first, size = np.zeros(len(first), dtype=np.int64), 1
+    for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
+        look()
+        tick()
+        some = crossed(outer.take(asked[first[start : start + step]]), inner)
+        legal = (violation_masks((rule,), some) == 0).reshape(-1, len(inner))
+        packed, number = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
+        lists.append(np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_))
+        of_first[start : start + step] = size + number.ravel()
+        size += len(packed)
+    of_row[asked] = of_first[alike]
+    return np.concatenate(lists), of_row
+
+
 def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
     """The first of the outer rows that agree in ``names``, and for every row which of those it is like."""
     code = np.zeros(len(outer), dtype=np.int64)
     for name in sorted(names):
+        look()
         _, value = np.unique(getattr(outer, name), return_inverse=True)
         _, code = np.unique(code * (int(value.max(initial=0)) + 1) + value.ravel(), return_inverse=True)
     _, first, alike = np.unique(code, return_index=True, return_inverse=True)
     return first, alike.ravel()
 
 
+def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
+    """Rows that break no rule that looks at them alone, without their chunks, shape (n,)."""
+    return _outer_legal(rules, outer)[0]
+
+
 def _outer_legal(
     rules: tuple[Rule, ...], outer: Columns
-) -> tuple[BoolArray, tuple[Rule, ...], frozenset[str]]:
-    """Rows that break no rule on themselves alone, the rules that see chunks too, and what those read."""
-    keeps, left, names = np.ones(len(outer), dtype=np.bool_), list[Rule](), set[str]()
+) -> tuple[BoolArray, list[tuple[Rule, frozenset[str]]]]:
+    """Rows that break no rule on themselves alone; the rules that see chunks too, with what they read."""
+    keeps, left = np.ones(len(outer), dtype=np.bool_), list[tuple[Rule, frozenset[str]]]()
     for rule in rules:
+        look()
         watched = _Watched(outer)
         broken = rule.violated(cast("Columns", watched))
         if watched.names <= {*_OUTER, *_DERIVED}:
             keeps &= ~broken
         else:
-            left.append(rule)
-            names |= _READABLE if watched.names - _READABLE else watched.names
-    return keeps, tuple(left), frozenset(names - {*OF_CHUNKS})
+            names = _READABLE if watched.names - _READABLE else frozenset(watched.names)
+            left.append((rule, names - {*OF_CHUNKS}))
+    return keeps, left

@@ -21,8 +21,8 @@ from solver.columns import BoolArray, Columns, IntArray
 from solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from solver.plan import Infeasibility, Shortfall
 from solver.problem import Problem
-from solver.search.fitting import any_fits, fitting, lightest, nearest
-from solver.search.priced import priced_rows
+from solver.search.fitting import fitting, lightest, nearest, some_fits
+from solver.search.priced import CHUNK, priced_rows
 from solver.search.rows import Rows
 from solver.space import Space, enumerate_space, with_whole
 from solver.splits import Prescribed
@@ -115,8 +115,9 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
         return space.masks
     fits = np.zeros(len(space.columns), dtype=bool)  # the search refuted every legal row
     asked = np.flatnonzero(askable & ~space.legal)
-    if len(asked):
-        fits[asked] = _fitting_without_limits(problem, profile, space.columns.take(asked))
+    for start in range(0, len(asked), CHUNK):
+        some = asked[start : start + CHUNK]
+        fits[some] = _fitting_without_limits(problem, profile, space.columns.take(some))
     return np.asarray((space.masks | np.where(fits, 0, 1 << len(space.rules)))[askable])
 
 
@@ -215,8 +216,7 @@ def _more_nodes(problem: Problem, profile: Profile) -> Iterator[str]:
         group = replace(profile.group, num_nodes=profile.group.num_nodes * factor)
         wider = replace(profile, group=group)
         space = enumerate_space(larger, legal_only=True)
-        legal = space.columns.take(space.legal)
-        if any_fits(priced_rows(larger, wider, legal.take(lightest(legal)))):
+        if some_fits(larger, wider, space.rows):
             yield f"{larger.cluster.num_nodes} nodes"
             return
         factor *= 2

@@ -22,7 +22,7 @@ from solver.search.fitting import fitting
 from solver.search.priced import CHUNK, priced_space
 from solver.search.search import search
 from solver.search.watch import Watch
-from solver.space import enumerate_space
+from solver.space import enumerate_space, is_too_large
 
 
 def node_counts(problem: Problem) -> tuple[int, ...]:
@@ -57,13 +57,17 @@ def fewest(
     refuted, counts = 0, node_counts(problem)
     for count in counts:
         here = on_nodes(problem, count, max(watch.left_s, 0.01))
-        last = count == counts[-1] or watch.interrupted()
-        covered = 0 if last else _refuted(here, profile)
+        cut, covered = watch.interrupted(), 0
+        last = count == counts[-1] or cut
+        with watch.cut():
+            covered = 0 if last else _refuted(here, profile)
         watch.report("enumerating", explored=refuted, total=refuted + covered)
         if covered:
             refuted += covered
             continue
         answer = search(here, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+        if cut and count != counts[-1] and answer.status == "infeasible":  # others were not tried
+            answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
         if last or answer.status != "infeasible":
             return _with_refuted(answer, refuted, watch)
         refuted += answer.space_size
@@ -75,6 +79,8 @@ def _refuted(problem: Problem, profile: Profile) -> int:
     usual = enumerate_space(problem, legal_only=True)
     if _may_fit(problem, profile, usual.rows):
         return 0
+    if not usual.every and is_too_large(problem, wide=True):
+        return 0
     every = usual if usual.every else enumerate_space(problem, legal_only=True, wide=True)
     return 0 if _may_fit(problem, profile, every.rows) else every.size
 
@@ -83,12 +89,12 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
     """Whether some legal row may have a split that fits; False is a proof."""
     memory_only = replace(problem.options, objective="step_time", deadline_days=None)
     priced = priced_space(replace(problem, options=memory_only), profile, rows)
-    index = np.arange(len(priced))
-    if priced.kinds is not None:
-        index = priced.kinds.rows(np.flatnonzero(priced.price_of >= 0))
-    return any(
-        fitting(priced.take(index[start : start + CHUNK])).any() for start in range(0, len(index), CHUNK)
-    )
+    if priced.kinds is None:
+        pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
+        return any(fitting(priced.take(piece)).any() for piece in pieces)
+    able = np.flatnonzero(priced.price_of >= 0)  # as many rows together as there are in a piece
+    ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
+    return any(fitting(priced.take(priced.kinds.rows(some))).any() for some in np.split(able, ends))
 
 
 def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:

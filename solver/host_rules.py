@@ -24,6 +24,7 @@ from solver.rule import Rule
 USABLE = 0.9  # of a host's memory; the rest is the operating system's and the data loaders' (assumed)
 # What states on the host do not hang on: read by the other rule alone, so that this one is asked early.
 _OF_STEPS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule", "rank_order")
+_OF_ORDER = ("rank_order",)  # activations lie where they lie
 
 
 def host_rules(problem: Problem) -> Iterator[Rule]:
@@ -33,12 +34,13 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="offloaded optimizer states fit the hosts",
         reason=reason,
-        violated=lambda c: _too_large(problem, _steps_aside(c), OPTIMIZER_OFFLOADED, share),
+        violated=lambda c: _too_large(problem, _aside(c, _OF_STEPS), OPTIMIZER_OFFLOADED, share),
     )
     yield Rule(
         name="offloaded activations fit the hosts as well",
         reason=reason,
-        violated=lambda c: _too_large(problem, c, ACTIVATIONS_OFFLOADED, share),
+        violated=lambda c: _too_large(problem, _aside(c, _OF_ORDER), ACTIVATIONS_OFFLOADED, share),
+        concerns=lambda c: (c.offload & ACTIVATIONS_OFFLOADED) > 0,
     )
 
 
@@ -64,10 +66,10 @@ def _node_gib(group: NodeGroup) -> str:
     return f"{host_of(group).memory_bytes * group.gpus_per_node / GIB:.0f}"
 
 
-def _steps_aside(c: Columns) -> Columns:
-    """The same rows as though each ran one chunk a rank without recomputation."""
+def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
+    """The same rows with the plain value of some variables: one chunk a rank, else the first word."""
     zero = np.zeros_like(c.offload)
-    plain = dict.fromkeys(_OF_STEPS, zero) | {"virtual_pipeline_size": zero + 1}
+    plain = {name: zero + (name == "virtual_pipeline_size") for name in names}
     return Columns(
         **{f.name: plain[f.name] if f.name in plain else getattr(c, f.name) for f in fields(Columns)}
     )

@@ -8,20 +8,22 @@ has a faster best split. Between two points the front is known to within one ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from profiles.profile import Profile
 from solver.candidates import searched_space
+from solver.columns import Columns
 from solver.plan import ParetoFront, ParetoPoint, Plan
 from solver.problem import Problem
 from solver.search.answering import plans_of
 from solver.search.certify import Certificate
 from solver.search.frontier import Frontier
 from solver.search.priced import Priced, priced_space
-from solver.search.watch import Watch
+from solver.search.watch import Watch, look
+from solver.space import is_too_large
 from solver.variants import Variant, workload_of
 
 STEP = 0.04  # of the peak before
@@ -30,12 +32,13 @@ _MOST_POINTS = 48  # of one number of GPUs
 
 def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> ParetoFront:
     """The front over all variants of a request; as far as the time allows."""
-    points, finished = list[ParetoPoint](), True
+    points = list[ParetoPoint]()
+    finished = not watch.interrupted()
     for variant in variants:
-        for point in _points(variant, watch):
-            plan = replace(point.plan, workload=workload_of(variant.problem, asked))
-            points.append(replace(point, plan=plan))
-        finished &= not watch.stopped
+        complete = False
+        with watch.cut():
+            complete = _add_points(points, variant, workload_of(variant.problem, asked), watch)
+        finished &= complete
     kept = tuple(undominated(points))
     words = (
         "every point is proved: no layout that stays within its budget_bytes on as many GPUs is faster"
@@ -62,35 +65,38 @@ def _figures(point: ParetoPoint) -> tuple[float, int, int]:
     return step_s, plan.prediction.peak_memory_bytes, plan.config.num_gpus
 
 
-def _points(variant: Variant, watch: Watch) -> Iterator[ParetoPoint]:
-    """The front of each number of GPUs."""
+def _add_points(
+    points: list[ParetoPoint], variant: Variant, workload: Mapping[str, str], watch: Watch
+) -> bool:
+    """Add the front of each number of GPUs; whether all of them are there."""
     options = replace(
         variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
     )
     problem = replace(variant.problem, options=options)
-    space = searched_space(problem, watch.interrupted, one_by_one=True)
-    columns = space.columns.take(space.legal)
-    for count in np.unique(columns.num_gpus)[::-1]:
-        rows = priced_space(problem, variant.profile, columns.take(columns.num_gpus == count))
-        yield from _descent(problem, variant.profile, rows, watch)
+    if is_too_large(problem):
+        return False
+    space = searched_space(problem, legal_only=True, one_by_one=True)
+    gpus = (space.rows if isinstance(space.rows, Columns) else space.rows.outer).num_gpus
+    for count in np.unique(gpus)[::-1]:
+        which = np.flatnonzero(gpus == count)
+        some = space.rows.take(which) if isinstance(space.rows, Columns) else space.rows.among(which)
+        rows = priced_space(problem, variant.profile, some)
+        for _ in range(_MOST_POINTS):
+            plan = _fastest(problem, variant.profile, rows)
+            look()  # without a plan for want of time there is no front
+            if plan is None:
+                break
+            plan = replace(plan, workload=workload)
+            points.append(ParetoPoint(plan=plan, budget_bytes=int(rows.budget_bytes)))
+            rows = replace(rows, budget_bytes=plan.prediction.peak_memory_bytes * (1.0 - STEP))
+            watch.tick()
+    return True
 
 
-def _descent(problem: Problem, profile: Profile, rows: Priced, watch: Watch) -> Iterator[ParetoPoint]:
-    """Fastest plans under smaller and smaller budgets."""
-    for _ in range(_MOST_POINTS):
-        plan = _fastest(problem, profile, rows, watch)
-        if plan is None:
-            return
-        yield ParetoPoint(plan=plan, budget_bytes=int(rows.budget_bytes))
-        rows = replace(rows, budget_bytes=plan.prediction.peak_memory_bytes * (1.0 - STEP))
-
-
-def _fastest(problem: Problem, profile: Profile, rows: Priced, watch: Watch) -> Plan | None:
+def _fastest(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:
     """The fastest plan within the rows' budget; None where there is none, or no time to prove it."""
-    if watch.interrupted():
-        return None
-    frontier = Frontier.of(rows, 1, watch.interrupted)
-    frontier.run(lambda _: watch.interrupted())
+    frontier = Frontier.of(rows, 1)
+    frontier.run(lambda _: False)
     if not frontier.finished or not frontier.ranked:
         return None
     return plans_of(problem, profile, frontier, Certificate())[0]

@@ -227,6 +227,6 @@ def _answer(
 def _reasons(ramp: _Ramp) -> Infeasibility:
     """Why there is no plan: each stage may have one, but no layout runs all of them."""
     batches = ", ".join(str(stage.batch) for stage in ramp.stages)
-    fit = [int(np.isfinite(frontier.bound_s).sum()) for frontier in ramp.frontiers]
+    fit = [int(np.isfinite(frontier.bound_s[:]).sum()) for frontier in ramp.frontiers]
     words = f"no layout is legal and fits in every stage of the ramp (batches {batches})"
     return Infeasibility(reasons=(words, f"of the legal ones {min(fit)} may fit in the worst stage"))

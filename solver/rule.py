@@ -17,4 +17,5 @@ class Rule:
     name: str  # in words, as explanations print it
     reason: str  # one line: why the limit exists
     violated: Violated  # columns -> which rows break it
+    concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
     of_request: bool = False  # the request set it, so the request can drop it

@@ -25,6 +25,7 @@ from solver.ramp_stages import RampStage, ramp_stages
 from solver.rank_orders import RANK_ORDERS
 from solver.request_rules import request_rules
 from solver.rule import Rule
+from solver.search.watch import look
 
 BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"
 _FULL = RECOMPUTE.index("full")
@@ -270,6 +271,7 @@ def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
     """Bit b of entry i: row i breaks rule b."""
     masks = np.zeros(len(columns), dtype=np.int64)
     for start in range(0, len(columns), _CHUNK):
+        look()
         part = columns.take(piece := slice(start, start + _CHUNK))
         for bit, rule in enumerate(rules):
             masks[piece] |= rule.violated(part).astype(np.int64) << bit

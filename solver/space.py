@@ -20,15 +20,15 @@ split has only k: there it is the row that recomputes every layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from solver.batches import batch_sizes, with_batch
 from solver.chunkings import chunkings_of, with_request
-from solver.columns import BoolArray, Columns, IntArray
-from solver.crossing import Crossing, crossed, legal_rows
+from solver.columns import ALL_LAYERS, BoolArray, Columns, IntArray
+from solver.crossing import Crossing, crossed, legal_rows, outer_legal
 from solver.gpu_counts import gpu_counts, usable_gpus
 from solver.problem import Problem
 from solver.rule import Rule
@@ -41,6 +41,12 @@ _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
 _NEARLY = 0.9  # of the largest of them
+_LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
+_MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
+_MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not
+_PROBED = 64  # rows that show how many others differ from each in what ``widening`` adds
+_SAMPLED = 256  # rows without their chunks in a sample, of all pipelines together
+_LISTED = 32  # chunkings tried with each of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,7 @@ class Space:
     warnings: tuple[str, ...]
     refuted: int = 0  # rows that break a rule and are left out
     every: bool = False  # of all candidates, not of the usual ones alone
+    whole: bool = True  # not a sample alone
 
     @property
     def size(self) -> int:
@@ -128,14 +135,18 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[Columns, IntArray]]:
     """The two factors of a cross product for each pipeline size: rows with one chunk, and chunkings."""
     meshes = _meshes(problem, num_gpus, wide=wide)
-    batch = problem.workload.global_batch_size
     for pp in np.unique(meshes[:, 2]).tolist():
-        mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp, wide=wide)
-        i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
-        outer = np.concatenate([mesh[i], step[j]], axis=1)
-        smallest = step[:, 0].min()
-        outer = outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)]
-        yield widened(problem, _one_chunk(problem, outer), wide=wide), chunkings_of(problem, pp)
+        outer = _outer_of(problem, meshes, pp, wide=wide)
+        yield widened(problem, outer, wide=wide), chunkings_of(problem, pp)
+
+
+def _outer_of(problem: Problem, meshes: IntArray, pp: int, *, wide: bool) -> Columns:
+    """Rows with one chunk of a pipeline size, before they are widened."""
+    mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp, wide=wide)
+    i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
+    outer = np.concatenate([mesh[i], step[j]], axis=1)
+    smallest, batch = step[:, 0].min(), problem.workload.global_batch_size
+    return _one_chunk(problem, outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)])
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
@@ -168,7 +179,7 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
     blocks = (block for one in batches for block in _blocks(one, num_gpus, wide=asked.wide))
     if asked.legal_only:
         rows, refuted = legal_rows(rules, blocks, asked.tick)
-        masks = np.zeros(len(rows), dtype=np.int64)
+        masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
         return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
     columns = Columns.concatenate([crossed(*block) for block in blocks])
@@ -221,7 +232,7 @@ def enumerate_space(
     rules, counts = rules_of(problem), gpu_counts(problem)
     asked = _Asked(stopped, legal_only, tick, wide)
     whole = _of_counts(problem, counts, rules, asked)
-    if not (whole.legal.any() or wide):
+    if not (whole.legal.any() or wide or is_too_large(problem, wide=True)):
         wider = _of_counts(problem, counts, rules, replace(asked, legal_only=True, wide=True))
         if wider.legal.any():
             return wider if legal_only else _of_counts(problem, counts, rules, replace(asked, wide=True))
@@ -238,8 +249,117 @@ def enumerate_space(
     return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
 
 
+def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
+    """About how many rows without their chunks there are, legal or not, from a few of them.
+
+    Every batch and number of GPUs is taken to have as many as the largest.
+    """
+    batch = with_batch(problem, batch_sizes(problem)[0])
+    meshes = _meshes(batch, gpu_counts(problem)[0], wide=wide)
+    sizes, counts = np.unique(meshes[:, 2], return_counts=True)
+    if not len(sizes):
+        return 0.0
+    number = sum(
+        int(count) * len(_steps(batch, pp, wide=wide))
+        for pp, count in zip(sizes.tolist(), counts.tolist(), strict=True)
+    )
+    few = _thinned(_outer_of(batch, meshes, int(sizes[counts.argmax()]), wide=wide), _PROBED)
+    each = len(widened(batch, few, wide=wide)) / max(len(few), 1)
+    return float(number * each * len(batch_sizes(problem)) * len(gpu_counts(problem)))
+
+
+def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
+    """About how many rows there are with their chunks; at most, as most chunkings are of few stages."""
+    outer, layers = estimated_outer(problem, wide=wide), problem.model.num_layers
+    return outer if outer > _MOST_WRITTEN else outer * len(chunkings_of(problem, min(2, layers)))
+
+
+def is_large(problem: Problem, *, wide: bool = False) -> bool:
+    """Whether so many rows are expected that a plan is sought among a sample before they are enumerated."""
+    return estimated_outer(problem, wide=wide) > _LARGE_OUTER
+
+
+def is_too_large(problem: Problem, *, wide: bool = False) -> bool:
+    """Whether more rows are expected than are ever written down: only a sample of them is searched."""
+    return estimated_outer(problem, wide=wide) > _MOST_OUTER
+
+
+def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = True) -> Space:
+    """Some rows of every part of the space, as columns; it proves nothing about the others.
+
+    Of every pipeline size rows from end to end and those of the smallest micro-batch, with
+    the fewest chunks and some others, and every kind of recomputation.
+    """
+    rules = rules_of(problem)
+    ways = [(batch, count) for batch in batch_sizes(problem) for count in gpu_counts(problem)]
+    parts, masks, refuted = list[Columns](), list[IntArray](), 0
+    chosen = _among(len(ways), _MOST_COUNTS)
+    for batch, count in (ways[at] for at in chosen.tolist()):
+        one = with_batch(problem, batch)
+        meshes = _meshes(one, count, wide=wide)
+        sizes = np.unique(meshes[:, 2]).tolist()
+        few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
+        for pp in sizes:
+            outer = _outer_of(one, meshes, pp, wide=wide)
+            outer = outer.take(outer_legal(rules, outer)) if legal_only else outer
+            light = outer.take(outer.micro_batch_size == outer.micro_batch_size.min(initial=2**31))
+            plain = Columns.concatenate([_thinned(outer, few), _thinned(light, few)])
+            more = widened(one, plain, wide=wide)
+            more = more.take(outer_legal(rules, more)) if legal_only else more
+            both = Columns.concatenate([plain, _thinned(more, 2 * few)])
+            written = crossed(both, _some_chunkings(chunkings_of(one, pp)))
+            broken = violation_masks(rules, written)
+            kept = (broken == 0) | (not legal_only)
+            parts.append(written.take(kept))
+            masks.append(broken[kept])
+            refuted += len(written) - int(kept.sum())
+    rows = Columns.concatenate(parts) if parts else _nothing()
+    return Space(
+        rows=rows, masks=np.concatenate([np.zeros(0, dtype=np.int64), *masks]), rules=rules,
+        num_gpus=gpu_counts(problem)[0], warnings=(), refuted=refuted, whole=False,
+    )  # fmt: skip
+
+
+def _nothing() -> Columns:
+    """No rows."""
+    none = np.zeros(0, dtype=np.int64)
+    return Columns(**{f.name: none for f in fields(Columns)})
+
+
+def empty_space(problem: Problem) -> Space:
+    """A space of which nothing was enumerated yet."""
+    return Space(
+        rows=_nothing(), masks=np.zeros(0, dtype=np.int64), rules=rules_of(problem),
+        num_gpus=gpu_counts(problem)[0], warnings=(), whole=False,
+    )  # fmt: skip
+
+
+def _among(count: int, most: int) -> IntArray:
+    """Up to ``most`` of the numbers below ``count``, from end to end."""
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
+
+
+def _thinned(columns: Columns, most: int) -> Columns:
+    """Up to ``most`` rows, from end to end."""
+    return columns.take(_among(len(columns), most))
+
+
+def _some_chunkings(every: IntArray) -> IntArray:
+    """The chunkings of one and of two chunks that recompute nothing or all, and others from end to end."""
+    chunks, _, layers, _ = every.T
+    plain = (chunks <= 2) & ((layers == 0) | (layers >= ALL_LAYERS))  # noqa: PLR2004 - chunks
+    both = [np.flatnonzero(which) for which in (plain, ~plain)]
+    kept = [index[_among(len(index), _LISTED // 2)] for index in both]
+    return every[np.sort(np.concatenate(kept))]
+
+
 def refuted_space(problem: Problem) -> Space:
-    """The rows that say why nothing fits: of all candidates, unless those are too many to write down."""
+    """The rows that say why nothing fits: of all candidates, unless those are too many to write down.
+
+    Of a large space it is a sample.
+    """
+    if _estimated_rows(problem) > _MOST_WRITTEN:
+        return sampled_space(problem, legal_only=False)
     space = enumerate_space(problem)
     return space if space.size > _MOST_REFUTED else enumerate_space(problem, wide=True)
 
@@ -252,6 +372,8 @@ def with_whole(problem: Problem, space: Space) -> Space:
     counts = gpu_counts(problem)
     if len(counts) > 1 or space.num_gpus == counts[0]:
         return space
+    if _estimated_rows(problem, wide=True) > _MOST_WRITTEN:
+        return _joined([sampled_space(problem, wide=True, legal_only=False), space], *space.warnings)
     return _joined([_enumerate(problem, counts[0], space.rules, _Asked(wide=True)), space], *space.warnings)
 
 
@@ -277,9 +399,11 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
     crossed_ones = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
     written = len(crossed_ones) < len(spaces)
     every = Columns.concatenate([space.columns for space in spaces]) if written else None
+    rows = Crossing.concatenate(crossed_ones) if every is None else every
+    none_broken = np.broadcast_to(np.int64(0), len(rows))
     return Space(
-        rows=Crossing.concatenate(crossed_ones) if every is None else every,
-        masks=np.concatenate([space.masks for space in spaces]),
+        rows=rows,
+        masks=none_broken if every is None else np.concatenate([space.masks for space in spaces]),
         refuted=sum(space.refuted for space in spaces),
         rules=spaces[0].rules,
         num_gpus=spaces[0].num_gpus,

@@ -26,6 +26,7 @@ from solver.cost.placement import same_links, same_ranks
 from solver.launcher_rules import equally_replicated
 from solver.problem import Problem
 from solver.rank_orders import RANK_ORDERS
+from solver.search.watch import look
 
 Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
 _MOST_NAMED = 64  # values of a bound that become candidates
@@ -44,6 +45,7 @@ def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Column
     ):
         parts = [columns]
         for name, values, rows in variants(problem, able, columns):
+            look()
             taken = rows & (values != getattr(columns, name))
             if taken.any():
                 changed: dict[str, IntArray] = {name: values[taken]}

@@ -51,6 +51,7 @@ from solver.cost.residuals import with_residuals
 from solver.cost.split_backward import weight_gradients_s
 from solver.cost.tails import Tail, copies_s, rank_tail_s, tail_of
 from solver.problem import Problem
+from solver.search.watch import look
 
 CAUSES = (
     "compute", "tensor_parallel", "context_parallel", "expert_parallel", "recompute", "data_parallel",
@@ -78,6 +79,7 @@ def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
 
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     """Time of one transformer layer."""
+    look()
     attention = core_attention(ctx)
     weights = layer_weights(ctx, kind)
     trained = trained_weights(ctx, weights, kind)
@@ -177,6 +179,7 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
 
 def _tails(ctx: Context, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:
     """What follows the last micro-batch by part; both ends share the copied embedding."""
+    look()
     tails = [tail_of(ctx, own, part.passes) for own, part in zip(trained, parts, strict=True)]
     shared = copies_s(ctx)
     ends = [replace(tail, data_parallel=tail.data_parallel + shared) for tail in tails[-2:]]
@@ -205,6 +208,7 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     Raises:
         InvalidProblemError: as ``price``.
     """
+    look()
     ctx = context_of(problem, columns, profile)
     layout = LayerLayout.of(problem.model)
     weights = part_weights(ctx, layout.kinds)
@@ -225,6 +229,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     Raises:
         InvalidProblemError: a framework option is unknown or has a wrong value.
     """
+    look()
     ctx = context_of(problem, columns, profile)
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(ctx, layout)

@@ -25,6 +25,7 @@ from solver.search.chunks import offered
 from solver.search.partial import makes_its_order
 from solver.search.rows import Rows
 from solver.search.simulate import MAX_PASSES, rank_finish_s
+from solver.search.watch import look
 from solver.search.wavefront import finish_of_many_s
 from solver.search.windows import Split, balanced, ends_in_a_v, tapers, windows
 
@@ -66,6 +67,7 @@ def candidates(row: Rows, split: Split) -> list[Split]:
 
 def _tried(row: Rows, split: Split) -> list[Split]:
     """``split`` and others, whatever their memory."""
+    look()
     if not row.uneven_stages or row.only_split:
         return [split]
     if row.v[0] == 1 and not (row.is_uniform and (_is_deep(row) or row.splits_backward[0])):
@@ -184,6 +186,7 @@ def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
 
 def _simulated_s(row: Rows, splits: list[Split], few: int) -> FloatArray:
     """About the step time of each split by its first micro-batches; exact where those are all."""
+    look()
     p, stages = int(row.p[0]), _stages(row, splits)
     chunks = len(splits[0])
     finish = finish_of_many_s(

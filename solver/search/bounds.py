@@ -39,6 +39,9 @@ Tiers, each at most the next (``tests/property/test_bounds.py``):
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
@@ -46,8 +49,54 @@ from solver.cost.assemble import Stages
 from solver.cost.schedule import runs_all_forward_first
 from solver.search.rows import Rows
 from solver.search.split_backward import least_end_s
+from solver.search.watch import look
 
 SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
+
+
+class Bounds:
+    """A lower bound for each of n rows, +inf where none was set: those take no memory.
+
+    They are kept as bits that differ from those of +inf, in pages of zeros that exist once written to.
+    """
+
+    __slots__ = ("_bits",)
+    _NEVER = np.float64(np.inf).view(np.int64)
+    _AT_ONCE = 2**20
+
+    def __init__(self, count: int) -> None:
+        self._bits = np.zeros(count, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._bits)
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as arrays have it: a number or an array
+        """The bounds at an index, as of an array."""
+        return (self._bits[index] ^ self._NEVER).view(np.float64)
+
+    def __setitem__(self, index: Any, values: FloatArray | float) -> None:  # noqa: ANN401
+        """Set some of them."""
+        self._bits[index] = np.asarray(values, dtype=np.float64).view(np.int64) ^ self._NEVER
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> FloatArray:  # noqa: ANN401
+        """All of them, written down."""
+        return np.asarray(self[:], dtype=dtype)
+
+    def _pieces(self) -> Iterator[tuple[int, FloatArray]]:
+        """All of them, some at a time, with the number of the first."""
+        for start in range(0, len(self), self._AT_ONCE):
+            look()
+            yield start, self[start : start + self._AT_ONCE]
+
+    def below(self, limit: float) -> IntArray:
+        """The rows whose bound is less."""
+        found = [start + np.flatnonzero(piece < limit) for start, piece in self._pieces()]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+
+    def least(self) -> float:
+        """The least of all; +inf where there is none."""
+        return min((float(piece.min()) for _, piece in self._pieces()), default=np.inf)
 
 
 def end_limit_s(rows: Rows, step_s: FloatArray | float) -> FloatArray:

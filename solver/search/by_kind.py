@@ -21,6 +21,7 @@ from solver.search.bounds import SAFETY, end_limit_s, least_tail_s
 from solver.search.caps import by_rank, groups_of_shape, held_by_rank, room_bytes
 from solver.search.fill import share_of
 from solver.search.rows import Rows
+from solver.search.watch import look
 
 _ROUNDING = 1e-9
 _BISECTIONS = 40
@@ -166,6 +167,7 @@ def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
     """Whether a row may have a split that fits and whose closed form is at most that, shape (n,)."""
     able = np.zeros(len(rows), dtype=np.bool_)
     for pp, vpp, index in groups_of_shape(rows):
+        look()
         group = rows.take(index)
         room, each = _busy_room(group, group.m - group.phi)
         share = end_limit_s(group, objective_s)

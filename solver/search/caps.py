@@ -16,6 +16,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.search.rows import Rows
+from solver.search.watch import look
 
 Values = TypeVar("Values", FloatArray, BoolArray)
 _TOGETHER = 1024  # rows whose caps are found side by side
@@ -145,6 +146,7 @@ def layer_caps(rows: Rows) -> Caps:
     least = np.zeros((len(rows), num_ranks), dtype=np.int64)
     most = np.zeros_like(least)
     for pp, index in _alike(rows):
+        look()
         group = rows.take(index)
         low, high = (group.v * group.smallest_chunk)[:, None], _most_layers(group, pp)
         if not rows.uneven_stages:

@@ -31,7 +31,7 @@ from solver.search.watch import Watch
 MAX_RIVALS = 7  # rows beside the first plan's that CP-SAT chooses among
 _DETERMINISTIC_LIMIT = 8.0  # CP-SAT's own clock: the same verdict on a busy machine
 _POLL_S = 0.05
-_GRACE_S = 1.0
+_GRACE_S = 0.3
 _ROUNDING_S = 2e-6  # one microsecond of the objective, and nanosecond coefficients
 _RELATIVE = 1e-9
 _ROOT = Path(__file__).resolve().parents[2]

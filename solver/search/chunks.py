@@ -17,6 +17,7 @@ import numpy as np
 from solver.columns import IntArray
 from solver.cost.assemble import objective_s
 from solver.search.rows import Rows
+from solver.search.watch import look
 from solver.search.windows import Split, windows
 
 _STARTS = 8
@@ -42,6 +43,7 @@ def best_offered(rows: Rows) -> list[Split | None]:
         index = np.flatnonzero((shapes == (chunks, smallest)).all(axis=1))
         splits = [tuple(split) for split in offered(rows.layout.num_layers, chunks, smallest).tolist()]
         for start in range(0, len(index) if splits else 0, _TOGETHER):
+            look()
             some = index[start : start + _TOGETHER]
             many = rows.take(np.repeat(some, len(splits)))
             stages = many.stages(splits * len(some))

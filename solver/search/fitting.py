@@ -6,20 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 
+from profiles.profile import Profile
 from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.crossing import Crossing
+from solver.problem import Problem
 from solver.search.bounds import whole_layers_s
 from solver.search.caps import layer_caps
 from solver.search.kinds import Kinds
 from solver.search.mixed import may_fit
 from solver.search.only_split import only_bound_s, only_fits
+from solver.search.priced import CHUNK, priced_rows
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits, even_chunks
+from solver.search.watch import look
 from solver.search.windows import Split
 
 _CANDIDATES = 64  # rows looked at closely for the smallest peak
 _BISECTIONS = 40
+_LARGEST = np.iinfo(np.int64).max
 _EQUAL = 1e-9  # budgets closer than this share are the same
 _LONGEST_S = 1e15  # longer than any step
 
@@ -49,8 +54,12 @@ def lightest_of(rows: Columns | Crossing) -> IntArray:
     """The numbers of the lightest rows; of a crossing only rows of the lightest kinds are written down."""
     if isinstance(rows, Columns):
         return lightest(rows)
-    kinds = Kinds(crossing=rows)
+    sizes = rows.outer.micro_batch_size
+    kept = np.flatnonzero(sizes == sizes.min(initial=_LARGEST))
+    kinds = Kinds(crossing=(small := rows.among(kept)))
     index = np.sort(kinds.rows(lightest(kinds.lightest(np.arange(len(kinds))))))
+    own = np.searchsorted(small.first, index, side="right") - 1
+    index += rows.first[kept[own]] - small.first[own]
     return index[lightest(rows.take(index))]
 
 
@@ -61,6 +70,13 @@ def any_fits(rows: Rows) -> bool:
     )
 
 
+def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
+    """Whether some of the lightest of these rows has a split that fits, proved by the split."""
+    index = lightest_of(rows)
+    pieces = np.split(index, range(CHUNK, len(index), CHUNK))
+    return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
+
+
 def nearest(rows: Rows) -> tuple[int, Split] | None:
     """The row and split with the smallest peak memory, among the rows with the smallest even one.
 
@@ -69,6 +85,7 @@ def nearest(rows: Rows) -> tuple[int, Split] | None:
     peaks, shapes = np.full(len(rows), np.inf), rows.p * rows.v
     given = rows.only_split.splits(rows.columns)
     for shape in np.unique(shapes):
+        look()
         index = np.flatnonzero(shapes == shape).tolist()
         even = even_chunks(rows, int(shape))
         tried = [(row, given[row] if rows.only_split else even) for row in index]

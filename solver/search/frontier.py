@@ -18,6 +18,7 @@ import numpy as np
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import objective_s
 from solver.search.arrange import candidates_of, fastest
+from solver.search.bounds import Bounds
 from solver.search.fitting import bound_at_sight_s
 from solver.search.mixed import tightened_s
 from solver.search.priced import CHUNK, Priced
@@ -27,6 +28,7 @@ from solver.search.rows import Rows
 from solver.search.scout import RAISES, Scout
 from solver.search.stages import best_splits
 from solver.search.unopened import Unopened
+from solver.search.watch import OutOfTime
 from solver.search.windows import Split
 
 _BATCH, _TOGETHER = 32, 4  # rows solved together, and of those that a first ranking is made of
@@ -52,7 +54,7 @@ class Frontier:
 
     rows: Priced | Rows
     top_k: int
-    bound_s: FloatArray  # (n,) best known lower bound of every row's score; +inf: no split fits
+    bound_s: Bounds  # best known lower bound of every row's score; +inf: no split fits
     fits: int = 0
     solved: dict[int, Solved] = field(default_factory=dict)
     ranked: list[Ranked] = field(default_factory=list)  # best first
@@ -73,19 +75,19 @@ class Frontier:
 
         Holds no rows when ``stopped`` says to give up.
         """
-        frontier = cls(rows=rows, top_k=top_k, bound_s=np.full(len(rows), np.inf))
+        frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)))
         if isinstance(rows, Priced) and rows.kinds is not None:
             unopened = frontier._unopened = Unopened.of(rows, rows.kinds, stopped)
             if unopened is None:
-                return cls(rows=rows.take([]), top_k=top_k, bound_s=np.zeros(0))
-            frontier.fits = unopened.rows_within(np.inf)
+                return cls(rows=rows.take([]), top_k=top_k, bound_s=Bounds(0))
+            frontier.fits = unopened.rows_within(np.inf) + rows.pruned.rows
             frontier._open_kinds(unopened)
             return frontier
         for start in range(0, len(rows), CHUNK):
             if start and stopped():
-                return cls(rows=rows.take([]), top_k=top_k, bound_s=np.zeros(0))
+                return cls(rows=rows.take([]), top_k=top_k, bound_s=Bounds(0))
             frontier.bound(np.arange(start, min(start + CHUNK, len(rows))))
-        frontier.fits = int(np.isfinite(frontier.bound_s).sum())
+        frontier.fits = len(frontier.bound_s.below(np.inf))
         frontier._sort_in(np.arange(len(rows)))
         return frontier
 
@@ -95,8 +97,13 @@ class Frontier:
 
     def _open_kinds(self, unopened: Unopened) -> None:
         """Bound the rows of the next kinds and sort them in."""
+        before = unopened.at
         index = unopened.open()
-        self.bound(index)
+        try:
+            self.bound(index)
+        except OutOfTime:
+            unopened.at = before
+            raise
         self.fits -= int(np.isinf(self.bound_s[index]).sum())
         self._sort_in(index)
 
@@ -113,7 +120,7 @@ class Frontier:
             index = self._unopened.open_objectives(objective_s)
             for start in range(0, len(index), CHUNK):
                 self.bound(index[start : start + CHUNK])
-        return np.flatnonzero(np.isfinite(self.bound_s))
+        return self.bound_s.below(np.inf)
 
     @property
     def simulated(self) -> int:
@@ -143,7 +150,12 @@ class Frontier:
     @property
     def least_s(self) -> float:
         """Least bound of any row, whatever became of it; +inf where nothing fits."""
-        return min(float(self.bound_s.min(initial=np.inf)), self._unseen_s)
+        return min(self.bound_s.least(), self._unseen_s)
+
+    @property
+    def least_objective_s(self) -> float:
+        """No row's closed form is less, by the bounds of kinds; -inf where rows have none."""
+        return -np.inf if self._unopened is None else float(self._unopened.objective_s.min(initial=np.inf))
 
     @property
     def settled(self) -> int:
@@ -164,7 +176,17 @@ class Frontier:
             self.simulate(row)
 
     def run(self, interrupted: Interrupt) -> None:
-        """Search until the best K are proved, or until ``interrupted`` says stop."""
+        """Search until the best K are proved, ``interrupted`` says stop or the clock is over.
+
+        What was being looked at then still waits under its bound.
+        """
+        try:
+            self._run(interrupted)
+        except OutOfTime:
+            return
+
+    def _run(self, interrupted: Interrupt) -> None:
+        """The same; raises where the clock is over."""
         self._primed_from_s = self.waiting_s
         self._prime(interrupted)
         self._primed_from_s = np.inf
@@ -176,7 +198,8 @@ class Frontier:
             if not self._heap or self._heap[0][0] > self._unseen_s:
                 self._glance()
             elif self._heap[0][1] in self.solved:
-                self.simulate(heapq.heappop(self._heap)[1])
+                self.simulate(self._heap[0][1])
+                heapq.heappop(self._heap)
             else:
                 self._open()
 
@@ -206,7 +229,13 @@ class Frontier:
         for entry in aside:
             heapq.heappush(self._heap, entry)
         index = np.array(batch, dtype=np.int64)
-        for solved in self.solve(index[self.bound_s[index] <= self._limit_s(index)].tolist()):
+        try:
+            found = self.solve(index[self.bound_s[index] <= self._limit_s(index)].tolist())
+        except OutOfTime:
+            for row in batch:
+                heapq.heappush(self._heap, (float(self.bound_s[row]), row))
+            raise
+        for solved in found:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
     def _limit_s(self, index: IntArray) -> FloatArray:
@@ -222,7 +251,6 @@ class Frontier:
             return
         size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
         index = self._order[self._next : self._next + size]
-        self._next += len(index)
         limit = self._limit_s(index)
         able = self._able(index, limit)
         lost = index[~able]
@@ -231,6 +259,7 @@ class Frontier:
         left = index[able]
         if not (self.rows.is_uniform or self.rows.only_split):
             self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left], limit[able])
+        self._next += len(index)
         for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
             heapq.heappush(self._heap, (bound, row))
 

@@ -16,6 +16,7 @@ from solver.search.mixed_fill import reaches
 from solver.search.mixed_split import can_beat_mixed_split
 from solver.search.rows import Rows
 from solver.search.stages import even_chunks
+from solver.search.watch import look
 
 _BATCH = 512
 _MOST_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at most, and how closely
@@ -39,6 +40,7 @@ def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool, closely: bool) -> 
     for pp, vpp, members in groups_of_shape(rows):
         for start in range(0, len(members), _BATCH):
             index = members[start : start + _BATCH]
+            look()
             group = rows.take(index)
             if not rows.uneven_stages:
                 answer[index] = _only_split(group, pp * vpp, step_s[index])

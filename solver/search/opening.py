@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiles.profile import Profile
-from solver.columns import IntArray
+from solver.columns import Columns, IntArray
+from solver.crossing import Crossing
 from solver.problem import Problem
-from solver.search.fitting import lightest, lightest_of
+from solver.search.fitting import lightest_of
 from solver.search.frontier import Frontier
 from solver.search.priced import priced_space
 from solver.search.scout import FITS_AT_ALL
@@ -23,7 +24,7 @@ _SAMPLE = 1024  # rows looked at
 class Opening:
     """A row that has a split that fits."""
 
-    row: int  # among the legal rows
+    row: int  # of the space, whose rows are legal
     frontier: Frontier  # a few rows with this one ranked
 
 
@@ -34,13 +35,13 @@ def first_plan(
 
     None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
     """
-    legal = np.flatnonzero(space.legal)
-    for sample in (_spread, lambda _: _lightest(space, legal)):
-        index = sample(len(legal))
-        rows = priced_space(problem, profile, space.rows.take(legal[index]))
+    count = len(space.rows)
+    for sample in (_spread, lambda _: _lightest(space.rows)):
+        index = sample(count)
+        rows = priced_space(problem, profile, space.rows.take(index))
         tick()
         frontier = Frontier.of(rows, 1)
-        frontier.covers_all, frontier.raises = len(index) == len(legal), ()
+        frontier.covers_all, frontier.raises = len(index) == count, ()
         if not rows.is_uniform:  # of layers of one kind those that fit are known
             frontier.raises = FITS_AT_ALL
         frontier.run(lambda state: bool(tick() or state.ranked))
@@ -58,7 +59,7 @@ def _spread(count: int) -> IntArray:
     )
 
 
-def _lightest(space: Space, legal: IntArray) -> IntArray:
+def _lightest(rows: Columns | Crossing) -> IntArray:
     """The rows that need least memory, evenly thinned out."""
-    light = lightest_of(space.rows) if space.legal.all() else legal[lightest(space.rows.take(legal))]
+    light = lightest_of(rows)
     return light[_spread(len(light))]

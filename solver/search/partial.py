@@ -17,6 +17,7 @@ from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC
 from solver.search.automatic_many import automatic_finish_of_many_s
 from solver.search.bounds import SAFETY, split_s
 from solver.search.rows import Rows
+from solver.search.watch import look
 from solver.search.wavefront import finish_of_many_s
 
 MAKES_ORDER = np.array([name in AUTOMATIC for name in SCHEDULES])
@@ -38,6 +39,7 @@ def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> Flo
     size = max(_AT_ONCE // passes_of(row), 1)
     found = []
     for start in range(0, len(sizes), size):
+        look()
         tick()
         part = sizes[start : start + size]
         many = row.take(np.zeros(len(part), dtype=np.int64))

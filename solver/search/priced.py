@@ -22,6 +22,7 @@ from solver.cost.prices import LayerLayout, RowPrices
 from solver.crossing import Crossing
 from solver.objective import Weighing, is_plain, weighing_of
 from solver.problem import Problem
+from solver.search.bounds import least_of_kind_s, objective_bound_s
 from solver.search.kinds import Kinds
 from solver.search.mixed import may_fit
 from solver.search.rows import Rows
@@ -31,17 +32,34 @@ CHUNK = 16384  # rows priced or bounded between two looks at the clock; their ar
 _HASH_SEED = 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """Rows of kinds that cannot be ranked: their bounds are beyond what was known before."""
+
+    rows: int = 0
+    objective_s: float = np.inf  # the closed form of none of them is less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What plans that were found before say about all others."""
+
+    cutoff_s: float = np.inf  # the K-th best score
+    objective_s: float = np.inf  # rows whose closed form may be less are kept
+
+
 @dataclass(frozen=True, kw_only=True)
 class Priced:
     """Rows whose prices lie in a table; ``take`` lays them side by side."""
 
     columns: Columns | Crossing
     table: RowPrices  # one entry for each distinct price, without its breakdown
-    price_of: IntArray  # which entry is a row's (n,), or a kind's (k,): -1 where memory refutes it at sight
+    price_of: IntArray  # which entry is a row's (n,), or a kind's (k,): -1 where it is refuted or pruned
     layout: LayerLayout
     budget_bytes: float
     uneven_stages: bool
     only_split: Prescribed = ANY_SPLIT
+    pruned: Pruned = Pruned()  # kinds that were bounded away before their prices were kept
     weighing: Weighing | None = None  # of the objective that the prices are of; None: the step time
     kinds: Kinds | None = None
 
@@ -104,8 +122,11 @@ def priced_space(
     profile: Profile,
     columns: Columns | Crossing,
     interrupted: Callable[[], bool] = lambda: False,
+    known: Known | None = None,
 ) -> Priced:
     """All rows of ``columns`` with one price for each kind of row; none when ``interrupted`` gives up.
+
+    Kinds that ``known`` plans bound away are left without a price (``Priced.pruned``).
 
     Rows of a crossing are priced by kind, those kinds alone that memory does not refute at sight. Where
     they are ranked by anything but the step they are written down first.
@@ -125,11 +146,22 @@ def priced_space(
         kinds, written = None, columns
         priced, price_of = _distinct(_priced_by(columns, profile))
         wanted = written.take
-    parts = []
+    parts, pruned, kept = list[RowPrices](), Pruned(), list[IntArray]()
     for start in range(0, max(len(priced), 1), CHUNK):
         if len(priced) and interrupted():
             return priced_space(problem, profile, columns.take(np.arange(0)))
-        parts.append(_bare(price(problem, wanted(priced[start : start + CHUNK]), profile)))
+        here = priced[start : start + CHUNK]
+        prices = _bare(price(problem, wanted(here), profile))
+        if known is not None and kinds is not None and plain:
+            some = _rows(problem, profile, wanted(here), prices)
+            able, pruned = _not_pruned(some, kinds, here, known, pruned)
+            kept.append(here[able])
+            prices = prices.take(np.flatnonzero(able))
+        parts.append(prices)
+    if kept:
+        price_of = np.full(len(price_of), -1, dtype=np.int64)
+        left = np.concatenate(kept)
+        price_of[left] = np.arange(len(left))
     rows = priced_rows(problem, profile, columns.take(np.arange(0)))
     found = Priced(
         columns=columns,
@@ -140,12 +172,27 @@ def priced_space(
         uneven_stages=rows.uneven_stages,
         only_split=rows.only_split,
         kinds=kinds,
+        pruned=pruned,
     )
     return (
         found
         if plain
         else weighed(found, weighing_of(problem, profile, columns.take(np.arange(len(columns)))))
     )
+
+
+def _not_pruned(
+    rows: Rows, kinds: Kinds, index: IntArray, known: Known, before: Pruned
+) -> tuple[BoolArray, Pruned]:
+    """Kinds that may be ranked or have a lesser closed form; and what is pruned with the others.
+
+    ``rows`` are the quickest of the kinds at ``index``.
+    """
+    objectives = objective_bound_s(rows, kinds.least_fill[index])
+    kept = (least_of_kind_s(rows) <= known.cutoff_s) | (objectives < known.objective_s)
+    lost = float(objectives[~kept].min(initial=before.objective_s))
+    number = before.rows + int(kinds.sizes[index[~kept]].sum())
+    return np.asarray(kept), Pruned(rows=number, objective_s=lost)
 
 
 def _kinds_that_may_fit(

@@ -32,6 +32,7 @@ from solver.search.per_stage import can_be_busy
 from solver.search.rank_costs import RankCosts, column
 from solver.search.reach_split import room_of_split
 from solver.search.rows import Rows
+from solver.search.watch import look
 
 _BATCH = 256
 _ROUNDING = 1e-9  # of a layer
@@ -172,6 +173,7 @@ def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
     for room, which in ((_room, ~rows.splits_backward), (room_of_split, rows.splits_backward)):
         asked = np.flatnonzero(answer & which)
         for batch in _batches(rows.take(asked)):
+            look()
             index = asked[batch]
             some = rows.take(index)
             few = caps.take(index, int(some.p.max()))

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.columns import FloatArray, IntArray
+from solver.columns import IntArray
 from solver.cost.assemble import objective_s
-from solver.search.bounds import objective_bound_s
+from solver.search.bounds import Bounds, objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.frontier import Frontier
-from solver.search.priced import CHUNK
+from solver.search.priced import CHUNK, Priced
 from solver.search.stages import best_splits
-from solver.search.watch import Watch
+from solver.search.watch import Watch, look
 
 _TOGETHER = 4096  # rows asked at once whether their closed form may be less
 _RIVALS = 64  # rows held against the least closed form between two looks at the clock
@@ -29,27 +29,32 @@ class Rival(NamedTuple):
 def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Rival], float]:
     """Rows whose bound on the closed form is below the least known one, solved, best first.
 
-    And the least bound of those that are not solved when the time is over; +inf where none is left.
+    And the least bound of those that are not solved when the time is over: +inf where none is left, -inf
+    where nothing is known.
     """
-    bounds = _objective_bounds_s(frontier, limit_s, watch)
-    order = np.flatnonzero(bounds < limit_s)
-    order = order[np.argsort(bounds[order], kind="stable")]
+    least, rivals, left_s = limit_s, list[Rival](), frontier.least_objective_s
     mixed = not (frontier.rows.is_uniform or frontier.rows.only_split)
-    least, rivals = limit_s, list[Rival]()
-    while len(order) and not watch.interrupted():
-        watch.tick()
-        batch, order = order[:_RIVALS], order[_RIVALS:]
-        batch = batch[bounds[batch] < least]
-        if mixed:
-            batch = _that_may_reach(frontier, batch, least, watch)
-        found = _closed_forms(frontier, batch.tolist())
-        lower = min([least, *(rival.objective_s for rival in found)])
-        if mixed and (lower < least or not rivals):
-            order = _that_may_reach(frontier, order[bounds[order] < lower], lower, watch)
-        least, rivals = lower, rivals + found
-    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), float(
-        bounds[order].min(initial=np.inf)
-    )
+    with watch.cut():
+        bounds = _objective_bounds_s(frontier, limit_s, watch)
+        order = bounds.below(limit_s)
+        order = order[np.argsort(bounds[order], kind="stable")]
+        left_s = float(bounds[order].min(initial=np.inf))
+        while len(order):
+            look()
+            watch.tick()
+            batch, rest = order[:_RIVALS], order[_RIVALS:]
+            batch = batch[bounds[batch] < least]
+            if mixed:
+                batch = _that_may_reach(frontier, batch, least, watch)
+            found = _closed_forms(frontier, batch.tolist())
+            lower = min([least, *(rival.objective_s for rival in found)])
+            if mixed and (lower < least or not rivals):
+                rest = _that_may_reach(frontier, rest[bounds[rest] < lower], lower, watch)
+            least, rivals, order = lower, rivals + found, rest
+            left_s = float(bounds[order].min(initial=np.inf))
+    if isinstance(frontier.rows, Priced):
+        left_s = min(left_s, frontier.rows.pruned.objective_s)
+    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), left_s
 
 
 def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
@@ -72,15 +77,12 @@ def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, wat
         watch.tick()
         some = order[start : start + _TOGETHER]
         kept.append(some[may_reach_objective(frontier.rows.take(some), objective_s)])
-        if watch.interrupted():
-            kept.append(order[start + _TOGETHER :])
-            break
     return np.concatenate(kept)
 
 
-def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> FloatArray:
-    """Lower bound on every row's closed form, shape (n,); +inf where it is no less, or no split fits."""
-    bounds = np.full(len(frontier.rows), np.inf)
+def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> Bounds:
+    """Lower bound on every row's closed form; +inf where it is no less, or no split fits."""
+    bounds = Bounds(len(frontier.rows))
     open_rows = frontier.rivals_below(least_s)
     for start in range(0, len(open_rows), CHUNK):
         watch.tick()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.columns import FloatArray, IntArray
+from solver.search.bounds import Bounds
 from solver.search.mixed import can_beat_mixed, tightened_s
 from solver.search.priced import Priced
 from solver.search.ranking import Layout, layouts_of
@@ -32,7 +33,7 @@ class Scout:
     """Rows and the bounds that it raises."""
 
     rows: Priced | Rows
-    bound_s: FloatArray  # (n,), changed in place; every change is proved
+    bound_s: Bounds | FloatArray  # (n,), changed in place; every change is proved
     shares: tuple[float, ...] = RAISES
     limit_s: float = np.inf  # a score that is known: rows that cannot beat it promise nothing
 

@@ -45,6 +45,8 @@ import numpy as np
 
 from profiles.profile import PLACING_LAUNCHER, Profile
 from solver.candidates import searched_space
+from solver.columns import Columns
+from solver.crossing import Crossing
 from solver.explain import explain
 from solver.mixed.search import search_placed
 from solver.objective import is_plain
@@ -52,19 +54,33 @@ from solver.plan import Answer, Configuration, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
 from solver.search.answering import Found, Proof, answer_of, objectives_s, plans_of
-from solver.search.certify import Judge
+from solver.search.certify import Certificate, Judge
 from solver.search.closing import least_of_candidates_s, least_step_bound_s
-from solver.search.fitting import lightest
+from solver.search.fitting import lightest_of
 from solver.search.frontier import Frontier
 from solver.search.known import rows_of
 from solver.search.opening import Opening, first_plan
-from solver.search.priced import priced_rows, priced_space
+from solver.search.priced import Known, priced_rows, priced_space
 from solver.search.rivals import rivals_of
 from solver.search.unweighed import least_step_s, steps_s
-from solver.search.watch import Watch, relative_gap
-from solver.space import Space, enumerate_space, refuted_space
+from solver.search.watch import Watch, look, relative_gap
+from solver.space import (
+    Space,
+    empty_space,
+    enumerate_space,
+    is_large,
+    is_too_large,
+    refuted_space,
+    sampled_space,
+)
 
+_NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
 _LEAST_S = 0.01  # a search is given this much
+_FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
+_SAMPLE_SHARE = 0.3  # of the time, for a sample of a large space
+_BEYOND = 1.01  # times what plans of a sample reach: kinds whose bounds are beyond that are pruned
+_MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
+_MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
@@ -95,54 +111,59 @@ def search(
     if places_stages(problem, profile):
         return search_placed(problem, profile, watch)
     with Judge(options) as judge:
-        tick = partial(watch.report, "enumerating")
-        among = partial(enumerate_space, wide=True) if wide else searched_space
-        space = among(problem, lambda: _looks(watch), legal_only=True, tick=tick)
-        watch.report("enumerating", total=space.size, now=True)
-        opening = first_plan(problem, profile, space, watch.tick)
-        frontier = _frontier(problem, profile, space, opening, watch)
-        if frontier.covers_all:
-            for row in rows_of(space.rows, known):
-                frontier.adopt(row)
-        frontier.run(lambda state: _interrupt(problem, watch, space, state))
+        found = _found(problem, profile, watch, known, wide=wide)
+        frontier = found.frontier
+        with watch.cut():
+            frontier.run(lambda state: _interrupt(problem, watch, found.space, state))
+        frontier.finished &= frontier.covers_all
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
+    found = replace(found, proof=proof, certificate=certificate)
     plans = plans_of(problem, profile, frontier, certificate)
-    answer = answer_of(Found(problem, profile, space, frontier, proof, certificate), plans, watch)
+    answer = answer_of(found, plans, watch)
     if answer.status == "infeasible":
         left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))
         again = partial(
             search, profile=profile, on_progress=on_progress, should_stop=should_stop, wide=True
         )
-        answer = _told(replace(problem, options=left), profile, answer, again)
+        answer = _told(replace(problem, options=left), profile, answer, watch, again)
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, elapsed_s=watch.elapsed_s)
 
 
-def _told(problem: Problem, profile: Profile, answer: Answer, again: Callable[[Problem], Answer]) -> Answer:
+def _told(
+    problem: Problem, profile: Profile, answer: Answer, watch: Watch, again: Callable[[Problem], Answer]
+) -> Answer:
     """An infeasible answer with its reasons, or what ``again``, a search among all candidates, says."""
     options = problem.options
     if options.deadline_days is not None and answer.fit:
         late = Infeasibility(reasons=("deadline: no configuration that fits meets it",))
         return replace(answer, infeasible=late)
     if answer.space == "every":
-        return replace(answer, infeasible=_reasons(problem, profile))
+        found = Infeasibility(reasons=(_NO_TIME,))
+        with watch.cut():
+            found = _reasons(problem, profile)
+        return replace(answer, infeasible=found)
+    if watch.interrupted():  # the other candidates were not looked at
+        return replace(answer, status="unknown", certified_by=())
     if not is_plain(problem):  # weighing rows writes all of them down: whether one fits is asked before
         unweighed = replace(options, objective="step_time", deadline_days=None)
-        found = again(replace(problem, options=unweighed))
-        if found.status == "infeasible":
-            return found
+        lighter = again(replace(problem, options=unweighed))
+        if lighter.status == "infeasible":
+            return lighter
     return again(problem)
 
 
 def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
     """Why nothing is legal and fits."""
     whole = refuted_space(problem)
-    legal = whole.columns.take(whole.legal)
-    light = priced_rows(problem, profile, legal.take(lightest(legal)))
-    return explain(problem, profile, whole, light)
+    legal: Columns | Crossing = whole.columns.take(whole.legal)
+    if not whole.whole:
+        legal = enumerate_space(problem, legal_only=True).rows
+    index = lightest_of(legal)[:_MOST_LIGHT]
+    return explain(problem, profile, whole, priced_rows(problem, profile, legal.take(index)))
 
 
 def places_stages(problem: Problem, profile: Profile) -> bool:
@@ -150,32 +171,106 @@ def places_stages(problem: Problem, profile: Profile) -> bool:
     return bool(profile.by_group) and problem.launcher == PLACING_LAUNCHER
 
 
-def _looks(watch: Watch) -> bool:
-    """Report that rows are enumerated, and say whether to stop."""
-    watch.report("enumerating")
-    return watch.interrupted()
+def _found(
+    problem: Problem, profile: Profile, watch: Watch, known: Sequence[Configuration], *, wide: bool
+) -> Found:
+    """All legal rows, priced and bounded, with a first plan among them; what there is of it at the limit.
+
+    A space that is large is sampled before it is enumerated, and the plans of that sample bound most of its
+    kinds away before their prices are kept. One that is too large to be written down is left at that.
+    """
+    first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
+    found = Found(
+        problem, profile, nothing, _of_no_rows(problem, profile, nothing.rows), Proof(), Certificate()
+    )
+    large = is_large(problem, wide=wide)
+    if large:
+        with first.cut():
+            found = _of_sample(found, watch, wide=wide)
+    if is_too_large(problem, wide=wide):
+        return found
+    among = partial(enumerate_space, wide=True) if wide else searched_space
+    space: Space | None = None
+    with (watch if large else first).cut():
+        space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
+    if space is not None and not is_plain(problem) and len(space.rows) > _MOST_WEIGHED:
+        if not found.frontier.ranked:
+            with first.cut():
+                found = _of_sample(found, watch, wide=wide)
+        space = None
+    if space is None:
+        return found
+    watch.report("enumerating", total=space.size, now=True)
+    opening: Opening | None = None
+    if not found.frontier.ranked:
+        with first.cut():
+            opening = first_plan(problem, profile, space, watch.tick)
+        if opening is not None:
+            found = replace(found, space=space, frontier=opening.frontier)
+    with watch.cut():
+        frontier = _frontier(problem, profile, space, found, watch)
+        adopted = [opening.row] if opening is not None else []
+        if found.space.whole is False:
+            adopted = rows_of(space.rows, _configurations(found.frontier))
+        for row in (*adopted, *rows_of(space.rows, known)):
+            frontier.adopt(row)
+        return replace(found, space=space, frontier=frontier)
+    return found
 
 
-def _frontier(
-    problem: Problem, profile: Profile, space: Space, opening: Opening | None, watch: Watch
-) -> Frontier:
-    """All legal rows, priced and bounded, with a first plan among them; stopped before, only that one."""
-    incumbent = None if opening is None else opening.frontier.ranked[0].score_s
+def _of_no_rows(problem: Problem, profile: Profile, rows: Columns | Crossing) -> Frontier:
+    """The state of a search that has looked at nothing."""
+    frontier = Frontier.of(priced_space(problem, profile, rows.take(np.arange(0))), problem.options.top_k)
+    frontier.covers_all = False
+    return frontier
+
+
+def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
+    """The best rows of a sample, for at most a share of the time."""
+    problem = found.problem
+    space = sampled_space(problem, wide=wide)
+    opening = first_plan(problem, found.profile, space, watch.tick)
+    if opening is not None:
+        opening.frontier.covers_all = False
+        found = replace(found, space=space, frontier=opening.frontier)
+    until_s = watch.time_limit_s * _SAMPLE_SHARE
+    with watch.cut():
+        frontier = Frontier.of(priced_space(problem, found.profile, space.rows), problem.options.top_k)
+        frontier.covers_all = False
+        if opening is not None:
+            frontier.adopt(opening.row)
+        found = replace(found, space=space, frontier=frontier)
+        frontier.run(lambda state: _interrupt(problem, watch, space, state) or watch.elapsed_s > until_s)
+        frontier.finished = False
+    return found
+
+
+def _configurations(frontier: Frontier) -> list[Configuration]:
+    """The ranked rows of a frontier."""
+    rows = [one.row for one in frontier.ranked]
+    columns = frontier.rows.take(rows).columns
+    counts = frontier.rows.take(rows).replayed([one.split for one in frontier.ranked]) if rows else []
+    return [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(frontier.ranked)]
+
+
+def _frontier(problem: Problem, profile: Profile, space: Space, found: Found, watch: Watch) -> Frontier:
+    """All legal rows, priced and bounded; rows that plans of a sample bound away without their prices."""
+    before = found.frontier
+    incumbent = before.ranked[0].score_s if before.ranked else None
 
     def stopped() -> bool:
         watch.report("bounding", explored=space.refuted, total=space.size,
                      incumbent_s=incumbent)  # fmt: skip
-        return watch.interrupted()
+        look()
+        return False
 
     stopped()
-    rows = priced_space(problem, profile, space.rows, stopped)
-    if len(rows) == len(space.rows):
-        frontier = Frontier.of(rows, problem.options.top_k, stopped)
-        if len(frontier.rows) == len(space.rows):
-            if opening is not None:
-                frontier.adopt(opening.row)
-            return frontier
-    return opening.frontier if opening else Frontier.of(rows.take([]), problem.options.top_k)
+    known = None
+    if before.ranked and not found.space.whole:
+        own = before.solved[before.ranked[0].row].objective_s
+        known = Known(cutoff_s=before.cutoff_s * _BEYOND, objective_s=own * _BEYOND)
+    rows = priced_space(problem, profile, space.rows, stopped, known)
+    return Frontier.of(rows, problem.options.top_k, stopped)
 
 
 def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier) -> bool:
@@ -207,13 +302,9 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     if not frontier.ranked or not frontier.finished or low is None:
         return Proof(bound_s=low)
     best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
-    contenders = np.flatnonzero(frontier.bound_s < best)
-    offered = [row for row in contenders.tolist() if row in frontier.solved and not frontier.is_open(row)]
-    few = [frontier.solved[row] for row in offered]
-    bound = least_of_candidates_s(frontier.rows.take(offered), few, best, watch.tick)
-    others = frontier.rows.take(np.setdiff1d(contenders, offered))
-    bound = min(bound, least_step_bound_s(others, min(low, best), best, watch.tick))
-    objective = objectives_s(frontier)[0]
+    bound, objective = low, objectives_s(frontier)[0]
+    with watch.cut():
+        bound = _least_simulation_s(frontier, low, best, watch)
     own = frontier.solved[first].objective_s
     rivals, left = rivals_of(frontier, own, watch)
     least = min([own, *(rival.objective_s for rival in rivals)])
@@ -221,6 +312,16 @@ def _prove(frontier: Frontier, watch: Watch) -> Proof:
     return Proof(
         bound_s=bound,
         objective_excess=relative_gap(objective, least),
-        objective_gap=relative_gap(least, min(least, left)),
+        objective_gap=relative_gap(least, min(least, left)) if left > -np.inf else None,
         survivors=survivors,
     )
+
+
+def _least_simulation_s(frontier: Frontier, low: float, best: float, watch: Watch) -> float:
+    """No split of any row simulates faster; at most ``best``."""
+    contenders = frontier.bound_s.below(best)
+    offered = [row for row in contenders.tolist() if row in frontier.solved and not frontier.is_open(row)]
+    few = [frontier.solved[row] for row in offered]
+    bound = least_of_candidates_s(frontier.rows.take(offered), few, best, watch.tick)
+    others = frontier.rows.take(np.setdiff1d(contenders, offered))
+    return min(bound, least_step_bound_s(others, min(low, best), best, watch.tick))

@@ -15,6 +15,7 @@ from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC, SPLIT_BACKWARD, V_SHA
 from solver.errors import InvalidPlanError
 from solver.search.automatic import automatic_finish_s, candidates
 from solver.search.orders import slots_of
+from solver.search.watch import look
 
 MAX_PASSES = 2**18  # of all ranks together; about a twentieth of a second
 _AUTOMATIC_PASSES = 2**15  # the same where the order is made on the way
@@ -110,6 +111,7 @@ def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedu
 
     ``seconds`` are forward passes, whole backward passes, and weight gradients or nothing.
     """
+    look()
     forward_s, _, weight_s = seconds
     block_s, end = blocks_of(seconds, m)
     orders = orders_of(pp, len(forward_s) // pp, m, schedule)

@@ -25,6 +25,7 @@ from solver.search.caps import Caps, layer_caps, lightest_chunks
 from solver.search.chunks import best_offered
 from solver.search.only_split import only_splits
 from solver.search.rows import Rows
+from solver.search.watch import look
 from solver.search.windows import Split
 from solver.splits import even_split
 
@@ -50,6 +51,7 @@ def best_splits(rows: Rows) -> list[Split | None]:
 
 def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
     """The best split of a row with layers of one kind that has one."""
+    look()
     if rows.per_stage[row]:
         return _best_with_tables(rows.take([row]))
     return best_counts(rows, caps, row)
@@ -57,6 +59,7 @@ def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
 
 def _best_with_tables(row: Rows) -> Split | None:
     """The best split of one row with layers of several kinds or counts by stage; or its even split."""
+    look()
     if row.uneven_stages:
         return best_boundaries(row)
     split = even_chunks(row, int(row.p[0] * row.v[0]))
@@ -182,6 +185,7 @@ def min_max(tables: IntArray) -> IntArray:
     """Least largest stage cost of a path 0 -> L over ``tables`` (p, L + 1, L + 1), by last boundary."""
     reached = tables[0, 0]
     for stage in tables[1:]:
+        look()
         reached = np.maximum(reached[:, None], stage).min(axis=0)
     return np.asarray(reached)
 
@@ -193,6 +197,7 @@ def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Path] | None:
     back = [np.zeros(size, dtype=np.int64)]
     columns = np.arange(size)
     for h, square in zip(first[1:], second[1:], strict=True):
+        look()
         sums = best[:, None] + h
         ties = np.where(sums == sums.min(axis=0), tie[:, None] + square, np.inf)
         chosen = ties.argmin(axis=0)

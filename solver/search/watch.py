@@ -1,13 +1,24 @@
-"""The clock of one search: its deadline, its reports, and who may stop it."""
+"""The clock of one search: its deadline, its reports, and who may stop it.
+
+Long array work does not pass the clock along: it calls ``look`` between two pieces of at most a quarter of
+a second. Work that runs inside ``with watch.cut()`` ends there when the time is over; elsewhere ``look``
+does nothing. A watch that is made inside such a block ends with it at the latest.
+"""
 
 from __future__ import annotations
 
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 
 from solver.progress import OnProgress, Progress, ShouldStop
 
 _REPORT_EVERY_S = 0.2
+
+
+class OutOfTime(Exception):  # noqa: N818 - not an error: the time is over
+    """The watch that this work runs under is over; ``Watch.cut`` catches it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +29,7 @@ class Watch:
     on_progress: OnProgress | None = None
     should_stop: ShouldStop | None = None
     stopped: bool = False  # the time limit or the caller ended the search
+    _outer: Watch | None = field(default_factory=lambda: _RUNNING.get())  # noqa: PLW0108 - defined below
     _last: Progress | None = None
     _start_s: float = field(default_factory=time.monotonic)
     _reported_s: float = -1.0
@@ -30,7 +42,8 @@ class Watch:
     @property
     def left_s(self) -> float:
         """Seconds until the time limit."""
-        return max(self.time_limit_s - self.elapsed_s, 0.0)
+        left_s = max(self.time_limit_s - self.elapsed_s, 0.0)
+        return left_s if self._outer is None else min(left_s, self._outer.left_s)
 
     @property
     def is_due(self) -> bool:
@@ -41,8 +54,24 @@ class Watch:
         """Whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""
         if not self.stopped:
             asked = self.should_stop is not None and self.should_stop()
+            asked = asked or (self._outer is not None and self._outer.interrupted())
             self.stopped = asked or self.left_s <= min(reserve_s, self.time_limit_s / 2.0)
         return self.stopped
+
+    def at_least(self, seconds: float) -> Watch:
+        """The same clock, for what an answer cannot do without: so long it hears neither limit nor stop."""
+
+        def asked() -> bool:
+            return self.elapsed_s > seconds and self.should_stop is not None and self.should_stop()
+
+        return Watch(time_limit_s=max(self.left_s, seconds - self.elapsed_s), should_stop=asked)
+
+    def cut(self) -> _Cut:
+        """Work that ends where the time does: what comes after its last ``look`` is left out.
+
+        Nothing may be yielded to a caller from inside this block.
+        """
+        return _Cut(self)
 
     def report(
         self,
@@ -77,6 +106,36 @@ class Watch:
         if self.on_progress is not None and last and elapsed - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = elapsed
             self.on_progress(replace(last, elapsed_s=elapsed))
+
+
+class _Cut:
+    """The block that ``Watch.cut`` opens."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._before = _RUNNING.set(self._watch)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        _RUNNING.reset(self._before)
+        return isinstance(fault, OutOfTime)
+
+
+_RUNNING: ContextVar[Watch | None] = ContextVar("running", default=None)
+
+
+def look() -> None:
+    """Look at the clock of the ``Watch.cut`` block that this runs in, if there is one.
+
+    Raises:
+        OutOfTime: its time is over, or its caller asked it to stop.
+    """
+    watch = _RUNNING.get()
+    if watch is not None and watch.interrupted():
+        raise OutOfTime
 
 
 def relative_gap(value: float | None, bound: float | None) -> float | None:

@@ -15,9 +15,9 @@ from solver.check import violations
 from solver.plan import Configuration, Infeasibility, Prediction, Remedy
 from solver.predict import predict
 from solver.problem import Problem
-from solver.search.fitting import any_fits, lightest_of
+from solver.search.fitting import some_fits
 from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows, priced_space
+from solver.search.priced import priced_space
 from solver.space import enumerate_space
 from solver.why.relaxed import (
     Change,
@@ -89,7 +89,7 @@ def fastest(
     None where nothing fits, or where ``stopped`` says to give up before it is proved.
     """
     rows = enumerate_space(problem, stopped, legal_only=True).rows
-    if not any_fits(priced_rows(problem, profile, rows.take(lightest_of(rows)))):
+    if not some_fits(problem, profile, rows):
         return None
     frontier = Frontier.of(priced_space(problem, profile, rows, stopped), 1, stopped)
     frontier.run(lambda _: stopped())
