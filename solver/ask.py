@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from profiles.profile import Profile
-from solver.ask_placed import ask_placed
+from solver.ask_placed import CLOSING_S, ask_placed
 from solver.baseline import with_baseline
 from solver.calibration.refuse import require_credible
 from solver.fewest import fewest
@@ -22,7 +22,7 @@ from solver.search.search import places_stages, search
 from solver.search.watch import Watch
 from solver.variants import variants_of
 from solver.why.explained import with_reasons
-from solver.why.in_time import More, fastest_run, too_late
+from solver.why.in_time import More, Run, fastest_run, too_late
 from solver.why.relaxed import on_nodes
 from solver.why.remedies import with_remedies
 from solver.why.robust import with_odds
@@ -48,14 +48,19 @@ def ask(
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        answer = _answer(one, variant.profile, known, on_progress, should_stop)
+        answer = _answer(one, variant.profile, known, on_progress, watch)
         answered.append(Answered(variant=variant, answer=answer))
-        if should_stop is not None and should_stop():
+        if watch.interrupted():
             break
-    answer = merged(problem, answered, unasked=len(variants) - len(answered))
+    unasked = len(variants) - len(answered)
+    answer = merged(problem, answered, unasked=unasked)
+    if unasked:
+        said = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
+        answer = replace(answer, warnings=(*answer.warnings, said))
     first = variants[0]
     if is_plain(problem):  # odds are of the shortest step
-        answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
+        with _closing(watch).cut():
+            answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
     return with_baseline(first.problem, first.profile, answer)
@@ -66,28 +71,36 @@ def _answer(
     profile: Profile,
     known: Sequence[Configuration],
     on_progress: OnProgress | None,
-    should_stop: ShouldStop | None,
+    whole: Watch,
 ) -> Answer:
     """The answer where neither launcher nor workload is open."""
     run: Callable[..., Answer] = fewest if problem.options.gpus == "fewest" else search
     if problem.options.batch_ramp:
         run = ramp_search
-    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
-    answer = run(problem, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=whole.should_stop)
+    answer = run(problem, profile, on_progress=on_progress, should_stop=whole.should_stop, known=known)
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
-        answer = _too_late(problem, profile, answer, should_stop)
+        answer = _too_late(problem, profile, answer, watch)
     elif answer.infeasible is not None and run is search:
-        reasons = with_remedies(problem, profile, answer.infeasible, watch.interrupted)
+        reasons = with_remedies(problem, profile, answer.infeasible, watch)
         answer = replace(answer, infeasible=reasons)
-    return replace(answer, plans=with_reasons(problem, profile, answer.plans))
+    with _closing(watch).cut():
+        return replace(answer, plans=with_reasons(problem, profile, answer.plans))
+    return answer
 
 
-def _too_late(problem: Problem, profile: Profile, answer: Answer, should_stop: ShouldStop | None) -> Answer:
+def _closing(watch: Watch) -> Watch:
+    """The clock of what is said about plans that were found: it has a little time beyond the limit."""
+    return Watch(time_limit_s=max(watch.left_s, CLOSING_S), should_stop=watch.should_stop)
+
+
+def _too_late(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
     """Where the deadline is what stands in the way: how long the fastest plan takes, what is in time."""
-    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
-    run = fastest_run(problem, profile, watch.interrupted)
+    run: Run | None = None
+    with watch.cut():
+        run = fastest_run(problem, profile)
     if run is None:
         return answer
     more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, profile))
-    return replace(answer, infeasible=too_late(problem, run, [more], watch.interrupted))
+    return replace(answer, infeasible=too_late(problem, run, [more], watch))

@@ -20,6 +20,8 @@ from solver.why.in_time import More, Run, too_late
 from solver.why.placed_remedies import on_nodes_of, placed_infeasibility
 from solver.why.robust import with_odds
 
+CLOSING_S = 0.5  # beyond the limit, for reasons and odds of the plans
+
 
 def ask_placed(
     problem: Problem,
@@ -32,17 +34,19 @@ def ask_placed(
 
     A deadline leaves out the plans that are late.
     """
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     answer = search(problem, profile, on_progress=on_progress, should_stop=should_stop)
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible":
-        watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
-        found = placed_infeasibility(problem, profile, watch.interrupted)
-        answer = replace(answer, infeasible=found)
+        with watch.cut():
+            found = placed_infeasibility(problem, profile, watch.interrupted)
+            answer = replace(answer, infeasible=found)
     elif is_asked_for(problem):
-        watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
         answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
-    plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
-    return with_baseline(problem, profile, replace(answer, plans=plans))
+    with Watch(time_limit_s=max(watch.left_s, CLOSING_S), should_stop=should_stop).cut():
+        plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
+        answer = replace(answer, plans=plans)
+    return with_baseline(problem, profile, answer)
 
 
 def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
@@ -67,7 +71,7 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
     more = [
         More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at)) for at, one in groups
     ]
-    late = too_late(problem, first, more, watch.interrupted)
+    late = too_late(problem, first, more, watch)
     outcomes: tuple[Status, Status] = ("infeasible", "unknown")
     proved = answer.status == "optimal" and _least_days(problem, answer) > allowed
     return replace(

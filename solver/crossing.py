@@ -21,6 +21,7 @@ from solver.search.watch import look
 
 Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
 OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
+_RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _DERIVED = ("num_gpus", "global_batch_size")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _READABLE = frozenset({f.name for f in fields(Columns)} | {*_DERIVED})
@@ -58,9 +59,19 @@ class Crossing:
     def take(self, index: IntArray) -> Columns:
         """The rows at ``index``, in that order."""
         row = np.searchsorted(self.first, index, side="right") - 1
-        chunked = self.inner[self.begin[row] + index - self.first[row]].T
-        lines = {name: getattr(self.outer, name)[row] for name in _OUTER}
-        return Columns(**lines, **dict(zip(OF_CHUNKS, np.ascontiguousarray(chunked), strict=True)))
+        lines, place = dict[str, IntArray](), self.begin[row] + index - self.first[row]
+        for name in _OUTER:
+            look()
+            lines[name] = getattr(self.outer, name)[row]
+        for at, name in enumerate(OF_CHUNKS):
+            look()
+            lines[name] = self.inner[place, at]
+        return Columns(**lines)
+
+    def recomputed(self, index: IntArray) -> IntArray:
+        """``recompute_layers`` of the rows at ``index``."""
+        row = np.searchsorted(self.first, index, side="right") - 1
+        return np.asarray(self.inner[self.begin[row] + index - self.first[row], _RECOMPUTE_LAYERS])
 
     @classmethod
     def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:

@@ -89,6 +89,8 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
     """Whether some legal row may have a split that fits; False is a proof."""
     memory_only = replace(problem.options, objective="step_time", deadline_days=None)
     priced = priced_space(replace(problem, options=memory_only), profile, rows)
+    if len(priced) < len(rows):  # too many to price
+        return True
     if priced.kinds is None:
         pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
         return any(fitting(priced.take(piece)).any() for piece in pieces)

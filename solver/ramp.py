@@ -16,7 +16,7 @@ import numpy as np
 from profiles.profile import Profile
 from solver.candidates import searched_space
 from solver.check import violations
-from solver.columns import FloatArray
+from solver.columns import Columns, FloatArray
 from solver.cost.assemble import objective_s
 from solver.digest import problem_digest
 from solver.errors import InvalidPlanError
@@ -44,7 +44,9 @@ from solver.search.priced import priced_space
 from solver.search.ranking import layouts_of
 from solver.search.watch import Watch, relative_gap
 from solver.search.windows import Split
-from solver.space import Space
+from solver.space import Space, empty_space, is_large, sampled_space
+
+_MOST_PRICED = 2_000_000  # rows of all stages that are written down; of more a sample is searched
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,26 +138,32 @@ def ramp_search(
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
-    space = searched_space(problem, watch.interrupted, one_by_one=True)
-    stages = ramp_stages(problem)
-    columns = space.columns.take(space.legal)
-    frontiers = [
-        Frontier.of(
-            priced_space(stage.problem, profile, stage.columns(columns), watch.interrupted),
-            1,
-            watch.interrupted,
-        )
-        for stage in stages
-    ]
-    whole = all(len(frontier.rows) == len(columns) for frontier in frontiers)
-    bound = np.zeros(len(columns) if whole else 0)
-    for stage, frontier in zip(stages, frontiers, strict=True):
-        bound = bound + stage.steps * frontier.bound_s[: len(bound)]
-    ramp = _Ramp(stages=stages, frontiers=frontiers, bound_s=bound, top_k=problem.options.top_k, found={})
-    if whole:
-        ramp.run(watch, rows_of(columns, known))
+    space = empty_space(problem)
+    ramp = _ramp_of(problem, profile, space.columns)
+    sampled = is_large(problem)
+    with watch.cut():
+        if not sampled:
+            space = searched_space(problem, legal_only=True, one_by_one=True)
+            sampled = len(space.rows) * (1 + len(ramp.stages)) > _MOST_PRICED
+        if sampled:
+            space = sampled_space(problem)
+        ramp = _ramp_of(problem, profile, space.columns)
+        ramp.run(watch, rows_of(space.columns, known))
+    ramp.finished &= space.whole
     plans = tuple(_plan(problem, profile, ramp, at) for at in range(len(ramp.ranked)))
     return _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)
+
+
+def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:
+    """Every stage of these rows, priced and bounded."""
+    stages = ramp_stages(problem)
+    frontiers = [
+        Frontier.of(priced_space(stage.problem, profile, stage.columns(columns)), 1) for stage in stages
+    ]
+    bound = np.zeros(len(columns))
+    for stage, frontier in zip(stages, frontiers, strict=True):
+        bound = bound + stage.steps * frontier.bound_s[:]
+    return _Ramp(stages=stages, frontiers=frontiers, bound_s=bound, top_k=problem.options.top_k, found={})
 
 
 def _plan(problem: Problem, profile: Profile, ramp: _Ramp, at: int) -> Plan:
@@ -195,7 +203,7 @@ def _answer(
     proved = ramp.finished
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     value = ramp.ranked[0].total_s if plans else None
-    least = float(ramp.bound_s.min(initial=np.inf))
+    least = float(ramp.bound_s.min(initial=np.inf)) if space.whole else np.inf
     bound = min(least, value) if value is not None and np.isfinite(least) else None
     gap = relative_gap(value, bound)
     return Answer(
@@ -206,10 +214,10 @@ def _answer(
         objective_excess=None,
         bound_step_time_s=None,
         gap=gap,
-        space_size=len(space.columns),
-        legal=int(space.legal.sum()),
+        space_size=space.size,
+        legal=len(space.rows),
         fit=int(np.isfinite(ramp.bound_s).sum()),
-        explored=len(space.columns) - (0 if proved else len(ramp.bound_s) - ramp.opened),
+        explored=space.size - (0 if proved else len(ramp.bound_s) - ramp.opened),
         counts={"priced": len(ramp.bound_s) * len(ramp.stages), "solved": ramp.opened},
         elapsed_s=watch.elapsed_s,
         seed=problem.options.seed,

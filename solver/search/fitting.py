@@ -57,10 +57,22 @@ def lightest_of(rows: Columns | Crossing) -> IntArray:
     sizes = rows.outer.micro_batch_size
     kept = np.flatnonzero(sizes == sizes.min(initial=_LARGEST))
     kinds = Kinds(crossing=(small := rows.among(kept)))
-    index = np.sort(kinds.rows(lightest(kinds.lightest(np.arange(len(kinds))))))
+    index = np.sort(_most_recomputed(small, kinds, lightest(kinds.lightest(np.arange(len(kinds))))))
     own = np.searchsorted(small.first, index, side="right") - 1
-    index += rows.first[kept[own]] - small.first[own]
-    return index[lightest(rows.take(index))]
+    return np.asarray(index + rows.first[kept[own]] - small.first[own])
+
+
+def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
+    """The rows of some kinds that recompute most layers."""
+    most, found = -1, list[IntArray]()
+    for start in range(0, len(some), CHUNK):
+        look()
+        index = kinds.rows(some[start : start + CHUNK])
+        layers = rows.recomputed(index)
+        if layers.max() > most:
+            most, found = int(layers.max()), []
+        found.append(index[layers == most])
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
 
 def any_fits(rows: Rows) -> bool:

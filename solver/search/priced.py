@@ -26,8 +26,10 @@ from solver.search.bounds import least_of_kind_s, objective_bound_s
 from solver.search.kinds import Kinds
 from solver.search.mixed import may_fit
 from solver.search.rows import Rows
+from solver.search.watch import look
 from solver.splits import ANY_SPLIT, Prescribed
 
+_MOST_KINDS = 700_000  # that have a price, of some 600 bytes each
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
 _HASH_SEED = 20
 
@@ -126,7 +128,8 @@ def priced_space(
 ) -> Priced:
     """All rows of ``columns`` with one price for each kind of row; none when ``interrupted`` gives up.
 
-    Kinds that ``known`` plans bound away are left without a price (``Priced.pruned``).
+    None where more than _MOST_KINDS kinds need a price; kinds that ``known`` plans bound away need none
+    (``Priced.pruned``).
 
     Rows of a crossing are priced by kind, those kinds alone that memory does not refute at sight. Where
     they are ranked by anything but the step they are written down first.
@@ -147,15 +150,18 @@ def priced_space(
         priced, price_of = _distinct(_priced_by(columns, profile))
         wanted = written.take
     parts, pruned, kept = list[RowPrices](), Pruned(), list[IntArray]()
+    number = 0
     for start in range(0, max(len(priced), 1), CHUNK):
-        if len(priced) and interrupted():
+        if len(priced) and (interrupted() or (kinds is not None and number > _MOST_KINDS)):
             return priced_space(problem, profile, columns.take(np.arange(0)))
         here = priced[start : start + CHUNK]
+        number += len(here)
         prices = _bare(price(problem, wanted(here), profile))
         if known is not None and kinds is not None and plain:
             some = _rows(problem, profile, wanted(here), prices)
             able, pruned = _not_pruned(some, kinds, here, known, pruned)
             kept.append(here[able])
+            number += int(able.sum()) - len(here)
             prices = prices.take(np.flatnonzero(able))
         parts.append(prices)
     if kept:
@@ -174,11 +180,9 @@ def priced_space(
         kinds=kinds,
         pruned=pruned,
     )
-    return (
-        found
-        if plain
-        else weighed(found, weighing_of(problem, profile, columns.take(np.arange(len(columns)))))
-    )
+    if isinstance(columns, Crossing) or plain:
+        return found
+    return weighed(found, weighing_of(problem, profile, columns))
 
 
 def _not_pruned(
@@ -218,6 +222,7 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
         return rows
     key = rows.price_of
     for weights in (weighing.scale, weighing.offset):
+        look()
         values, which = np.unique(weights, return_inverse=True)
         key = key * len(values) + which
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
@@ -256,8 +261,11 @@ def _distinct(values: list[IntArray]) -> tuple[IntArray, IntArray]:
     Combinations are told apart by a random linear hash, which is then checked value by value.
     """
     odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+    hashed = np.zeros(len(values[0]), dtype=np.int64)
     with np.errstate(over="ignore"):
-        hashed = np.sum([value * factor for value, factor in zip(values, odd, strict=True)], axis=0)
+        for value, factor in zip(values, odd, strict=True):
+            look()
+            hashed += value * factor
     _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
     if not _agree(values, first[inverse]):
         _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
@@ -266,8 +274,11 @@ def _distinct(values: list[IntArray]) -> tuple[IntArray, IntArray]:
 
 def _agree(values: list[IntArray], representative: IntArray) -> bool:
     """Whether every row has the values of its representative."""
-    same: list[BoolArray] = [value == value[representative] for value in values]
-    return all(bool(equal.all()) for equal in same)
+    for value in values:
+        look()
+        if not np.array_equal(value, value[representative]):
+            return False
+    return True
 
 
 def _bare(prices: RowPrices) -> RowPrices:

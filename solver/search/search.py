@@ -59,7 +59,7 @@ from solver.search.closing import least_of_candidates_s, least_step_bound_s
 from solver.search.fitting import lightest_of
 from solver.search.frontier import Frontier
 from solver.search.known import rows_of
-from solver.search.opening import Opening, first_plan
+from solver.search.opening import first_plan
 from solver.search.priced import Known, priced_rows, priced_space
 from solver.search.rivals import rivals_of
 from solver.search.unweighed import least_step_s, steps_s
@@ -180,9 +180,7 @@ def _found(
     kinds away before their prices are kept. One that is too large to be written down is left at that.
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
-    found = Found(
-        problem, profile, nothing, _of_no_rows(problem, profile, nothing.rows), Proof(), Certificate()
-    )
+    found = Found(problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate())
     large = is_large(problem, wide=wide)
     if large:
         with first.cut():
@@ -190,37 +188,44 @@ def _found(
     if is_too_large(problem, wide=wide):
         return found
     among = partial(enumerate_space, wide=True) if wide else searched_space
-    space: Space | None = None
     with (watch if large else first).cut():
         space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-    if space is not None and not is_plain(problem) and len(space.rows) > _MOST_WEIGHED:
+        if is_plain(problem) or len(space.rows) <= _MOST_WEIGHED:
+            return _of_whole(found, space, watch, first, known)
         if not found.frontier.ranked:
-            with first.cut():
-                found = _of_sample(found, watch, wide=wide)
-        space = None
-    if space is None:
-        return found
+            return _of_sample(found, watch, wide=wide)
+    return found
+
+
+def _of_whole(
+    found: Found, space: Space, watch: Watch, first: Watch, known: Sequence[Configuration]
+) -> Found:
+    """The search over all legal rows; over the rows of its first plan where the time is over before."""
+    problem, profile = found.problem, found.profile
     watch.report("enumerating", total=space.size, now=True)
-    opening: Opening | None = None
+    adopted = list[int]()
     if not found.frontier.ranked:
+        found = replace(found, space=space)
         with first.cut():
             opening = first_plan(problem, profile, space, watch.tick)
-        if opening is not None:
-            found = replace(found, space=space, frontier=opening.frontier)
+            if opening is not None:
+                found, adopted = replace(found, frontier=opening.frontier), [opening.row]
     with watch.cut():
-        frontier = _frontier(problem, profile, space, found, watch)
-        adopted = [opening.row] if opening is not None else []
-        if found.space.whole is False:
+        if not found.space.whole:
             adopted = rows_of(space.rows, _configurations(found.frontier))
+        frontier = _frontier(found, space, watch)
+        if frontier is None:
+            return found
         for row in (*adopted, *rows_of(space.rows, known)):
             frontier.adopt(row)
         return replace(found, space=space, frontier=frontier)
     return found
 
 
-def _of_no_rows(problem: Problem, profile: Profile, rows: Columns | Crossing) -> Frontier:
+def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
     """The state of a search that has looked at nothing."""
-    frontier = Frontier.of(priced_space(problem, profile, rows.take(np.arange(0))), problem.options.top_k)
+    rows = priced_space(problem, profile, empty_space(problem).rows)
+    frontier = Frontier.of(rows, problem.options.top_k)
     frontier.covers_all = False
     return frontier
 
@@ -253,9 +258,11 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
     return [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(frontier.ranked)]
 
 
-def _frontier(problem: Problem, profile: Profile, space: Space, found: Found, watch: Watch) -> Frontier:
+def _frontier(
+    problem: Problem, profile: Profile, space: Space, found: Found, watch: Watch
+) -> Frontier | None:
     """All legal rows, priced and bounded; rows that plans of a sample bound away without their prices."""
-    before = found.frontier
+    problem, profile, before = found.problem, found.profile, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
 
     def stopped() -> bool:
@@ -270,6 +277,8 @@ def _frontier(problem: Problem, profile: Profile, space: Space, found: Found, wa
         own = before.solved[before.ranked[0].row].objective_s
         known = Known(cutoff_s=before.cutoff_s * _BEYOND, objective_s=own * _BEYOND)
     rows = priced_space(problem, profile, space.rows, stopped, known)
+    if len(rows) < len(space.rows):  # too many to price
+        return None
     return Frontier.of(rows, problem.options.top_k, stopped)
 
 

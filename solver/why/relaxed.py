@@ -21,6 +21,7 @@ from solver.space import Space, refuted_space, with_whole
 LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 _SMALLEST = "adamw-8bit"
+CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
 NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 _SHORTEST = 1024  # tokens of a sequence that is still offered
 _MOST_GPUS = 6  # sizes of memory that are tried

@@ -18,8 +18,10 @@ from solver.problem import Problem
 from solver.search.fitting import some_fits
 from solver.search.frontier import Frontier
 from solver.search.priced import priced_space
-from solver.space import enumerate_space
+from solver.search.watch import Watch, look
+from solver.space import enumerate_space, is_too_large
 from solver.why.relaxed import (
+    CUT,
     Change,
     asked_less,
     done_otherwise,
@@ -37,18 +39,22 @@ def with_remedies(
     problem: Problem,
     profile: Profile,
     found: Infeasibility,
-    stopped: Callable[[], bool] = lambda: False,
+    watch: Watch,
 ) -> Infeasibility:
-    """The reasons with verified changes; those of the search alone where ``stopped`` says so at once."""
-    groups: list[list[Remedy]] = [
-        list(_fitting(changes, enough, stopped))
-        for changes, enough in (
+    """The reasons with verified changes, those that were found before the time was over; they say so."""
+    groups: list[list[Remedy]] = [[] for _ in range(4)]
+    complete = False
+    with watch.cut():
+        kinds = (
             (_free(problem, profile, found), _MOST),
             (less_work(problem, profile), _ENOUGH),
             (more_hardware(problem, profile), 1),
             (other_gpus(problem), 1),
         )
-    ]
+        for group, (changes, enough) in zip(groups, kinds, strict=True):
+            _add_fitting(group, changes, enough)
+        complete = True
+    found = found if complete else replace(found, reasons=(*found.reasons, CUT))
     cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
     hardware = sorted([*nodes, *gpus], key=lambda one: one.gpu_s_per_token)
     remedies = (*cheap[: _MOST - 3], *work[:1], *hardware)
@@ -63,22 +69,21 @@ def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[
     yield from done_otherwise(problem, profile)
 
 
-def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]) -> Iterator[Remedy]:
-    """Changes that have a plan, ``enough`` of them at most."""
-    count = 0
+def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) -> None:
+    """Add changes that have a plan, ``enough`` of them at most."""
     for change in changes:
-        if count == enough or stopped():
+        look()
+        if len(group) == enough:
             return
-        if change.last_resort and count:
+        if change.last_resort and group:
             continue
-        best = fastest(change.problem, change.profile, stopped)
+        best = fastest(change.problem, change.profile)
         if best is None:
             continue
         config, prediction = best
-        count += 1
         workload = change.problem.workload
         tokens = workload.global_batch_size * workload.seq_length
-        yield remedy_of(change.words, config, prediction, tokens=tokens)
+        group.append(remedy_of(change.words, config, prediction, tokens=tokens))
 
 
 def fastest(
@@ -88,6 +93,8 @@ def fastest(
 
     None where nothing fits, or where ``stopped`` says to give up before it is proved.
     """
+    if is_too_large(problem):
+        return None
     rows = enumerate_space(problem, stopped, legal_only=True).rows
     if not some_fits(problem, profile, rows):
         return None
