@@ -44,7 +44,7 @@ def searched_space(
     Other arguments and errors as ``enumerate_space``.
     """
     usual = enumerate_space(problem, stopped, legal_only=legal_only, tick=tick)
-    if usual.every or stopped() or usual.legal.sum() > _most(problem, one_by_one):
+    if usual.every or stopped() or usual.num_legal > _most(problem, one_by_one):
         return usual
     if is_too_large(problem, wide=True):
         return usual

@@ -47,6 +47,11 @@ def is_plain(problem: Problem) -> bool:
     return options.objective == "step_time" and options.deadline_days is None and not options.batch_sizes
 
 
+def is_weighed_by_kind(problem: Problem) -> bool:
+    """Whether rows with the same GPUs and batch have the same weights, however they recompute."""
+    return problem.options.objective != "energy_per_token"
+
+
 def slowdown(problem: Problem, num_gpus: int) -> float:
     """Time of a run on so many GPUs over the time of its steps: failures, restarts, checkpoints."""
     written = CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()

@@ -73,6 +73,11 @@ class Space:
         return self.rows if isinstance(self.rows, Columns) else self.rows.take(np.arange(len(self.rows)))
 
     @property
+    def num_legal(self) -> int:
+        """How many rows break no rule."""
+        return len(self.rows) if isinstance(self.rows, Crossing) else int(self.legal.sum())
+
+    @property
     def legal(self) -> BoolArray:
         """Rows that break no rule, shape (n,)."""
         return np.asarray(self.masks == 0)
@@ -232,11 +237,11 @@ def enumerate_space(
     rules, counts = rules_of(problem), gpu_counts(problem)
     asked = _Asked(stopped, legal_only, tick, wide)
     whole = _of_counts(problem, counts, rules, asked)
-    if not (whole.legal.any() or wide or is_too_large(problem, wide=True)):
+    if not (whole.num_legal or wide or is_too_large(problem, wide=True)):
         wider = _of_counts(problem, counts, rules, replace(asked, legal_only=True, wide=True))
-        if wider.legal.any():
+        if wider.num_legal:
             return wider if legal_only else _of_counts(problem, counts, rules, replace(asked, wide=True))
-    if whole.legal.any() or len(counts) > 1 or problem.options.num_nodes:
+    if whole.num_legal or len(counts) > 1 or problem.options.num_nodes:
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
@@ -244,7 +249,7 @@ def enumerate_space(
         if enough or stopped():
             break
         fewer = _enumerate(problem, num_gpus, rules, asked)
-        if fewer.legal.any():
+        if fewer.num_legal:
             found.append(fewer)
     return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
 

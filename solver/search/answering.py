@@ -89,7 +89,7 @@ class Found:
 def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     """The answer with its certificate."""
     frontier, space, proof = found.frontier, found.space, found.proof
-    legal = int(space.legal.sum())
+    legal = space.num_legal
     refuted = space.size - legal
     proved = frontier.finished
     best = plans[0].prediction.step_time_s if plans else None

@@ -69,6 +69,10 @@ class Kinds:
         """Rows of each kind, shape (k,)."""
         return np.asarray(self._sorted[2][self._pairs[1]])
 
+    def outer_of(self, kinds: IntArray) -> IntArray:
+        """The outer rows of some kinds."""
+        return np.asarray(self._pairs[0][kinds])
+
     @cached_property
     def _number(self) -> IntArray:
         """The kind of each outer row and inner kind, (o, K); -1 where there is none."""

@@ -20,7 +20,7 @@ from solver.cost.memory import memory_budget_bytes
 from solver.cost.price import price, price_memory
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.crossing import Crossing
-from solver.objective import Weighing, is_plain, weighing_of
+from solver.objective import Weighing, is_plain, is_weighed_by_kind, weighing_of
 from solver.problem import Problem
 from solver.search.bounds import least_of_kind_s, objective_bound_s
 from solver.search.kinds import Kinds
@@ -62,7 +62,9 @@ class Priced:
     uneven_stages: bool
     only_split: Prescribed = ANY_SPLIT
     pruned: Pruned = Pruned()  # kinds that were bounded away before their prices were kept
-    weighing: Weighing | None = None  # of the objective that the prices are of; None: the step time
+    weighing: Weighing | None = (
+        None  # of rows, or of outer rows (``weight_of``), for the objective that the prices are of; None: the step time
+    )
     kinds: Kinds | None = None
 
     def __len__(self) -> int:
@@ -76,7 +78,15 @@ class Priced:
 
     def latest(self, index: IntArray | int) -> FloatArray:
         """The largest objective of rows that meets the request's deadline; +inf without one."""
-        return np.asarray(np.inf if self.weighing is None else self.weighing.latest[index])
+        if self.weighing is None:
+            return np.asarray(np.inf)
+        return np.asarray(self.weighing.latest[self.weight_of(index)])
+
+    def weight_of(self, index: IntArray | int) -> IntArray:
+        """Which entries of ``weighing`` are those of rows: their own, or their outer rows'."""
+        if isinstance(self.columns, Columns):
+            return np.asarray(index)
+        return np.asarray(np.searchsorted(self.columns.first, index, side="right") - 1)
 
     def take(self, index: IntArray | list[int]) -> Rows:
         """The rows at ``index``, in that order."""
@@ -134,15 +144,16 @@ def priced_space(
     Rows of a crossing are priced by kind, those kinds alone that memory does not refute at sight. Where
     they are ranked by anything but the step they are written down first.
     """
-    plain = is_plain(problem)
-    if isinstance(columns, Crossing) and (not plain or not len(columns) or interrupted()):
-        columns = columns.take(np.arange(0 if plain else len(columns)))
+    plain, weighing = is_plain(problem), None
+    if isinstance(columns, Crossing) and (not is_weighed_by_kind(problem) or not len(columns)):
+        columns = columns.take(np.arange(len(columns)))
     if isinstance(columns, Crossing):
         kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
         able = _kinds_that_may_fit(problem, profile, kinds, interrupted)
         if able is None:
             return priced_space(problem, profile, columns.take(np.arange(0)))
         priced, price_of = np.flatnonzero(able), np.where(able, np.cumsum(able) - 1, -1)
+        weighing = None if plain else weighing_of(problem, profile, columns.outer)
         wanted: Callable[[IntArray], Columns] = kinds.quickest
     else:
         columns = columns.take(slice(0)) if interrupted() else columns
@@ -157,7 +168,9 @@ def priced_space(
         here = priced[start : start + CHUNK]
         number += len(here)
         prices = _bare(price(problem, wanted(here), profile))
-        if known is not None and kinds is not None and plain:
+        if kinds is not None and weighing is not None:
+            prices = _scaled(prices, weighing, kinds.outer_of(here))
+        if known is not None and kinds is not None:
             some = _rows(problem, profile, wanted(here), prices)
             able, pruned = _not_pruned(some, kinds, here, known, pruned)
             kept.append(here[able])
@@ -179,6 +192,7 @@ def priced_space(
         only_split=rows.only_split,
         kinds=kinds,
         pruned=pruned,
+        weighing=weighing,
     )
     if isinstance(columns, Crossing) or plain:
         return found
@@ -226,13 +240,14 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
         values, which = np.unique(weights, return_inverse=True)
         key = key * len(values) + which
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    table, scale = rows.table.take(rows.price_of[first]), weighing.scale[first]
-    table = replace(
-        table,
-        straggler=table.straggler * scale,
-        fixed_s=table.fixed_s * scale + weighing.offset[first],
-    )
+    table = _scaled(rows.table.take(rows.price_of[first]), weighing, first)
     return replace(rows, table=table, price_of=inverse.ravel(), weighing=weighing)
+
+
+def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
+    """Prices as the objective weighs them; ``index`` says by which weights."""
+    scale, offset = weighing.scale[index], weighing.offset[index]
+    return replace(prices, straggler=prices.straggler * scale, fixed_s=prices.fixed_s * scale + offset)
 
 
 def _counts_chunks(profile: Profile) -> bool:

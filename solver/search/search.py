@@ -49,7 +49,7 @@ from solver.columns import Columns
 from solver.crossing import Crossing
 from solver.explain import explain
 from solver.mixed.search import search_placed
-from solver.objective import is_plain
+from solver.objective import is_plain, is_weighed_by_kind
 from solver.plan import Answer, Configuration, Infeasibility
 from solver.problem import Problem
 from solver.progress import OnProgress, ShouldStop
@@ -190,7 +190,7 @@ def _found(
     among = partial(enumerate_space, wide=True) if wide else searched_space
     with (watch if large else first).cut():
         space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-        if is_plain(problem) or len(space.rows) <= _MOST_WEIGHED:
+        if is_weighed_by_kind(problem) or len(space.rows) <= _MOST_WEIGHED:
             return _of_whole(found, space, watch, first, known)
         if not found.frontier.ranked:
             return _of_sample(found, watch, wide=wide)
@@ -258,9 +258,7 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
     return [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(frontier.ranked)]
 
 
-def _frontier(
-    problem: Problem, profile: Profile, space: Space, found: Found, watch: Watch
-) -> Frontier | None:
+def _frontier(found: Found, space: Space, watch: Watch) -> Frontier | None:
     """All legal rows, priced and bounded; rows that plans of a sample bound away without their prices."""
     problem, profile, before = found.problem, found.profile, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.columns import FloatArray
+from solver.columns import Columns, FloatArray
 from solver.search.priced import Priced
 from solver.search.rows import Rows
 
@@ -13,16 +13,18 @@ def steps_s(rows: Priced | Rows, index: list[int], values: FloatArray) -> FloatA
     """Step seconds of rows from values of the objective."""
     if isinstance(rows, Rows) or rows.weighing is None:
         return values
-    return np.asarray((values - rows.weighing.offset[index]) / rows.weighing.scale[index])
+    at = rows.weight_of(np.array(index, dtype=np.int64))
+    return np.asarray((values - rows.weighing.offset[at]) / rows.weighing.scale[at])
 
 
 def least_step_s(rows: Priced | Rows, row: int, bound: float | None) -> float | None:
     """From a bound of the objective: no row of as many GPUs and sequences as ``row`` steps faster."""
     if bound is None or isinstance(rows, Rows) or rows.weighing is None:
         return bound
-    columns = rows.columns.take(np.arange(len(rows)))
-    batch = columns.global_batch_size
-    alike = (columns.num_gpus == columns.num_gpus[row]) & (batch == batch[row])
+    columns = rows.columns if isinstance(rows.columns, Columns) else rows.columns.outer
+    at = int(rows.weight_of(row))
+    batch, gpus = columns.global_batch_size, columns.num_gpus
+    alike = (gpus == gpus[at]) & (batch == batch[at])
     weighing = rows.weighing
     least = float(((bound - weighing.offset[alike]) / weighing.scale[alike]).min())
     return least if least > 0.0 else None

@@ -31,7 +31,7 @@ class Watch:
     stopped: bool = False  # the time limit or the caller ended the search
     _outer: Watch | None = field(default_factory=lambda: _RUNNING.get())  # noqa: PLW0108 - defined below
     _last: Progress | None = None
-    _start_s: float = field(default_factory=time.monotonic)
+    _start_s: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - a test may set another clock
     _reported_s: float = -1.0
 
     @property

@@ -1,0 +1,207 @@
+"""Every legal request ends at its limit, or soon after a cancel, in bounded memory, whatever it asks for.
+
+Requests are drawn from the whole schema and answered in a process of their own, which measures the most
+CPU seconds between two looks at the clock, those beyond a limit or a cancel, and its own largest
+resident memory. The clock itself counts CPU seconds there, so that a busy machine changes nothing.
+MESHWRIGHT_CLOCK_REQUESTS sets how many requests are drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+REQUESTS = int(os.environ.get("MESHWRIGHT_CLOCK_REQUESTS", "14"))
+MOST_BETWEEN_LOOKS_S = 0.25
+MOST_BEYOND_S = 1.0  # of a limit, or of a cancel
+MOST_MIB = 1024
+LAUNCHERS = ("none", "megatron-lm", "torchtitan", "nanotron", "accelerate", "deepspeed", "any")
+LIMIT_S = 2.0
+
+
+def request(model: str, nodes: int, seq: int, batch: object, **search: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A request on DGX H100 with a limit of 2 s."""
+    launcher, workload = search.pop("launcher", "none"), search.pop("workload", {})
+    return {
+        "model": {"name": model},
+        "cluster": {"name": "dgx-h100", "num_nodes": nodes},
+        "workload": {"global_batch_size": batch, "seq_length": seq, **workload},
+        "launcher": launcher,
+        "search": {"time_limit_s": LIMIT_S, **search},
+    }
+
+
+# Each of them took far longer than its limit, or gibibytes, before the clock was looked at everywhere.
+NAMED = {
+    "offloading to the hosts": request("deepseek-v3", 256, 4096, 4096, allow=["offload"]),
+    "two batches and long sequences": request("deepseek-v3", 512, 32768, [4096, 8192], allow=["offload"]),
+    "a front": request("deepseek-v3", 96, 131072, 768, launcher="megatron-lm", pareto=True),
+    "nothing fits": request("deepseek-v3", 8, 8192, 512),
+    "nothing is in time": request(
+        "deepseek-v3", 128, 8192, 4096, deadline_days=1.0, workload={"total_tokens": 10**13}
+    ),
+    "energy": request("deepseek-v3", 256, 8192, 4096, objective="energy_per_token"),
+    "every launcher": request("deepseek-v3", 256, 8192, 4096, launcher="any", allow=["offload", "fp8"]),
+}
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """A request whose every part is drawn; it need not be legal."""
+    from profiles.library import cluster_names, gpu_names, model_names  # noqa: PLC0415 - in the child
+
+    one = random.Random(seed)
+    nodes = one.choice([1, 2, 3, 8, 16, 64, 97, 128, 256, 512, 600])
+    batches = [one.choice([1, 3, 64, 512, 1000, 4096, 8192]) for _ in range(one.choice([1, 1, 1, 2, 3]))]
+    workload: dict[str, Any] = {
+        "global_batch_size": batches if len(set(batches)) > 1 else batches[0],
+        "seq_length": one.choice([128, 2048, 4096, 5000, 32768, 131072]),
+        "precision": one.choice(["bf16", "bf16", "fp8"]),
+        "optimizer": one.choice(["adamw", "adamw-8bit", "muon"]),
+        "total_tokens": one.choice([None, 10**11, 10**13]),
+        "lora_rank": one.choice([0, 0, 0, 16]),
+    }
+    if one.random() < 0.15:
+        workload["batch_ramp"] = [{"batch": max(max(batches) // 4, 1), "until_tokens": 10**9}]
+    search: dict[str, Any] = {
+        "top_k": one.choice([1, 10, 10, 100]),
+        "certify": one.choice(["none", "cp-sat", "cp-sat-all"]),
+        "time_limit_s": one.choice([0.1, 1.0, 2.0]),
+        "objective": one.choice(
+            ["step_time"] * 3 + ["tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
+        ),
+        "gpus": one.choice(["all"] * 5 + ["fewest"]),
+        "pareto": one.random() < 0.2,
+        "allow": one.sample(["offload", "fp8", "adamw-bf16", "muon"], one.choice([0, 0, 1, 2])),
+    }
+    if one.random() < 0.15:
+        search["num_nodes"] = sorted({max(nodes // 4, 1), max(nodes // 2, 1), nodes})
+    if one.random() < 0.15 and workload["total_tokens"]:
+        search["deadline_days"] = one.choice([0.1, 10.0, 1000.0])
+    if one.random() < 0.2:
+        search["pin"] = {one.choice(["tensor_parallel_size", "pipeline_parallel_size"]): one.choice([2, 8])}
+    if one.random() < 0.2:
+        search["bounds"] = {one.choice(["micro_batch_size", "context_parallel_size"]): [1, 8]}
+    if one.random() < 0.2:
+        search["constraints"] = ["zero_stage >= 2 => pipeline_parallel_size == 1"]
+    cluster: dict[str, Any] = {"name": one.choice(cluster_names()), "num_nodes": nodes}
+    if one.random() < 0.2:
+        gpus = one.sample(gpu_names(), 2)
+        cluster = {"groups": [{"gpu": gpu, "num_nodes": max(nodes // 2, 1)} for gpu in gpus]}
+    return {
+        "model": {"name": one.choice(model_names())},
+        "cluster": cluster,
+        "workload": {name: value for name, value in workload.items() if value is not None},
+        "launcher": one.choice(LAUNCHERS),
+        "search": search,
+    }
+
+
+def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
+    """What answering one request took; a cancel comes after so many CPU seconds."""
+    from profiles.errors import PlannerError  # noqa: PLC0415 - in the child
+    from profiles.profile import default_profile  # noqa: PLC0415
+    from service.request import parse_problem  # noqa: PLC0415
+    from solver.ask import ask  # noqa: PLC0415
+    from solver.search import watch as clock  # noqa: PLC0415
+
+    try:
+        problem = parse_problem(raw)
+        profile = default_profile(
+            problem.cluster, "megatron-lm" if problem.launcher == "any" else problem.launcher
+        )
+    except PlannerError:
+        return {"status": "refused"}
+    clock.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[assignment]
+    begun = looked = time.process_time()
+    longest, look = 0.0, clock.Watch.interrupted
+
+    def noted(watch: clock.Watch, reserve_s: float = 0.0) -> bool:
+        nonlocal looked, longest
+        now = time.process_time()
+        longest, looked = max(longest, now - looked), now
+        return look(watch, reserve_s)
+
+    def stop() -> bool:
+        return time.process_time() - begun > cancel_after_s
+
+    clock.Watch.interrupted = noted  # type: ignore[method-assign]
+    answer = ask(problem, profile, should_stop=stop)
+    clock.Watch.interrupted = look  # type: ignore[method-assign]
+    end = time.process_time()
+    return {
+        "status": answer.status,
+        "plans": len(answer.plans),
+        "least_step_s": min((plan.prediction.step_time_s for plan in answer.plans), default=None),
+        "bound_s": answer.bound_step_time_s,
+        "longest_s": max(longest, end - looked),
+        "beyond_s": end - begun - min(problem.options.time_limit_s, cancel_after_s),
+        "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def in_a_process(raws: list[dict[str, Any]], cancel_after_s: float = 1e9) -> list[dict[str, Any]]:
+    """``measured`` of each request, one after the other, in one process."""
+    given = json.dumps([raws, cancel_after_s])
+    done = subprocess.run(
+        [sys.executable, __file__], input=given, capture_output=True, text=True, check=True, timeout=900
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def faults(one: dict[str, Any]) -> list[str]:
+    """What a measured answer breaks."""
+    if one["status"] == "refused":
+        return []
+    said = [
+        f"{name} = {one[name]:.2f} > {most}"
+        for name, most in (
+            ("longest_s", MOST_BETWEEN_LOOKS_S),
+            ("beyond_s", MOST_BEYOND_S),
+            ("mib", MOST_MIB),
+        )
+        if one[name] > most
+    ]
+    if one["status"] in ("unknown", "infeasible") and one["plans"]:
+        said.append("plans without a status that has some")
+    if one["plans"] and one["bound_s"] is not None and one["bound_s"] > one["least_step_s"] * (1 + 1e-9):
+        said.append("a bound above a plan")
+    return said
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_large_request_ends_at_its_limit_in_a_gibibyte(name: str) -> None:
+    (one,) = in_a_process([NAMED[name]])
+    assert not faults(one), one
+
+
+def test_a_cancelled_search_ends_within_a_second_of_cpu_time() -> None:
+    raw = NAMED["offloading to the hosts"]
+    (one,) = in_a_process([{**raw, "search": {**raw["search"], "time_limit_s": 600}}], cancel_after_s=1.0)
+    assert not faults(one), one
+
+
+def test_drawn_requests_end_at_their_limits_in_a_gibibyte() -> None:
+    raws = [drawn(seed) for seed in range(REQUESTS)]
+    found = in_a_process(raws)
+    broken = {
+        seed: (faults(one), one, raw)
+        for seed, (one, raw) in enumerate(zip(found, raws, strict=True))
+        if faults(one)
+    }
+    assert not broken
+    assert sum(one["status"] != "refused" for one in found) > REQUESTS // 4
+
+
+if __name__ == "__main__":
+    requests, cancel_s = json.loads(sys.stdin.read())
+    print(json.dumps([measured(raw, cancel_s) for raw in requests]))  # noqa: T201
