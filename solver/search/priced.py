@@ -62,9 +62,7 @@ class Priced:
     uneven_stages: bool
     only_split: Prescribed = ANY_SPLIT
     pruned: Pruned = Pruned()  # kinds that were bounded away before their prices were kept
-    weighing: Weighing | None = (
-        None  # of rows, or of outer rows (``weight_of``), for the objective that the prices are of; None: the step time
-    )
+    weighing: Weighing | None = None  # of rows, or outer rows (``weight_of``); None: the step time
     kinds: Kinds | None = None
 
     def __len__(self) -> int:

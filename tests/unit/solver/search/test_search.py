@@ -192,7 +192,7 @@ def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold() 
         assert answer.bound_step_time_s is None or 0.0 < answer.bound_step_time_s <= step_s
         assert answer.objective_gap is None or 0.0 <= answer.objective_gap <= 1.0
         found.append((answer.status, answer.bound_step_time_s is not None))
-    assert {("feasible", False), ("feasible", True)} < set(found)
+    assert {("feasible", False), ("feasible", True)} <= set(found)
 
 
 def test_a_stop_is_heard_between_two_numbers_of_gpus() -> None:
