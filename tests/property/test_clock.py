@@ -64,10 +64,10 @@ def drawn(seed: int) -> dict[str, Any]:
     workload: dict[str, Any] = {
         "global_batch_size": batches if len(set(batches)) > 1 else batches[0],
         "seq_length": one.choice([128, 2048, 4096, 5000, 32768, 131072]),
-        "precision": one.choice(["bf16", "bf16", "fp8"]),
-        "optimizer": one.choice(["adamw", "adamw-8bit", "muon"]),
+        "precision": one.choice(["bf16"] * 5 + ["fp8"]),
+        "optimizer": one.choice(["adamw"] * 6 + ["adamw-8bit", "muon"]),
         "total_tokens": one.choice([None, 10**11, 10**13]),
-        "lora_rank": one.choice([0, 0, 0, 16]),
+        "lora_rank": one.choice([0] * 8 + [16]),
     }
     if one.random() < 0.15:
         workload["batch_ramp"] = [{"batch": max(max(batches) // 4, 1), "until_tokens": 10**9}]
@@ -191,15 +191,12 @@ def test_a_cancelled_search_ends_within_a_second_of_cpu_time() -> None:
 
 
 def test_drawn_requests_end_at_their_limits_in_a_gibibyte() -> None:
-    raws = [drawn(seed) for seed in range(REQUESTS)]
+    raws = [drawn(seed) for seed in range(2 * REQUESTS)]
     found = in_a_process(raws)
-    broken = {
-        seed: (faults(one), one, raw)
-        for seed, (one, raw) in enumerate(zip(found, raws, strict=True))
-        if faults(one)
-    }
+    pairs = list(zip(raws, found, strict=True))
+    broken = [(faults(one), one, raw) for raw, one in pairs if faults(one)]
     assert not broken
-    assert sum(one["status"] != "refused" for one in found) > REQUESTS // 4
+    assert sum(one["status"] != "refused" for one in found) > REQUESTS // 2
 
 
 if __name__ == "__main__":
