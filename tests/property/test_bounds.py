@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from solver.columns import SCHEDULES
 from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC, rank_of_chunk
-from solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
+from solver.search.bounds import Bounds, fractional_s, objective_bound_s, whole_layers_s
 from solver.search.closing import least_of_candidates_s, least_step_bound_s
 from solver.search.dominance import dominates
 from solver.search.frontier import Frontier
@@ -135,7 +135,7 @@ def test_mixed_layers_in_several_chunks_a_rank_are_bounded_by_their_fastest_spli
     every = exhaust(rows, 0)
     if rows.v[0] > 1 and len(every.splits):
         fastest = float(every.simulated_s.min())
-        solved = Frontier(rows=rows, top_k=1, bound_s=np.zeros(1)).solve([0])
+        solved = Frontier(rows=rows, top_k=1, bound_s=Bounds(1)).solve([0])
         found = least_of_candidates_s(rows, solved, 2.0 * fastest)
         assert fastest / ROUNDING <= found <= fastest
         assert least_of_candidates_s(rows, solved, 0.5 * fastest) == 0.5 * fastest

@@ -186,7 +186,7 @@ def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold() 
     step_s, found = best.plans[0].prediction.step_time_s, []
     for looks in (2**power for power in range(14)):
         polls = iter([False] * looks)
-        answer = answer_to(problem, should_stop=lambda polls=polls: next(polls, True))  # type: ignore[misc]
+        answer = answer_to(problem, should_stop=lambda polls=polls: next(polls, True))
         assert answer.status in ("feasible", "optimal")
         assert answer.plans[0].prediction.step_time_s >= step_s
         assert answer.bound_step_time_s is None or 0.0 < answer.bound_step_time_s <= step_s
