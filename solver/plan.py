@@ -230,7 +230,7 @@ class Answer:
     certified_by: tuple[str, ...]
     objective_gap: float | None  # (least closed form known - bound on all) / the former; 0: it is proved
     objective_excess: float | None  # (objective of the first plan - least objective) / the former
-    bound_step_time_s: float | None  # no configuration's simulated step is shorter
+    bound_step_time_s: float | None  # no step on the GPUs and sequences of the first plan is shorter
     gap: float | None  # (best step - bound) / best step
     space_size: int  # rows enumerated
     legal: int  # rows that break no rule

@@ -192,15 +192,24 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
     return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
 
 
+def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[int]:
+    """The values of a variable that neither its pin nor its bounds exclude."""
+    options = problem.options
+    low, high = options.bounds.get(variable, (0, max(values)))
+    only = options.pin.get(variable)
+    return [value for value in values if low <= value <= high and only in (None, value)]
+
+
 def _fewer_gpus(problem: Problem) -> list[int]:
     """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
-    tensor, context = _inner_axes(problem, wide=False)
-    data = np.array(_divisors(problem.workload.global_batch_size))
-    counts = np.multiply.outer(
-        np.multiply.outer(tensor, context), np.arange(1, problem.model.num_layers + 1)
-    )
-    products = np.unique(np.multiply.outer(counts, data))
+    tensor, context = _inner_axes(problem, wide=True)
+    stages = list(range(1, problem.model.num_layers + 1))
+    data = sorted({size for batch in batch_sizes(problem) for size in _divisors(batch)})
+    products = np.ones(1, dtype=np.int64)
+    for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
+        kept = np.array(_within_limits(problem, f"{axis}_parallel_size", sizes), dtype=np.int64)
+        products = np.unique(np.multiply.outer(products, kept))
     products = products[products < usable_gpus(problem)][::-1]
     whole = products % per_node == 0
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
@@ -237,10 +246,6 @@ def enumerate_space(
     rules, counts = rules_of(problem), gpu_counts(problem)
     asked = _Asked(stopped, legal_only, tick, wide)
     whole = _of_counts(problem, counts, rules, asked)
-    if not (whole.num_legal or wide or is_too_large(problem, wide=True)):
-        wider = _of_counts(problem, counts, rules, replace(asked, legal_only=True, wide=True))
-        if wider.num_legal:
-            return wider if legal_only else _of_counts(problem, counts, rules, replace(asked, wide=True))
     if whole.num_legal or len(counts) > 1 or problem.options.num_nodes:
         return whole
     found: list[Space] = []
@@ -248,7 +253,7 @@ def enumerate_space(
         enough = len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus)
         if enough or stopped():
             break
-        fewer = _enumerate(problem, num_gpus, rules, asked)
+        fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
     return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
@@ -383,7 +388,20 @@ def with_whole(problem: Problem, space: Space) -> Space:
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
-    """The spaces of all GPU counts that the request leaves open."""
+    """The spaces of several GPU counts; of all candidates where none of the usual ones is legal."""
+    usual = _of_candidates(problem, counts, rules, asked)
+    if asked.wide or usual.num_legal or is_too_large(problem, wide=True):
+        return usual
+    wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
+    if not wider.num_legal:
+        return usual
+    return wider if asked.legal_only else _of_candidates(problem, counts, rules, replace(asked, wide=True))
+
+
+def _of_candidates(
+    problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
+) -> Space:
+    """The spaces of several GPU counts, of the candidates that are asked for alone."""
     found = [_enumerate(problem, counts[0], rules, asked)]
     if len(counts) == 1:
         return found[0]

@@ -6,9 +6,9 @@
   context_parallel_mode         ring, and all_to_all where the heads divide
   rank_order                    the launcher's own, and others where some collective crosses other links
   offload                       none, and what the request allows and the launcher has
-What the request pins or bounds is always a candidate; where nothing else is legal or fits, so is every size
-of shard sets and of the tensor parallelism of experts that divides (``wide``). Rows that were there come
-first, so that ties go to the plain ones.
+What the request pins or bounds is always a candidate; among all candidates (``wide``) so is every size of
+shard sets, and of the tensor parallelism of experts, that divides. Rows that were there come first, so that
+ties go to the plain ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import isqrt
 
 import numpy as np
 
@@ -107,9 +108,22 @@ def _shard_sizes(
     named = named_values(problem, name)
     for value in named:
         yield _constant(columns, name, value, sharded & (ranks >= value) & (inside != value))
-    others = np.setdiff1d(np.unique(ranks), [1, *named]) if wide and able.hybrid_sharding else ()
-    for value in others:  # numbers of ranks divide one another
-        yield _constant(columns, name, int(value), sharded & (ranks % value == 0) & (inside != value))
+    others = _divisors_of_any(ranks).difference(named) if wide and able.hybrid_sharding else ()
+    batch = problem.workload.global_batch_size
+    whole = sharded & (batch % (columns.data_parallel_size * columns.micro_batch_size) == 0)
+    for value in sorted(others):
+        yield _constant(columns, name, value, whole & (ranks % value == 0) & (inside != value))
+
+
+def _divisors_of_any(numbers: IntArray) -> set[int]:
+    """Divisors beyond 1 of at least one of the numbers."""
+    return {
+        divisor
+        for number in np.unique(numbers).tolist()
+        for small in range(1, isqrt(number) + 1)
+        if number % small == 0
+        for divisor in (small, number // small)
+    } - {1}
 
 
 def _sequence_parallel(

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from profiles.profile import default_profile
+from service.request import parse_problem
 from solver.ask import ask
 from solver.candidates import searched_space
 from solver.fewest import fewest
 from solver.plan import Answer
 from solver.problem import Problem
+from solver.search.search import search as search_alone
 from solver.space import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 
@@ -68,3 +70,36 @@ def test_tensor_ranks_that_hold_whole_sequences_may_be_fastest() -> None:
     answer = answered(replace(problem, launcher="torchtitan", workload=workload))
     assert not answer.plans[0].config.sequence_parallel  # 32.3 ms; with it 33.5 ms
     assert answer.gap == pytest.approx(0.0, abs=1e-6)
+
+
+SLOW_NODES = [  # model, node groups, sequences, tokens of one
+    ("opt-350m", {"gpu": "a100-sxm-40gb", "num_nodes": 4, "gpus_per_node": 1}, 8, 2048),
+    ("opt-350m", {"gpu": "a100-sxm-40gb", "num_nodes": 8, "gpus_per_node": 2}, 32, 512),
+    ("llama-3.1-8b", {"gpu": "l40s", "num_nodes": 16, "gpus_per_node": 2}, 128, 4096),
+]
+
+
+@pytest.mark.parametrize(("model", "nodes", "batch", "seq"), SLOW_NODES)
+def test_no_pinned_shard_size_is_better_than_what_is_proved_without_the_pin(
+    model: str, nodes: dict[str, str | int], batch: int, seq: int
+) -> None:
+    # Sizes between one GPU and all of them: no other layout has as many data-parallel ranks as they are.
+    def asked(**search: object) -> Answer:
+        problem = parse_problem(
+            {
+                "model": {"name": model},
+                "cluster": {"groups": [nodes]},
+                "workload": {"global_batch_size": batch, "seq_length": seq},
+                "launcher": "accelerate",
+                "search": {"certify": "none", "top_k": 1, **search},
+            }
+        )
+        return search_alone(problem, default_profile(problem.cluster, problem.launcher))
+
+    free = asked()
+    assert (free.status, free.space) == ("optimal", "every")
+    pinned = [asked(pin={"zero_shard_size": size}) for size in (2, 4, 8, 16, 32)]
+    steps = [one.plans[0].prediction.step_time_s for one in pinned if one.plans]
+    assert free.bound_step_time_s is not None
+    assert free.bound_step_time_s <= min(steps) * (1 + 1e-9)
+    assert free.plans[0].prediction.step_time_s <= min(steps) * (1 + 1e-9)

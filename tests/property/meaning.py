@@ -1,0 +1,278 @@
+"""Every configuration that a request means, from its documentation alone (docs/requests.md, the glossary).
+
+Written without the product's enumeration: every combination of sizes whose product is the number of GPUs,
+every micro-batch that divides a replica's batch, every ZeRO stage and shard size, every schedule,
+recomputation, order of the ranks, offload and split of the layers. Whether one of them is legal and fits
+its memory is what ``solver.check.violations_of_all`` says of a finished configuration, one at a time; what
+it takes is ``solver.predict.predict_all``. A prefilter drops what the request or the launcher names.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise, product
+from random import Random
+from typing import Any
+
+from profiles.capabilities import Capabilities, launcher_capabilities
+from profiles.profile import Profile
+from solver.check import violations_of_all
+from solver.columns import Columns
+from solver.cost.assemble import assemble, objective_s
+from solver.cost.price import price
+from solver.cost.prices import LayerLayout
+from solver.objective import weighing_of
+from solver.plan import Configuration
+from solver.predict import padded, predict_all, replayed_layers
+from solver.problem import Problem
+
+Value = int | str | bool
+SCHEDULES_OF_ONE_CHUNK = ("gpipe", "1f1b", "zb_1p", "zb_2p", "zb_h1", "zb_h2")
+SCHEDULES_OF_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
+SCHEDULES_IN_A_V = ("zb_v", "dualpipe_v")
+ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp")
+OFFLOADS = ("none", "optimizer", "activations", "optimizer+activations")
+
+
+def divisors(n: int) -> list[int]:
+    """Every divisor, ascending."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request says of single variables; constraints are left to the check."""
+
+    pin: Mapping[str, Value]
+    bounds: Mapping[str, tuple[int, int]]
+    forbid: Mapping[str, tuple[Value, ...]]
+    named: frozenset[str]
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Limits":
+        """Those of a problem."""
+        options = problem.options
+        return cls(options.pin, options.bounds, options.forbid, options.named)
+
+    def allow(self, **values: Value) -> bool:
+        """Whether no limit excludes any of these values."""
+        named = self.named & values.keys()
+        return not named or all(self._allows(name, values[name]) for name in named)
+
+    def _allows(self, name: str, value: Value) -> bool:
+        if name in self.pin and self.pin[name] != value:
+            return False
+        if name in self.bounds and not self.bounds[name][0] <= int(value) <= self.bounds[name][1]:
+            return False
+        return value not in self.forbid.get(name, ())
+
+
+def numbers_of_gpus(problem: Problem) -> list[int]:
+    """GPUs of all nodes but the spare ones, or of every number of nodes that the request leaves open."""
+    options, groups = problem.options, problem.cluster.groups
+    each = groups[0].gpus_per_node
+    most = sum(group.num_nodes * group.gpus_per_node for group in groups) - options.reserve_nodes * each
+    return [nodes * each for nodes in options.num_nodes if nodes * each <= most] or [most]
+
+
+def configurations(problem: Problem, num_gpus: int) -> Iterator[Configuration]:
+    """Everything that the request may mean on so many GPUs, legal or not."""
+    limits, able = Limits.of(problem), launcher_capabilities(problem.launcher)
+    for mesh in _meshes(problem, limits, num_gpus):
+        for states in _states(problem, able, limits, mesh):
+            for run in _runs(problem, able, limits, mesh):
+                for pipeline in _pipelines(problem, able, limits, mesh, run):
+                    yield Configuration(**mesh, **states, **run, **pipeline)
+
+
+def some_configurations(problem: Problem, random: Random, count: int) -> Iterator[Configuration]:
+    """Configurations drawn at random, level by level."""
+    limits, able = Limits.of(problem), launcher_capabilities(problem.launcher)
+    meshes = [mesh for number in numbers_of_gpus(problem) for mesh in _meshes(problem, limits, number)]
+    for _ in range(count):
+        mesh = random.choice(meshes)
+        states = random.choice(list(_states(problem, able, limits, mesh)))
+        runs = list(_runs(problem, able, limits, mesh))
+        if not runs:
+            continue
+        run = random.choice(runs)
+        pipelines = list(_pipelines(problem, able, limits, mesh, run))
+        if pipelines:
+            yield Configuration(**mesh, **states, **run, **random.choice(pipelines))
+
+
+def _meshes(problem: Problem, limits: Limits, num_gpus: int) -> Iterator[dict[str, Any]]:
+    """Sizes of the axes: their product is the number of GPUs; experts go over the ranks of a stage."""
+    moe = problem.model.moe
+    experts = divisors(moe.num_experts) if moe else [1]
+    for tp in divisors(num_gpus):
+        for cp in divisors(num_gpus // tp):
+            for pp in divisors(num_gpus // (tp * cp)):
+                dp = num_gpus // (tp * cp * pp)
+                sizes = {"tensor_parallel_size": tp, "context_parallel_size": cp,
+                         "pipeline_parallel_size": pp, "data_parallel_size": dp}  # fmt: skip
+                if pp > problem.model.num_layers or not limits.allow(**sizes):
+                    continue
+                for ep, etp in product(experts, divisors(tp) if moe else [1]):
+                    split = {"expert_parallel_size": ep, "expert_tensor_parallel_size": etp}
+                    if limits.allow(**split):
+                        yield {**sizes, **split}
+
+
+def _states(
+    problem: Problem, able: Capabilities, limits: Limits, mesh: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Who holds weights, gradients and optimizer states; how ranks are numbered and sequences split."""
+    ranks, tp = mesh["data_parallel_size"] * mesh["context_parallel_size"], mesh["tensor_parallel_size"]
+    shards = [(0, 1)] + [(zero, size) for zero in (1, 2, 3) for size in divisors(ranks) if size > 1]
+    modes = ("ring", "all_to_all") if mesh["context_parallel_size"] > 1 else ("ring",)
+    offloads = OFFLOADS if "offload" in problem.options.allow else ("none",)
+    for (zero, size), sequence, mode, order, offload in product(
+        shards, (False, True) if tp > 1 else (False,), modes, ORDERS, offloads
+    ):
+        states: dict[str, Any] = {
+            "zero_stage": zero, "zero_shard_size": size, "sequence_parallel": sequence,
+            "context_parallel_mode": mode, "rank_order": order, "offload": offload,
+        }  # fmt: skip
+        known = zero in able.zero_stages and mode in able.context_parallel_modes
+        known = known and order in able.rank_orders and offload in able.offload
+        if known and limits.allow(**states):
+            yield states
+
+
+def _runs(
+    problem: Problem, able: Capabilities, limits: Limits, mesh: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Micro-batches, chunks and their schedule."""
+    pp, dp = mesh["pipeline_parallel_size"], mesh["data_parallel_size"]
+    batches = {problem.workload.global_batch_size, *problem.options.batch_sizes}
+    parts = [(size, batch // dp // size) for batch in batches if batch % dp == 0
+             for size in divisors(batch // dp)]  # fmt: skip
+    chunked: list[tuple[int, str]] = [(1, "none")]
+    if pp > 1:
+        chunked = [(1, name) for name in SCHEDULES_OF_ONE_CHUNK]
+        for chunks in range(2, problem.model.num_layers // pp + 1):
+            chunked += [(chunks, name) for name in (*SCHEDULES_OF_CHUNKS, *SCHEDULES_IN_A_V)]
+    for (size, number), (chunks, name) in product(parts, chunked):
+        run: dict[str, Any] = {"micro_batch_size": size, "num_microbatches": number,
+                                 "virtual_pipeline_size": chunks, "pipeline_schedule": name}  # fmt: skip
+        if name in able.schedules and limits.allow(**run):
+            yield run
+
+
+def _pipelines(
+    problem: Problem,
+    able: Capabilities,
+    limits: Limits,
+    mesh: Mapping[str, Any],
+    run: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Splits of the layers, each with everything that may be recomputed."""
+    pp, chunks = mesh["pipeline_parallel_size"], int(run["virtual_pipeline_size"])
+    for split in splits(problem, pp, chunks, in_a_v=run["pipeline_schedule"] in SCHEDULES_IN_A_V):
+        if len(set(split)) > 1 and not able.uneven_stages and not able.balances_stages:
+            continue
+        for word, count, own in _recomputations(problem, able, split, chunks):
+            limited: dict[str, Any] = {"recompute_granularity": word, "recompute_layers": count}
+            if limits.allow(**limited):
+                yield {**limited, "stage_layers": split, "stage_recompute_layers": own}
+
+
+def _recomputations(
+    problem: Problem, able: Capabilities, split: tuple[int, ...], chunks: int
+) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """Nothing, the attention cores, all layers, the first of every chunk, or a number for each stage."""
+    layers = problem.model.num_layers
+    found: list[tuple[str, int, tuple[int, ...]]] = [("none", 0, ()), ("selective", 0, ())]
+    found.append(("full", layers, ()))
+    if able.recompute_layer_counts:
+        found += [("full", count, ()) for count in range(1, min(*split, max(split) - 1, layers) + 1)]
+    if by_stage(problem) and chunks == 1 < len(split):
+        counts = product(*(range(size + 1) for size in split))
+        found += [("full", max(own), own) for own in counts if any(own)]
+    return (one for one in found if one[0] in able.recompute)
+
+
+def by_stage(problem: Problem) -> bool:
+    """Whether stages may each recompute their own number of layers (docs/requests.md)."""
+    options = problem.options
+    named = "recompute_layers" in options.named or any(
+        "recompute_layers" in text for text in options.constraints
+    )
+    energy, ramp = options.objective == "energy_per_token", bool(options.batch_ramp)
+    return launcher_capabilities(problem.launcher).recompute_per_stage and not (named or energy or ramp)
+
+
+def splits(problem: Problem, pp: int, chunks: int, *, in_a_v: bool) -> Iterator[tuple[int, ...]]:
+    """Layers of every chunk: constraints 2 to 5 of docs/how-the-search-works.md.
+
+    Chunks of a rank differ by one layer at most, where the model's first and last chunk may hold fewer.
+    Rows with two kinds of layers and several chunks have other splits (5'), of which the even one is sure.
+    """
+    layers, count, given = problem.model.num_layers, pp * chunks, problem.options.stage_layers
+    if given:
+        yield from [given] if len(given) == count else []
+        return
+    kinds = len(set(problem.model.layer_kinds()))
+    for cut in combinations(range(1, layers), count - 1):
+        split = tuple(end - start for start, end in pairwise((0, *cut, layers)))
+        if chunks == 1 or len(set(split)) == 1 or (kinds == 1 and _alike(split, pp, in_a_v=in_a_v)):
+            yield split
+
+
+def _alike(split: tuple[int, ...], pp: int, *, in_a_v: bool) -> bool:
+    """Whether the chunks of every rank differ by one layer at most, but for the model's two ends."""
+    last = len(split) - 1
+    for rank in range(pp):
+        own = [rank, 2 * pp - 1 - rank] if in_a_v else list(range(rank, len(split), pp))
+        inner = [split[chunk] for chunk in own if chunk not in (0, last)]
+        most = max(inner, default=None)
+        if most is None:
+            continue
+        if most - min(inner) > 1 or any(split[chunk] > min(inner) + 1 for chunk in own):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One legal configuration that fits."""
+
+    config: Configuration
+    step_s: float
+    score_s: float  # what plans are ranked by
+    closed_s: float  # the closed form, in the unit of the score
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the independent check says of all configurations of a request."""
+
+    legal: int  # break no rule, whatever their memory
+    fitting: list[Configuration]
+
+    @classmethod
+    def of(cls, problem: Problem, profile: Profile, some: list[Configuration]) -> "Judged":
+        """Its verdict on each of ``some``."""
+        found = violations_of_all(problem, profile, some)
+        return cls(
+            legal=sum(all(" bytes, the budget is " in fault for fault in faults) for faults in found),
+            fitting=[one for one, faults in zip(some, found, strict=True) if not faults],
+        )
+
+
+def tried(problem: Problem, profile: Profile, some: list[Configuration]) -> list[Tried]:
+    """Configurations that are legal and fit, predicted one by one; late ones are left out."""
+    if not some:
+        return []
+    columns = Columns.of(some)
+    prices, counts = price(problem, columns, profile), replayed_layers(some, columns)
+    stages = assemble(prices, columns, LayerLayout.of(problem.model), padded(some), counts)
+    closed, weighing = objective_s(prices, columns, stages), weighing_of(problem, profile, columns)
+    predictions = predict_all(problem, profile, some)
+    return [
+        Tried(config, one.step_time_s, float(scale * one.step_time_s + offset), float(scale * own + offset))
+        for config, one, own, scale, offset, most in zip(
+            some, predictions, closed, weighing.scale, weighing.offset, weighing.most_s, strict=True
+        )
+        if one.step_time_s <= most
+    ]

@@ -1,0 +1,176 @@
+"""Random requests of every kind, small enough that all their configurations can be priced one by one."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from random import Random
+
+from profiles.capabilities import launcher_capabilities, launcher_names
+from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from profiles.model import ModelSpec, MoeSpec
+from profiles.profile import default_profile
+from profiles.units import GB, GIB, MICROSECOND_S
+from solver.check import violations_of_all
+from solver.options import INTEGER_VARIABLES, VARIABLES, Objective, SearchOptions
+from solver.plan import Configuration
+from solver.problem import Problem, Workload
+from tests.builders import a_gpu, a_model
+from tests.property.meaning import configurations, numbers_of_gpus, some_configurations
+
+MOST_CONFIGURATIONS = 300  # of a request, legal or not: pins are added until there are no more
+ETHERNET = LinkSpec(kind="ethernet", bytes_per_s=3 * GB, latency_s=30 * MICROSECOND_S)
+OBJECTIVES: tuple[Objective, ...] = (
+    "step_time",
+    "step_time",
+    "tokens_per_s_per_gpu",
+    "gpu_hours_per_token",
+    "energy_per_token",
+)
+CONSTRAINTS = (
+    "tensor_parallel_size * context_parallel_size <= 4",
+    "zero_stage >= 1 => pipeline_parallel_size == 1",
+    "not (recompute_granularity == 'full' and micro_batch_size == 1)",
+    "num_microbatches % 2 == 0",
+    "zero_stage == 0 or zero_shard_size < data_parallel_size * context_parallel_size",
+    "data_parallel_size // tensor_parallel_size >= 1",
+    "sequence_parallel or tensor_parallel_size == 1",
+)
+SHAPES = (  # nodes, GPUs of one, GPUs of its island
+    (1, 4, 4), (1, 8, 8), (2, 1, 1), (2, 2, 2), (2, 4, 4), (2, 4, 2), (3, 2, 2), (4, 1, 1), (4, 2, 2),
+    (6, 1, 1), (2, 3, 3), (8, 1, 1), (8, 2, 2), (12, 1, 1), (16, 1, 1), (1, 6, 6), (2, 8, 8),
+)  # fmt: skip
+
+
+def a_drawn_model(random: Random) -> ModelSpec:
+    """2 to 5 layers: dense, of experts, or the first ones dense and the others of experts."""
+    layers = random.randint(2, 5)
+    hidden, heads = random.choice([(1024, 8), (2048, 16), (3072, 12), (4096, 32)])
+    moe = None
+    if random.randint(0, 2) == 0:
+        moe = MoeSpec(
+            num_experts=random.choice([4, 6, 8]), top_k=2,
+            ffn_hidden_size=random.choice([1024, 1536]),
+            num_dense_layers=random.randint(0, 1),
+        )  # fmt: skip
+    return a_model(
+        num_layers=layers, hidden_size=hidden, ffn_hidden_size=4 * hidden, num_attention_heads=heads,
+        num_kv_heads=random.choice([heads, heads // 2, 4]), head_dim=hidden // heads,
+        vocab_size=random.choice([32000, 128256]), moe=moe,
+    )  # fmt: skip
+
+
+def _group(gpu: GpuSpec, shape: tuple[int, int, int], network: LinkSpec) -> NodeGroup:
+    """Nodes of one kind."""
+    nodes, each, island = shape
+    return NodeGroup(gpu=gpu, num_nodes=nodes, gpus_per_node=each, island_gpus=island,
+                     intra_node=gpu.intra_node, inter_node=network)  # fmt: skip
+
+
+def a_drawn_cluster(random: Random, *, mixed: bool) -> ClusterSpec:
+    """2 to 16 GPUs on fast or slow networks, with much or little memory; of one kind or two."""
+    shape = random.choice(SHAPES)
+    gpu = a_gpu(memory_bytes=random.choice([8, 16, 24, 79, 79]) * GIB, power_watts=700.0)
+    network = random.choice([gpu.inter_node, ETHERNET])
+    groups = [_group(gpu, shape, network)]
+    if mixed:
+        slow = replace(gpu, slug="a100-sxm-80gb", display_name="A100", hbm_bytes_per_s=2000.0 * GB,
+                       peak_flops={"bf16": 312e12, "fp16": 312e12}, architecture="ampere")  # fmt: skip
+        groups.append(_group(slow, (random.randint(1, 2), shape[1], shape[2]), network))
+    return ClusterSpec(name="drawn", groups=tuple(groups))
+
+
+def a_drawn_request(random: Random) -> Problem:
+    """A request of any launcher, model, cluster, objective and limits with few configurations."""
+    launcher = random.choice([*launcher_names(), "none", "accelerate", "torchtitan", "megatron-lm"])
+    mixed = launcher != "none" and random.randint(0, 5) == 0
+    model, cluster = a_drawn_model(random), a_drawn_cluster(random, mixed=mixed)
+    if "experts" in launcher_capabilities(launcher).model_lacks:
+        model = replace(model, moe=None)
+    objective = random.choice(OBJECTIVES)
+    batch = random.choice([4, 6, 8, 12, 16, 24, 30])
+    options = SearchOptions(
+        top_k=random.randint(1, 5), certify="none", time_limit_s=600.0, objective=objective,
+        allow=("offload",) if random.random() < 0.2 else (),
+        batch_sizes=random.choice([(), (), (), (batch * 2,), (batch // 2,)]),
+        constraints=tuple(random.sample(CONSTRAINTS, random.randint(0, 1))),
+    )  # fmt: skip
+    nodes = cluster.num_nodes
+    if nodes > 1 and not mixed:
+        wanted = random.randint(0, 5)
+        options = replace(options, reserve_nodes=int(wanted == 1),
+                          num_nodes=(1, nodes) if wanted == 2 else ())  # fmt: skip
+    seq = random.choice([512, 1024, 1536, 2048, 4096, 8192])
+    problem = Problem(model=model, cluster=cluster, launcher=launcher, options=options,
+                      workload=Workload(global_batch_size=batch, seq_length=seq))  # fmt: skip
+    return _limited(random, problem)
+
+
+def _limited(random: Random, problem: Problem) -> Problem:
+    """The problem with limits around one of its configurations, until few are left."""
+    anchor = _anchor(random, problem)
+    values = {name: getattr(anchor, name) for name in VARIABLES}
+    if len(set(problem.model.layer_kinds())) > 1:  # splits into chunks of unlike layers are not all offered
+        problem = with_limit(problem, "pin", "virtual_pipeline_size", 1)
+        values["virtual_pipeline_size"] = 1
+    if random.randint(0, 7) == 0:
+        problem = replace(problem, options=replace(problem.options, stage_layers=anchor.stage_layers))
+    for name in random.sample(VARIABLES, len(VARIABLES)):
+        some = random.randint(0, 9) == 0
+        if not some and has_at_most(problem, MOST_CONFIGURATIONS):
+            continue
+        forms = ["pin", "pin", "pin", "forbid", "constraint"]
+        forms += ["bounds", "bounds"] if name in INTEGER_VARIABLES else []
+        problem = with_limit(problem, random.choice(forms), name, values[name])
+    for name in VARIABLES:
+        if not has_at_most(problem, MOST_CONFIGURATIONS):
+            problem = with_limit(problem, "pin", name, values[name])
+    return problem
+
+
+def _anchor(random: Random, problem: Problem) -> Configuration:
+    """A configuration of the problem, a legal one if one of a few is."""
+    few = list(some_configurations(problem, random, 12))
+    faults = violations_of_all(problem, default_profile(problem.cluster, problem.launcher), few)
+    nothing = Configuration(stage_layers=(problem.model.num_layers,))  # where no batch divides: not legal
+    return next((one for one, wrong in zip(few, faults, strict=True) if not wrong), (*few, nothing)[0])
+
+
+def with_limit(problem: Problem, form: str, name: str, value: int | str | bool) -> Problem:
+    """The problem with one more limit on a variable, which ``value`` keeps."""
+    options = problem.options
+    if name in options.named:
+        return problem
+    if form == "pin":
+        options = replace(options, pin={**options.pin, name: value})
+    elif form == "bounds":
+        options = replace(options, bounds={**options.bounds, name: (int(value), int(value))})
+    elif form == "constraint":
+        said = repr(value) if isinstance(value, str) else str(value)
+        text = f"{name} == {said}"
+        if isinstance(value, bool):
+            text = name if value else f"not {name}"
+        options = replace(options, constraints=(*options.constraints, text))
+    else:
+        others = _others(name, value)
+        options = replace(options, forbid={**options.forbid, name: others}) if others else options
+    return replace(problem, options=options)
+
+
+def _others(name: str, value: int | str | bool) -> tuple[int | str | bool, ...]:
+    """Values of a variable that are forbidden beside ``value``."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, str):
+        return ()
+    lowest = 0 if name in ("zero_stage", "recompute_layers") else 1
+    return tuple(number for number in range(lowest, value + 4) if number != value)
+
+
+def has_at_most(problem: Problem, most: int) -> bool:
+    """Whether a request means so few configurations."""
+    return len(list(islice(of_all_counts(problem), most + 1))) <= most
+
+
+def of_all_counts(problem: Problem) -> Iterable[Configuration]:
+    """Configurations on every number of GPUs that is open."""
+    return (one for count in numbers_of_gpus(problem) for one in configurations(problem, count))
