@@ -50,8 +50,9 @@ class Capabilities:
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
+    sinks_need_all_to_all: bool = False  # attention sinks beside context parallelism
     balances_stages: bool = False  # it splits the layers itself (``solver.splits.nanotron_split``)
-    model_lacks: tuple[str, ...] = ()  # of ``model_features``: what its models cannot have
+    model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
     constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions`` that every plan satisfies
 
 
@@ -74,8 +75,8 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike")  # fmt: skip
-_LIMITING_WORDS = ("model_lacks", "constraints")
+             "data_parallel_alike", "sinks_need_all_to_all")  # fmt: skip
+_LIMITING_WORDS = ("constraints",)
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
@@ -110,7 +111,7 @@ def launcher_capabilities(launcher: str) -> Capabilities:
     if launcher not in _catalog():
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
     entry: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
+        name: tuple(value) if isinstance(value, list | dict) else value
         for name, value in _catalog()[launcher].items()
     }
     try:
@@ -119,21 +120,135 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         raise ProfileError(f"catalog/frameworks/capabilities.yaml, {launcher}: {error}") from error
 
 
-def model_features(model: ModelSpec) -> frozenset[str]:
-    """What a model has beside a plain Llama (rotary positions, RMSNorm, gated MLP, own output head)."""
-    moe = model.moe
+def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
+    """Facts of a model that a launcher cannot state, in alphabetical order."""
+    if "any" in able.model_facts:
+        return ()
+    return tuple(sorted(model_facts(model) - set(able.model_facts)))
+
+
+def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
+    """Launchers that can state every fact of a model."""
+    return tuple(
+        name for name in launchers_of("any") if not lacking_facts(launcher_capabilities(name), model)
+    )
+
+
+def model_facts(model: ModelSpec) -> frozenset[str]:
+    """What makes a model another than a plain Llama (rotary positions, RMSNorm, SwiGLU, own output head).
+
+    Sizes, the rotary base and the epsilon of norms are left out: every launch file states them.
+    """
     found = {
-        "experts": moe is not None,
-        "shared experts": moe is not None and moe.shared_ffn_hidden_size > 0,
-        "layers without experts": moe is not None and "dense" in model.layer_kinds(),
-        "latent attention": model.mla is not None,
         "multi-token prediction": model.num_mtp_layers > 0,
         "sliding windows": model.sliding_window is not None,
-        "learned positions": model.learned_position_embeddings,
-        "layernorm": model.normalization == "layernorm",
-        "linear bias": model.linear_bias,
-        "ungated MLP": not model.gated_mlp,
         "tied embeddings": model.tied_embeddings,
+        "bias of the output head": model.head_bias,
         "free head size": model.head_dim * model.num_attention_heads != model.hidden_size,
+        "soft cap of attention scores": model.attention_softcap is not None,
+        "soft cap of logits": model.logit_softcap is not None,
+        "attention sinks": model.attention_sinks,
+        "scale of attention scores": model.attention_scale is not None,
+        "scale of embeddings": model.embedding_scale != 1,
+        "scale of residuals": model.residual_scale != 1,
+        "scale of logits": model.logit_scale != 1,
+        "latent attention": model.mla is not None,
+        **_norm_facts(model),
+        **_mlp_facts(model),
+        **_expert_facts(model),
+        **_bias_facts(model),
+        **_position_facts(model),
     }
     return frozenset(name for name, there in found.items() if there)
+
+
+def _norm_facts(model: ModelSpec) -> dict[str, bool]:
+    kind = model.normalization
+    return {
+        "layernorm": kind == "layernorm",
+        "layernorm without bias": kind == "layernorm_without_bias",
+        "layernorm without weights": kind == "layernorm_without_weights",
+        "zero-centered norms": model.zero_centered_norm,
+        "norms after attention and MLP": model.norm_position == "after",
+        "norms before and after attention and MLP": model.norm_position == "before_and_after",
+        "parallel attention and MLP": model.parallel_residual,
+        "one norm for attention and MLP": model.shared_norm,
+        "query-key norm of each head": model.query_key_norm == "per_head",
+        "query-key norm over all heads": model.query_key_norm == "all_heads",
+        "norm of the embedding": model.embedding_norm,
+    }
+
+
+def _mlp_facts(model: ModelSpec) -> dict[str, bool]:
+    """Gated silu and ungated gelu are the usual ones."""
+    gate = "gated" if model.gated_mlp else "ungated"
+    usual = "silu" if model.gated_mlp else "gelu"
+    return {
+        "ungated MLP": not model.gated_mlp,
+        f"{gate} {model.mlp_activation}": model.mlp_activation != usual,
+        f"clamp of {gate} {model.mlp_activation}": model.activation_clamp is not None,
+        f"offset of {gate} {model.mlp_activation}": model.gate_offset != 0,
+    }
+
+
+def _expert_facts(model: ModelSpec) -> dict[str, bool]:
+    moe = model.moe
+    if moe is None:
+        return {}
+    normalized = moe.normalized_top_k
+    return {
+        "experts": True,
+        "shared experts": moe.shared_ffn_hidden_size > 0,
+        "gated shared experts": moe.shared_expert_gate,
+        "layers without experts": "dense" in model.layer_kinds(),
+        "softmax over all experts": moe.router_score == "softmax" and not normalized,
+        "sigmoid router": moe.router_score == "sigmoid",
+        "sigmoid router without normalisation": moe.router_score == "sigmoid" and not normalized,
+        "sparsemixer router": moe.router_score == "sparsemixer",
+        "untrained bias of the router's choice": moe.selection_bias,
+        "groups of experts": moe.router_groups > 0,
+        "scaled experts": moe.router_scaling != 1,
+    }
+
+
+def _bias_facts(model: ModelSpec) -> dict[str, bool]:
+    """All biases of a layer together are one fact of a launch file; some of them are others."""
+    names = {
+        "query-key-value bias": model.qkv_bias,
+        "bias of the attention's output": model.attention_output_bias,
+        "bias of the MLP": model.mlp_bias,
+    }
+    whole = all(names.values())
+    trained = bool(model.moe and model.moe.router_bias)
+    return {
+        "linear bias": whole,
+        **{name: there and not whole for name, there in names.items()},
+        "bias of experts and their router": whole and trained,
+        "bias of experts, not of their router": whole and model.moe is not None and not trained,
+        "bias of the router": trained and not whole,
+    }
+
+
+def _position_facts(model: ModelSpec) -> dict[str, bool]:
+    facts = {
+        "learned positions": model.learned_position_embeddings,
+        "position table with an offset": model.learned_position_offset > 0,
+        "positions by ALiBi": model.alibi_positions,
+        "layers without rotary positions": model.no_rotary_every > 0,
+        "partial rotary positions": model.rotary_fraction != 1,
+        "rotary base of local layers": model.rotary_local_base is not None,
+    }
+    scaling = model.rotary_scaling
+    if scaling is not None:
+        name = f"{scaling.kind} rotary scaling"
+        original = scaling.original_max_position_embeddings
+        if scaling.kind == "llama3":
+            usual = (scaling.low_freq_factor, scaling.high_freq_factor, original) == (1, 4, 8192)
+            name += "" if usual else " of other wavelengths"
+        elif scaling.kind == "yarn" and model.mla:
+            usual = (scaling.beta_fast, scaling.beta_slow, original) == (32, 1, 4096)
+            name += " of latent attention" if usual else " of other wavelengths"
+        elif scaling.kind == "linear":
+            name += " by a whole factor" if scaling.factor == int(scaling.factor) else " by a fraction"
+        facts[name] = True
+    return facts

@@ -27,8 +27,15 @@ _NOT_OF_A_LAYER = (
     "num_layers",
     "num_mtp_layers",
     "max_position_embeddings",
+    "rotary_base",
+    "rotary_local_base",
+    "rotary_scaling",
+    "attention_scale",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
 )
-_OF_THE_ENDS = ("vocab_size", "tied_embeddings")
+_OF_THE_ENDS = ("vocab_size", "tied_embeddings", "head_bias", "embedding_norm", "logit_softcap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

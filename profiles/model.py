@@ -1,4 +1,7 @@
-"""What a transformer is made of: shapes, parameters and FLOPs.
+"""What a transformer is made of: its architecture as a list of facts, its parameters and FLOPs.
+
+Every field of ``ModelSpec`` and its parts is one fact that changes parameters, FLOPs, memory, kernels or
+what a launch file must say. The defaults describe a Llama (arXiv:2302.13971).
 
 Parameters and FLOPs follow Narayanan et al. 2021 (arXiv:2104.04473, appendix) generalised to
 grouped-query attention, gated MLPs, mixture of experts and multi-head latent attention
@@ -11,9 +14,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from profiles.errors import InvalidProblemError
-from profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS, refuse_out_of_range
+from profiles.limits import (
+    MLA_LIMITS,
+    MODEL_LIMITS,
+    MOE_LIMITS,
+    ROTARY_SCALING_LIMITS,
+    refuse_out_of_range,
+)
 
 LayerKind = Literal["dense", "moe"]
+Normalization = Literal["rmsnorm", "layernorm", "layernorm_without_bias", "layernorm_without_weights"]
+NormPosition = Literal["before", "after", "before_and_after"]  # of attention and of the MLP
+Activation = Literal["silu", "gelu", "quick_gelu", "relu", "squared_relu"]
+QueryKeyNorm = Literal["none", "per_head", "all_heads"]
+RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope"]
+
+_VECTORS = {"rmsnorm": 1, "layernorm": 2, "layernorm_without_bias": 1, "layernorm_without_weights": 0}
+_NORMS = {"before": 2, "after": 2, "before_and_after": 4}  # of one layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +44,14 @@ class MoeSpec:
     shared_ffn_hidden_size: int = 0  # hidden width of *all* shared experts together
     num_dense_layers: int = 0  # leading layers without experts
     frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
+    router_score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    normalized_top_k: bool = True  # the weights of the chosen experts sum to 1
+    router_groups: int = 0  # groups of experts of which some are chosen first; 0: none
+    router_top_groups: int = 0  # how many of them
+    router_scaling: float = 1.0  # factor of the chosen experts' weights
+    router_bias: bool = False  # a trained bias of the scores
+    selection_bias: bool = False  # an untrained bias that balances the choice (arXiv:2408.15664)
+    shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
 
     def __post_init__(self) -> None:
         """Refuse experts that cannot be routed to.
@@ -47,6 +72,14 @@ class MoeSpec:
                 "/model/moe/shared_ffn_hidden_size",
                 "num_shared_experts and shared_ffn_hidden_size are both positive or both 0",
             )
+        if self.router_top_groups > self.router_groups:
+            raise InvalidProblemError.of(
+                "/model/moe/router_top_groups",
+                f"{self.router_top_groups} is more than router_groups = {self.router_groups}",
+                allowed=f"0 to {self.router_groups}",
+            )
+        if self.shared_expert_gate and not self.num_shared_experts:
+            raise InvalidProblemError.of("/model/moe/shared_expert_gate", "there are no shared experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +91,7 @@ class MlaSpec:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    norms: bool = True  # RMSNorm of the low-rank queries and of the low-rank keys/values
 
     def __post_init__(self) -> None:
         """Refuse ranks and head sizes out of range.
@@ -66,6 +100,33 @@ class MlaSpec:
             InvalidProblemError: a size is out of range.
         """
         refuse_out_of_range(self, "/model/mla", MLA_LIMITS)
+
+    def norm_parameters(self) -> int:
+        """Weights of both norms."""
+        return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScaling:
+    """How rotary frequencies are stretched; the names are those of Hugging Face ``rope_scaling``."""
+
+    kind: RotaryScalingKind
+    factor: float
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn (arXiv:2309.00071)
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn under latent attention
+    mscale_all_dim: float | None = None  # yarn under latent attention
+
+    def __post_init__(self) -> None:
+        """Refuse factors out of range.
+
+        Raises:
+            InvalidProblemError: a factor is out of range.
+        """
+        refuse_out_of_range(self, "/model/rotary_scaling", ROTARY_SCALING_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +142,9 @@ class ModelSpec:
     head_dim: int  # query/key size of one head; need not be hidden_size / heads
     vocab_size: int
     gated_mlp: bool = True  # SwiGLU-like: three MLP matrices instead of two
+    activation: Activation | None = None  # None: silu of a gated MLP, gelu of another
+    activation_clamp: float | None = None  # both inputs of a gated MLP's product are clamped to it
+    gate_offset: float = 0.0  # added to the linear half of a gated MLP
     tied_embeddings: bool = False
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
@@ -89,9 +153,32 @@ class ModelSpec:
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
     learned_position_embeddings: bool = False
     max_position_embeddings: int | None = None
+    learned_position_offset: int = 0  # rows of the position table before the first position's
+    alibi_positions: bool = False  # distances are subtracted from scores (arXiv:2108.12409)
     rotary_base: int | None = None  # of rotary positions (RoFormer, arXiv:2104.09864); None: not stated
-    normalization: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    linear_bias: bool = False
+    rotary_local_base: int | None = None  # of local layers, not scaled there; None: as the others
+    rotary_fraction: float = 1.0  # share of a head that is rotated
+    rotary_scaling: RotaryScaling | None = None
+    no_rotary_every: int = 0  # every n-th layer has no positions; 0: every layer has
+    normalization: Normalization = "rmsnorm"
+    norm_position: NormPosition = "before"
+    norm_epsilon: float | None = None  # None: not stated
+    zero_centered_norm: bool = False  # the weight is added to 1
+    parallel_residual: bool = False  # attention and MLP read the same input
+    shared_norm: bool = False  # and through one norm
+    query_key_norm: QueryKeyNorm = "none"
+    embedding_norm: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False  # of dense MLPs and of experts
+    head_bias: bool = False
+    attention_softcap: float | None = None  # scores: softcap * tanh(score / softcap)
+    logit_softcap: float | None = None
+    attention_sinks: bool = False  # a trained score of each head that attends to nothing
+    attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logit_scale: float = 1.0
     source: str = ""
     display_name: str = ""
 
@@ -128,6 +215,32 @@ class ModelSpec:
             raise InvalidProblemError.of(
                 "/model/max_position_embeddings", "is required with learned_position_embeddings"
             )
+        if self.learned_position_embeddings and self.alibi_positions:
+            raise InvalidProblemError.of("/model/alibi_positions", "contradicts learned_position_embeddings")
+        if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
+            raise InvalidProblemError.of(
+                "/model/shared_norm", "needs parallel_residual, and norm_position before"
+            )
+        if self.mla and (self.qkv_bias or self.query_key_norm != "none"):
+            name = "qkv_bias" if self.qkv_bias else "query_key_norm"
+            raise InvalidProblemError.of(
+                f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
+            )
+
+    @property
+    def mlp_activation(self) -> Activation:
+        """The MLP's activation, where it is not stated the usual one."""
+        return self.activation or ("silu" if self.gated_mlp else "gelu")
+
+    @property
+    def has_rotary_positions(self) -> bool:
+        """Whether positions are rotations of queries and keys."""
+        return not (self.learned_position_embeddings or self.alibi_positions)
+
+    @property
+    def norm_kind(self) -> Literal["rmsnorm", "layernorm"]:
+        """The norm's operation, whatever weights it has."""
+        return "rmsnorm" if self.normalization == "rmsnorm" else "layernorm"
 
     @property
     def title(self) -> str:
@@ -181,56 +294,100 @@ class ModelSpec:
         return self.mlp_matrices * self.hidden_size * self.moe.shared_ffn_hidden_size if self.moe else 0
 
     def router_parameters(self) -> int:
-        """Weights of one layer's router."""
-        return self.hidden_size * self.moe.num_experts if self.moe else 0
+        """Weights of one layer's router, its bias and the shared experts' gate included."""
+        if self.moe is None:
+            return 0
+        bias = self.moe.num_experts * int(self.moe.router_bias)
+        return self.hidden_size * (self.moe.num_experts + int(self.moe.shared_expert_gate)) + bias
+
+    def norm_weights(self, width: int | None = None) -> int:
+        """Weights of one norm over ``width`` elements; over the hidden size when not given."""
+        return (self.hidden_size if width is None else width) * _VECTORS[self.normalization]
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of one layer over the hidden size."""
+        return 1 if self.shared_norm else _NORMS[self.norm_position]
+
+    def query_key_norm_parameters(self) -> int:
+        """Weights of the norms of one layer's queries and keys, or of their latents."""
+        if self.mla is not None:
+            return self.mla.norm_parameters()
+        if self.query_key_norm == "per_head":
+            return 2 * self.norm_weights(self.head_dim)
+        if self.query_key_norm == "all_heads":
+            heads = (self.num_attention_heads, self.num_kv_heads)
+            return sum(self.norm_weights(count * self.head_dim) for count in heads)
+        return 0
 
     def norm_parameters(self) -> int:
-        """Weights of the two norms of one layer."""
-        return 2 * self.hidden_size * (2 if self.normalization == "layernorm" else 1)
+        """Weights of all norms of one layer."""
+        return self.norms_per_layer * self.norm_weights() + self.query_key_norm_parameters()
+
+    def sink_parameters(self) -> int:
+        """Attention sinks of one layer."""
+        return self.num_attention_heads * int(self.attention_sinks)
+
+    def split_bias_parameters(self, kind: LayerKind) -> int:
+        """Biases of one layer that tensor parallelism splits: of what is wider than the hidden size."""
+        qkv = (self.num_attention_heads + 2 * self.num_kv_heads) * self.head_dim * int(self.qkv_bias)
+        width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
+        return qkv + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
+
+    def summed_bias_parameters(self, kind: LayerKind) -> int:
+        """Biases of one layer that are added to what tensor-parallel ranks have summed."""
+        shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
+        mlp = self.mlp_bias and (kind == "dense" or shared)
+        return self.hidden_size * (int(self.attention_output_bias) + int(mlp))
 
     def bias_parameters(self, kind: LayerKind) -> int:
-        """Biases of the linear layers of one layer, where the model has them."""
-        if not self.linear_bias:
+        """All biases of one layer, those of routed experts and of the router not included."""
+        return self.split_bias_parameters(kind) + self.summed_bias_parameters(kind)
+
+    def expert_bias_parameters(self) -> int:
+        """Biases of one routed expert."""
+        if self.moe is None or not self.mlp_bias:
             return 0
-        attention = (self.num_attention_heads + 2 * self.num_kv_heads) * self.head_dim + self.hidden_size
-        mlp = (self.mlp_matrices - 1) * self.ffn_hidden_size + self.hidden_size
-        return attention + (mlp if kind == "dense" else 0)
+        return (self.mlp_matrices - 1) * self.moe.ffn_hidden_size + self.hidden_size
 
     def layer_parameters(self, kind: LayerKind) -> int:
         """All weights of one layer."""
-        common = self.attention_parameters() + self.norm_parameters() + self.bias_parameters(kind)
+        common = self.attention_parameters() + self.norm_parameters() + self.sink_parameters()
+        common += self.bias_parameters(kind)
         if kind == "dense" or self.moe is None:
             return common + self.dense_mlp_parameters()
-        experts = self.moe.num_experts * self.expert_parameters()
+        experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
         return common + experts + self.shared_expert_parameters() + self.router_parameters()
 
     def embedding_parameters(self) -> int:
-        """Weights of the token (and learned position) embedding."""
-        positions = self.max_position_embeddings or 0
+        """Weights of the token (and learned position) embedding, its norm included."""
+        positions = (self.max_position_embeddings or 0) + self.learned_position_offset
         learned = positions * self.hidden_size if self.learned_position_embeddings else 0
-        return self.vocab_size * self.hidden_size + learned
+        norm = self.norm_weights() * int(self.embedding_norm)
+        return self.vocab_size * self.hidden_size + learned + norm
 
     def head_parameters(self) -> int:
-        """Weights of the output head; 0 when it shares the embedding's."""
-        return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        """Weights of the output head; its bias alone when it shares the embedding's."""
+        matrix = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+        return matrix + self.vocab_size * int(self.head_bias)
 
     def mtp_parameters(self) -> int:
         """Weights of the multi-token-prediction layers: a layer and a 2h-by-h projection each."""
         kind: LayerKind = "moe" if self.moe else "dense"
-        each = self.layer_parameters(kind) + 2 * self.hidden_size**2 + 2 * self.hidden_size
+        each = self.layer_parameters(kind) + 2 * self.hidden_size**2 + 2 * self.norm_weights()
         return self.num_mtp_layers * each
 
     def num_parameters(self) -> int:
         """All weights, multi-token-prediction layers not counted (as model cards do)."""
         layers = sum(self.layer_parameters(kind) for kind in self.layer_kinds())
-        final_norm = self.norm_parameters() // 2
-        return layers + final_norm + self.embedding_parameters() + self.head_parameters()
+        return layers + self.norm_weights() + self.embedding_parameters() + self.head_parameters()
 
     def num_active_parameters(self) -> int:
         """Weights that one token uses: experts it does not visit are left out."""
         if self.moe is None:
             return self.num_parameters()
-        idle = (self.moe.num_experts - self.moe.top_k) * self.expert_parameters()
+        each = self.expert_parameters() + self.expert_bias_parameters()
+        idle = (self.moe.num_experts - self.moe.top_k) * each
         return self.num_parameters() - idle * self.layer_kinds().count("moe")
 
     def attended_tokens(self, seq_length: int) -> float:

@@ -68,6 +68,14 @@ class FieldReader:
         """The names of all fields that are there."""
         return tuple(str(key) for key in self._raw)
 
+    def unread(self) -> tuple[str, ...]:
+        """The names of fields with a value that nothing has asked for."""
+        return tuple(
+            str(key)
+            for key, value in self._raw.items()
+            if key not in self._known and value not in (None, "", [], {})
+        )
+
     def texts(self, name: str) -> list[str]:
         """A list of texts; required."""
         value = self.value(name)

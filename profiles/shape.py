@@ -4,104 +4,121 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
-from functools import partial
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS
-from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS, ROTARY_SCALING_LIMITS, Limits
+from profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
 from profiles.reading import FieldReader
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
+_PARTS: Mapping[type, Limits] = {
+    ModelSpec: MODEL_LIMITS,
+    MoeSpec: MOE_LIMITS,
+    MlaSpec: MLA_LIMITS,
+    RotaryScaling: ROTARY_SCALING_LIMITS,
+}
+_BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
+
 
 def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> ModelSpec:
-    """A model from ModelSpec's field names; ``moe`` and ``mla`` are nested objects.
+    """A model from ModelSpec's field names; ``moe``, ``mla`` and ``rotary_scaling`` are nested objects.
 
     ``num_kv_heads`` defaults to the heads, ``head_dim`` to hidden_size / heads (for latent
-    attention to its query/key size).
+    attention to its query/key size). ``linear_bias`` sets all three biases of a layer at once.
 
     Raises:
         InvalidProblemError: unknown fields, wrong types, sizes out of range or contradicting;
             pointers start at ``/model``.
     """
     reader = FieldReader(raw, "/model")
-    given_name = reader.text("name", default="custom")
-    sizes = {key: _size(reader, key) for key in _REQUIRED_SIZES}
-    heads = sizes["num_attention_heads"]
-    mla = _mla(reader.child("mla"))
-    normalization = reader.choice("normalization", ("rmsnorm", "layernorm"), default="rmsnorm")
-    model = partial(
-        ModelSpec,
-        **sizes,
-        name=name or given_name,
-        num_kv_heads=_size(reader, "num_kv_heads", heads),
-        head_dim=_head_dim(reader, sizes["hidden_size"], heads, mla),
-        gated_mlp=reader.flag("gated_mlp", default=True),
-        tied_embeddings=reader.flag("tied_embeddings", default=False),
-        moe=_moe(reader.child("moe")),
-        mla=mla,
-        num_mtp_layers=_size(reader, "num_mtp_layers", 0),
-        sliding_window=reader.optional_integer("sliding_window"),
-        sliding_window_every=_size(reader, "sliding_window_every", 1),
-        learned_position_embeddings=reader.flag("learned_position_embeddings", default=False),
-        max_position_embeddings=reader.optional_integer("max_position_embeddings"),
-        rotary_base=reader.optional_integer("rotary_base"),
-        normalization="layernorm" if normalization == "layernorm" else "rmsnorm",
-        linear_bias=reader.flag("linear_bias", default=False),
-        source=reader.text("source", default=""),
-        display_name=reader.text("display_name", default=""),
-    )
+    hidden, heads = (_size(reader, key) for key in ("hidden_size", "num_attention_heads"))
+    mla = _part(reader.child("mla"), MlaSpec)
+    biased = reader.flag("linear_bias", default=False)
+    defaults: dict[str, object] = dict.fromkeys(_BIASES, biased) | {
+        "name": "custom",
+        "num_kv_heads": heads,
+        "head_dim": mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads),
+    }
+    if mla is None and hidden % heads and not reader.has("head_dim"):
+        reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
+    values = _values(reader, ModelSpec, defaults)
     reader.refuse_unknown()
     reader.finish()
-    return model()
+    return ModelSpec(**values | ({"name": name} if name else {}))
 
 
 def model_to_mapping(model: ModelSpec) -> dict[str, Json]:
     """The mapping that ``model_from_shape`` reads back to an equal model; defaults are left out."""
-    raw: dict[str, Json] = asdict(model)
-    for field in fields(ModelSpec):
-        if field.default is not MISSING and raw[field.name] == field.default:
+    return _without_defaults(model)
+
+
+def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of the dataclasses above
+    raw: dict[str, Json] = asdict(part)
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.default is not MISSING and value == field.default:
             del raw[field.name]
+        elif type(value) in _PARTS:
+            raw[field.name] = _without_defaults(value)
     return raw
 
 
-_REQUIRED_SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
-_MOE_DEFAULTS = {
-    "num_shared_experts": 0,
-    "shared_ffn_hidden_size": 0,
-    "num_dense_layers": 0,
-    "frequency": 1,
-}
+@cache
+def _types(part: type) -> dict[str, object]:
+    """The type of every field, None taken away."""
+    hints: dict[str, object] = {}
+    for name, hint in get_type_hints(part).items():
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+        union = [option for option in options if option is not NoneType]
+        hints[name] = union[0] if union else hint
+    return hints
 
 
-def _size(reader: FieldReader, key: str, default: int | None = None) -> int:
+def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of a dataclass that are stated, or have a default here; it holds the other defaults."""
+    values = {}
+    for field in fields(part):
+        if reader.has(field.name):
+            values[field.name] = _value(reader, part, field.name)
+        elif field.name in defaults:
+            values[field.name] = defaults[field.name]
+        elif field.default is MISSING:
+            values[field.name] = _value(reader, part, field.name)  # a fault: it is required
+        else:
+            reader.value(field.name)  # known
+    return values
+
+
+def _value(reader: FieldReader, part: type, name: str) -> object:
+    """One field, read as its type and limits say."""
+    kind, limits = _types(part)[name], _PARTS[part].get(name)
+    if isinstance(kind, type) and kind in _PARTS:
+        return _part(reader.child(name), kind)
+    if get_origin(kind) is Literal:
+        return reader.choice(name, get_args(kind), default="")
+    if kind is bool:
+        return reader.flag(name, default=False)
+    if kind is str:
+        return reader.text(name, default="" if name in ("source", "display_name") else None)
+    low, high = limits or (1, 2**31 - 1)
+    if kind is float:
+        return reader.number(name, low=low, high=high)
+    return reader.integer(name, low=int(low), high=int(high))
+
+
+def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one of the dataclasses above
+    """A nested object."""
+    if reader is None:
+        return None
+    values = _values(reader, part, {})
+    reader.refuse_unknown()
+    reader.finish()
+    return part(**values)
+
+
+def _size(reader: FieldReader, key: str) -> int:
     low, high = MODEL_LIMITS[key]
-    return reader.integer(key, low=low, high=high, default=default)
-
-
-def _head_dim(reader: FieldReader, hidden_size: int, heads: int, mla: MlaSpec | None) -> int:
-    if mla is not None:
-        return _size(reader, "head_dim", mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    if hidden_size % heads and not reader.has("head_dim"):
-        reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
-    return _size(reader, "head_dim", max(1, hidden_size // heads))
-
-
-def _moe(reader: FieldReader | None) -> MoeSpec | None:
-    if reader is None:
-        return None
-    sizes = {
-        key: reader.integer(key, low=low, high=high, default=_MOE_DEFAULTS.get(key))
-        for key, (low, high) in MOE_LIMITS.items()
-    }
-    reader.refuse_unknown()
-    reader.finish()
-    return MoeSpec(**sizes)
-
-
-def _mla(reader: FieldReader | None) -> MlaSpec | None:
-    if reader is None:
-        return None
-    sizes = {key: reader.integer(key, low=low, high=high) for key, (low, high) in MLA_LIMITS.items()}
-    reader.refuse_unknown()
-    reader.finish()
-    return MlaSpec(**sizes)
+    return reader.integer(key, low=int(low), high=int(high))

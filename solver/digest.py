@@ -6,16 +6,19 @@ import hashlib
 import json
 from dataclasses import asdict
 
+from profiles.shape import model_to_mapping
 from solver.problem import Problem
 
 
 def problem_digest(problem: Problem) -> str:
     """SHA-256, in hex, of model, cluster, workload and launcher; the limits of the search are left out.
 
+    Facts of the model that have their default are left out, so that a new fact changes no digest.
+
     So a configuration has one plan id for a problem, however many plans were asked for.
     """
     parts = {
-        "model": asdict(problem.model),
+        "model": model_to_mapping(problem.model),
         "cluster": asdict(problem.cluster),
         "workload": asdict(problem.workload),
         "launcher": problem.launcher,

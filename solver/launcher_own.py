@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from profiles.capabilities import Capabilities, model_features
+from profiles.capabilities import Capabilities, lacking_facts, launchers_stating
 from profiles.errors import FieldError
+from profiles.model import ModelSpec
 from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns
 from solver.constraints import broken_by, constraint_of
 from solver.plan import Configuration
@@ -57,9 +58,18 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             allowed=f"1 to {positions}",
             nearest=str(positions),
         )
-    lacking = sorted(model_features(problem.model) & set(able.model_lacks))
+    yield from model_faults(model, able)
+
+
+def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
+    """Facts of the model that the launch file cannot state, with the launchers that state all of them."""
+    lacking = lacking_facts(able, model)
     if lacking:
-        yield FieldError(pointer="/model", message=f"{name} is not planned for {', '.join(lacking)}")
+        yield FieldError(
+            pointer="/model",
+            message=f"{able.launcher} is not planned for {', '.join(lacking)}: its launch file cannot state it",
+            allowed=f"the launchers {', '.join((*launchers_stating(model), 'none'))}",
+        )
 
 
 def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -128,6 +138,12 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             name=f"{name} splits the key/value heads",
             reason=f"it copies none of the {kv_heads} key/value heads",
             violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
+        )
+    if able.sinks_need_all_to_all and problem.model.attention_sinks:
+        yield Rule(
+            name=f"{name} has attention sinks in each context-parallel rank",
+            reason="context parallelism of learned softmax offsets is all_to_all only",
+            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring")),
         )
     if able.halves_on_ranks:
         yield Rule(

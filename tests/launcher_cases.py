@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
 from profiles.units import GIB
 from service.launchers.target import Target
 from solver.plan import Configuration, Plan, Prediction, StagePrediction
@@ -36,7 +36,12 @@ V100 = replace(H100, slug="v100", display_name="V100", architecture="volta", pea
 LLAMA_70B = ModelSpec(
     name="llama-3.1-70b", display_name="Llama 3.1 70B", num_layers=80, hidden_size=8192,
     ffn_hidden_size=28672, num_attention_heads=64, num_kv_heads=8, head_dim=128, vocab_size=128256,
-    max_position_embeddings=131072, rotary_base=500_000,
+    max_position_embeddings=131072, rotary_base=500_000, norm_epsilon=1e-5,
+    rotary_scaling=RotaryScaling(kind="llama3", factor=8.0, original_max_position_embeddings=8192),
+)  # fmt: skip
+LLAMA_3_70B = replace(
+    LLAMA_70B, name="llama-3-70b", display_name="Llama 3 70B", max_position_embeddings=8192,
+    rotary_scaling=None,
 )  # fmt: skip
 LLAMA_405B = replace(
     LLAMA_70B, name="llama-3.1-405b", display_name="Llama 3.1 405B", num_layers=126, hidden_size=16384,
@@ -46,7 +51,7 @@ GPT3_175B = ModelSpec(
     name="gpt-3-175b", display_name="GPT-3 175B", num_layers=96, hidden_size=12288, ffn_hidden_size=49152,
     num_attention_heads=96, num_kv_heads=96, head_dim=128, vocab_size=51200, gated_mlp=False,
     tied_embeddings=True, learned_position_embeddings=True, max_position_embeddings=2048,
-    normalization="layernorm", linear_bias=True,
+    normalization="layernorm", qkv_bias=True, attention_output_bias=True, mlp_bias=True,
 )  # fmt: skip
 MIXTRAL = ModelSpec(
     name="mixtral-8x7b", display_name="Mixtral 8x7B", num_layers=32, hidden_size=4096,
@@ -58,7 +63,11 @@ DEEPSEEK_V3 = ModelSpec(
     num_attention_heads=128, num_kv_heads=128, head_dim=192, vocab_size=129280,
     moe=MoeSpec(
         num_experts=256, top_k=8, ffn_hidden_size=2048, num_shared_experts=1, shared_ffn_hidden_size=2048,
-        num_dense_layers=3,
+        num_dense_layers=3, router_score="sigmoid", selection_bias=True, router_groups=8,
+        router_top_groups=4, router_scaling=2.5,
+    ),
+    rotary_scaling=RotaryScaling(
+        kind="yarn", factor=40.0, original_max_position_embeddings=4096, mscale=1.0, mscale_all_dim=1.0
     ),
     mla=MlaSpec(
         q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128

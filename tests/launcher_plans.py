@@ -19,6 +19,7 @@ from solver.splits import launcher_split
 from tests.launcher_cases import (
     DEEPSEEK_EXPERTS,
     DEEPSEEK_V3,
+    LLAMA_3_70B,
     LLAMA_70B,
     LLAMA_70B_EVEN,
     LLAMA_70B_FSDP,
@@ -89,7 +90,7 @@ CASES: dict[str, dict[str, Target]] = {
         "llama-3.1-70b-fsdp": _for("accelerate", LLAMA_70B, SHARDED),
         "llama-3.1-70b-mesh": _for("accelerate", LLAMA_70B, MESH),
     },
-    "nanotron": {"llama-3.1-70b-tensor": _for("nanotron", LLAMA_70B, NANOTRON)},
+    "nanotron": {"llama-3-70b-tensor": _for("nanotron", LLAMA_3_70B, NANOTRON)},
     "ms-swift": {
         "llama-3.1-70b-interleaved": _for("ms-swift", LLAMA_70B, LLAMA_70B_EVEN),
         "llama-3.1-70b-offloaded": _for("ms-swift", LLAMA_70B, LLAMA_70B_OFFLOADED),

@@ -16,27 +16,36 @@ SWITCHES = [
     "swiglu", "tp-comm-overlap",
     "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-megatron-fsdp",
     "use-tp-pp-dp-mapping",
-    "use-precision-aware-optimizer", "optimizer-cpu-offload",
+    "use-precision-aware-optimizer", "optimizer-cpu-offload", "add-qkv-bias", "apply-layernorm-1p",
+    "moe-router-enable-expert-bias", "moe-router-pre-softmax", "moe-shared-expert-gate",
+    "no-bias-gelu-fusion", "no-rope-fusion", "qk-layernorm", "quick-geglu", "squared-relu",
+    "use-rope-scaling",
 ]  # fmt: skip
 WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
     "data-parallel-sharding-strategy", "fp8-format", "fp8-recipe", "moe-layer-freq",
+    "moe-router-score-function", "no-rope-freq", "rope-type", "softmax-type",
     "moe-token-dispatcher-type", "normalization", "optimizer", "pipeline-model-parallel-layout",
     "position-embedding-type", "recompute-granularity", "recompute-method", "recompute-modules",
     "rampup-batch-size", "step-batch-size-schedule", "transformer-impl", "window-size",
 ]  # fmt: skip
 NUMBERS = [
-    "attention-dropout", "context-parallel-size", "expert-model-parallel-size",
-    "optimizer-offload-fraction",
-    "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size", "hidden-dropout",
+    "context-parallel-size", "expert-model-parallel-size",
+    "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size",
     "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
     "max-position-embeddings", "micro-batch-size", "rotary-base",
     "microbatch-group-size-per-virtual-pipeline-stage", "moe-ffn-hidden-size", "moe-router-topk",
+    "moe-router-num-groups", "moe-router-group-topk", "rotary-seq-len-interpolation-factor",
     "moe-shared-expert-intermediate-size", "mtp-num-layers", "num-attention-heads",
     "num-distributed-optimizer-instances", "num-experts", "num-layers", "num-query-groups",
     "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-size", "q-lora-rank",
     "qk-head-dim", "qk-pos-emb-head-dim", "recompute-num-layers", "seq-length",
     "tensor-model-parallel-size", "v-head-dim", "vocab-size", "window-attn-skip-freq",
+]  # fmt: skip
+FRACTIONS = [
+    "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
+    "mscale-all-dim", "moe-router-topk-scaling-factor", "norm-epsilon", "optimizer-offload-fraction",
+    "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
 ]  # fmt: skip
 
 
@@ -48,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
     for name in WORDS:
         found.add_argument(f"--{name}")
     for name in NUMBERS:
-        found.add_argument(f"--{name}", type=float if name.endswith(("dropout", "fraction")) else int)
+        found.add_argument(f"--{name}", type=int)
+    for name in FRACTIONS:
+        found.add_argument(f"--{name}", type=float)
     return found
 
 

@@ -10,7 +10,7 @@ from profiles.errors import UnsupportedModelError
 from profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
-_ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "olmo3": 4}  # every n-th layer is global
+_ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "olmo3": 4, "cohere2": 4}  # every n-th layer is global
 _ALWAYS_LOCAL = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2", "ministral")
 _SWITCHED = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # use_sliding_window, max_window_layers
 
@@ -73,14 +73,19 @@ def sliding_window(reader: FieldReader, model_type: str, num_layers: int) -> tup
 def _local_layers(reader: FieldReader, model_type: str, num_layers: int) -> list[bool]:
     """Whether each layer attends only within the window."""
     kinds = reader.value("layer_types")
+    reader.value("_sliding_window_pattern")
+    reader.value("sliding_window_pattern")
+    reader.value("use_sliding_window")
     if kinds is not None:
         return _stated(reader, kinds, num_layers)
     pattern = reader.first(("sliding_window_pattern", "_sliding_window_pattern"))
+    reader.value("sliding_window_pattern")
     every = reader.integer(pattern, default=_ALTERNATING.get(model_type, 0), low=0, high=10_000)
     if every:
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
+    switched = reader.flag("use_sliding_window", default=False)
     if model_type in _SWITCHED or reader.has("use_sliding_window"):
-        if not reader.flag("use_sliding_window", default=False):
+        if not switched:
             return [False] * num_layers
         first = reader.integer("max_window_layers", low=0, default=0)
         return [layer >= first for layer in range(num_layers)]
@@ -94,3 +99,19 @@ def _stated(reader: FieldReader, kinds: object, num_layers: int) -> list[bool]:
     if not all(kind in (_GLOBAL, _LOCAL) for kind in kinds):
         raise UnsupportedModelError.field("layer_types", f"only {_GLOBAL} and {_LOCAL} are understood")
     return [kind == _LOCAL for kind in kinds[:num_layers]]
+
+
+def no_rotary_every(reader: FieldReader, num_layers: int) -> int:
+    """Every n-th layer has no positions; 0: all have (SmolLM3, ``no_rope_layers``: 1 where there are).
+
+    Raises:
+        UnsupportedModelError: the layers without positions are not evenly spaced.
+    """
+    every = reader.integer("no_rope_layer_interval", low=0, default=0, high=10_000)
+    stated = reader.value("no_rope_layers")
+    if isinstance(stated, list) and stated:
+        layers = [index + 1 for index, rotates in enumerate(stated) if not rotates]
+        every = layers[0] if layers else 0
+        if layers != [layer for layer in range(1, num_layers + 1) if every and layer % every == 0]:
+            raise UnsupportedModelError.field("no_rope_layers", "layers that are not evenly spaced")
+    return every

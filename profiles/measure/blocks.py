@@ -18,7 +18,7 @@ EPSILON = 1e-5  # of norms, as Llama's
 def norm_of(model: ModelSpec, device: Device) -> Callable[[Tensor, Tensor], Tensor]:
     """The model's norm over the last dimension: ``norm(x, weight)``."""
     functional = device.torch.nn.functional
-    apply = functional.rms_norm if model.normalization == "rmsnorm" else functional.layer_norm
+    apply = functional.rms_norm if model.norm_kind == "rmsnorm" else functional.layer_norm
     return lambda x, weight: apply(x, weight.shape, weight, eps=EPSILON)
 
 

@@ -110,7 +110,7 @@ def _weights(shard: Shard, kind: LayerKind, device: Device) -> dict[str, Tensor]
     model, weights = shard.model, {}
     for name, (n, k) in shard.matrices(kind).items():
         weights[name] = device.random(n, k, scale=k**-0.5, learned=True)
-        if model.linear_bias and name != "router":
+        if _has_bias(model, name):
             weights[f"{name}_bias"] = device.random(n, learned=True)
     if kind == "moe":
         for name, (n, k) in shard.expert_matrices().items():
@@ -121,3 +121,12 @@ def _weights(shard: Shard, kind: LayerKind, device: Device) -> dict[str, Tensor]
         if model.mla.q_lora_rank:
             norms["q_norm"] = model.mla.q_lora_rank
     return weights | {name: device.random(width, learned=True) for name, width in norms.items()}
+
+
+def _has_bias(model: ModelSpec, name: str) -> bool:
+    """Whether the product of a matrix of ``Shard.matrices`` has a bias."""
+    if name == "router":
+        return bool(model.moe and model.moe.router_bias)
+    if name == "attention_out":
+        return model.attention_output_bias
+    return model.mlp_bias if name.startswith(("mlp_", "shared_")) else model.qkv_bias

@@ -34,7 +34,7 @@ Maker = Callable[[Shard, Device], Operator]
 def memory_bound_makers(model: ModelSpec) -> Mapping[str, Maker]:
     """The operators of a model, by name."""
     makers: dict[str, Maker] = {
-        model.normalization: _norm,
+        model.norm_kind: _norm,
         "residual": _residual,
         "swiglu" if model.gated_mlp else "gelu": _activation,
         "cross_entropy": _cross_entropy,

@@ -16,7 +16,7 @@ from solver.columns import Columns
 from solver.constraints import broken_by, constraint_of
 from solver.cost.schedule import plain_schedule, schedules_of
 from solver.expressions import names_in
-from solver.launcher_own import is_a_row, problem_faults
+from solver.launcher_own import is_a_row, model_faults, problem_faults
 from solver.rank_orders import RANK_ORDERS
 from solver.splits import launcher_split
 
@@ -36,6 +36,12 @@ def within_capabilities(launcher: str) -> Rule:
         yield from _constraint_faults(able, target)
 
     return expressible
+
+
+def model_is_stated(launcher: str) -> Rule:
+    """The rule that the launch file can state every fact of the model."""
+    able = launcher_capabilities(launcher)
+    return lambda target: model_faults(target.model, able)
 
 
 def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from profiles.capabilities import model_facts
 from service.launchers.target import Target
 
 
@@ -26,11 +27,12 @@ def common_warnings(target: Target) -> Iterator[str]:
 
 
 def model_is_in_the_script(target: Target) -> str:
-    """The warning of launchers whose files name no model."""
+    """What a plan was made for, where the launcher's files name no model: its size and its facts."""
     model = target.model
     experts = f", {model.moe.num_experts} experts" if model.moe else ""
+    facts = "".join(f"; {fact}" for fact in sorted(model_facts(model)))
     return (
-        f"the model stands in your script: {model.num_layers} layers, hidden {model.hidden_size}, "
-        f"MLP {model.ffn_hidden_size}, {model.num_attention_heads} heads, {model.num_kv_heads} key/value "
-        f"heads, vocabulary {model.vocab_size}{experts}; another model makes the plan void"
+        f"load the model that was planned, of {model.num_parameters()} parameters: {model.num_layers} layers, "
+        f"hidden {model.hidden_size}, MLP {model.ffn_hidden_size}, {model.num_attention_heads} heads, "
+        f"{model.num_kv_heads} key/value heads, vocabulary {model.vocab_size}{experts}{facts}"
     )

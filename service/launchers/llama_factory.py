@@ -85,6 +85,10 @@ def values_of(target: Target) -> Values:
         "cross_entropy_loss_fusion": known.loss_fused,
         "tp_comm_overlap": bool(known.overlap_tensor and values["sequence_parallel"]),
     }
+    if target.model.mla is None:  # else its own configuration reads the scaling from the model's
+        # Without it the adapter scales by 8 whatever the model states (model_config.py, rotary_scaling_factor).
+        scaling = target.model.rotary_scaling
+        additional["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     if target.model.moe:
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
         # Without it Megatron-Core splits experts as it splits attention.

@@ -65,6 +65,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from common_warnings(target)
     yield "not verified by Megatron-Bridge's own parser: it lets most illegal values through"
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
+    yield f"no override names the activation: take a recipe whose model has {target.model.mlp_activation}"
     if target.model.mla:
         yield "latent attention is of the recipe's model provider; only its sizes are overridden"
     if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:

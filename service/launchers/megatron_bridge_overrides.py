@@ -141,13 +141,17 @@ def _model(model: ModelSpec) -> Values:
         "should_pad_vocab": True,
         "make_vocab_size_divisible_by": 128,
         "gated_linear_unit": model.gated_mlp,
-        "add_bias_linear": model.linear_bias,
+        "add_bias_linear": model.mlp_bias,
+        "add_qkv_bias": model.qkv_bias and not model.mlp_bias,
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
         "position_embedding_type": "learned_absolute" if model.learned_position_embeddings else "rope",
     }
-    if model.rotary_base is not None:
-        values["rotary_base"] = model.rotary_base
+    if model.norm_epsilon is not None:
+        values["layernorm_epsilon"] = model.norm_epsilon
+    values["layernorm_zero_centered_gamma"] = model.zero_centered_norm
+    values["qk_layernorm"] = model.mla.norms if model.mla else model.query_key_norm == "per_head"
+    values |= _positions(model)
     if model.num_mtp_layers:
         values["mtp_num_layers"] = model.num_mtp_layers
     if model.sliding_window is not None:
@@ -155,6 +159,28 @@ def _model(model: ModelSpec) -> Values:
         if model.sliding_window_every > 1:
             values["window_attn_skip_freq"] = model.sliding_window_every
     return values | _experts(model) | _latent(model)
+
+
+def _positions(model: ModelSpec) -> Values:
+    if not model.has_rotary_positions:
+        return {}
+    values: Values = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
+    values["rotary_percent"] = model.rotary_fraction
+    scaling = model.rotary_scaling
+    if model.mla is not None:
+        values["rope_type"] = "yarn" if scaling else "rope"
+        if scaling:
+            values["rotary_scaling_factor"] = scaling.factor
+            values["mscale"] = 1.0 if scaling.mscale is None else scaling.mscale
+            values["mscale_all_dim"] = scaling.mscale_all_dim or 0.0
+        else:
+            values["apply_rope_fusion"] = False  # fused for YaRN only
+        return values
+    values["rope_scaling"] = scaling is not None and scaling.kind == "llama3"
+    if scaling:
+        name = "rope_scaling_factor" if scaling.kind == "llama3" else "seq_len_interpolation_factor"
+        values[name] = scaling.factor
+    return values
 
 
 def _experts(model: ModelSpec) -> Values:
@@ -172,6 +198,13 @@ def _experts(model: ModelSpec) -> Values:
     }
     if moe.shared_ffn_hidden_size:
         values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
+        values["moe_shared_expert_gate"] = moe.shared_expert_gate
+    values["moe_router_score_function"] = moe.router_score
+    values["moe_router_pre_softmax"] = moe.router_score == "softmax" and not moe.normalized_top_k
+    values["moe_router_enable_expert_bias"] = moe.selection_bias
+    values["moe_router_num_groups"] = moe.router_groups or None
+    values["moe_router_group_topk"] = moe.router_top_groups or None
+    values["moe_router_topk_scaling_factor"] = moe.router_scaling if moe.router_scaling != 1 else None
     return values
 
 

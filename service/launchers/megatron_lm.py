@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.launchers.base import ExportBundle
+from service.launchers.capability_rules import model_is_stated
 from service.launchers.header import header
 from service.launchers.megatron_lm_arguments import padded_vocabulary, sections
 from service.launchers.megatron_lm_facts import (
@@ -45,7 +46,8 @@ class MegatronLm:
             RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
         """
         refuse((sizes_are_positive,), target)  # the other rules divide by sizes
-        refuse((*PARALLEL_RULES, ramp_is_whole, *MODEL_RULES), target)
+        rules = (*PARALLEL_RULES, ramp_is_whole, *MODEL_RULES, model_is_stated(self.name))
+        refuse(rules, target)
         warnings = list(found_warnings(target))
         head = header(target, warnings, PRODUCT)
         return ExportBundle(
@@ -94,12 +96,8 @@ def _value_warnings(target: Target) -> Iterator[str]:
 
 def _model_warnings(target: Target) -> Iterator[str]:
     model = target.model
-    if not model.learned_position_embeddings:
-        if model.rotary_base is None:
-            yield "the model does not state its rotary base: add --rotary-base if it is not 10000"
-        yield "rotary scaling is not part of the plan: add --use-rope-scaling if the model has it"
-    if model.moe:
-        yield "router scoring and load balancing are not part of the plan: add the model's own flags"
+    if model.has_rotary_positions and model.rotary_base is None:
+        yield "the model does not state its rotary base: add --rotary-base if it is not 10000"
     if model.sliding_window and target.config.context_parallel_size > 1:
         yield "sliding-window attention under context parallelism depends on the Transformer Engine version"
 

@@ -208,25 +208,94 @@ def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
     if model.num_kv_heads < model.num_attention_heads and model.mla is None:
         # Without the switch the number of groups is ignored.
         flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
-    if model.gated_mlp:
-        flags.append(flag("swiglu"))
-    if not model.linear_bias:
-        flags.append(flag("disable-bias-linear"))
+    flags += [*_activation(model), *_biases(model), *_norms(model)]
     if not model.tied_embeddings:
         flags.append(flag("untie-embeddings-and-output-weights"))
-    positions = "learned_absolute" if model.learned_position_embeddings else "rope"
+    if model.attention_sinks:
+        flags.append(flag("softmax-type", "learnable"))
     flags += [
-        flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm"),
-        flag("position-embedding-type", positions),
-        flag("max-position-embeddings", max(seq_length, model.max_position_embeddings or 0)),
+        *_positions(model, seq_length),
         flag("vocab-size", model.vocab_size),
         flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
     ]
-    if model.rotary_base is not None:
-        flags.append(flag("rotary-base", model.rotary_base))
     if model.num_mtp_layers:
         flags.append(flag("mtp-num-layers", model.num_mtp_layers))
     return flags + _window(model)
+
+
+def _activation(model: ModelSpec) -> list[Flag]:
+    flags = []
+    if model.gated_mlp:
+        flags.append(flag("quick-geglu" if model.mlp_activation == "quick_gelu" else "swiglu"))
+    elif model.mlp_activation == "squared_relu":
+        flags.append(flag("squared-relu"))
+    if not model.gated_mlp and (model.mlp_activation != "gelu" or not model.mlp_bias):
+        flags.append(flag("no-bias-gelu-fusion"))  # TransformerConfig: the fusion is gelu's with a bias
+    if model.activation_clamp is not None:
+        flags.append(flag("activation-func-clamp-value", model.activation_clamp))
+    if model.gate_offset:
+        flags.append(flag("glu-linear-offset", model.gate_offset))
+    return flags
+
+
+def _biases(model: ModelSpec) -> list[Flag]:
+    if model.mlp_bias:
+        return []
+    return [flag("disable-bias-linear"), *([flag("add-qkv-bias")] if model.qkv_bias else [])]
+
+
+def _norms(model: ModelSpec) -> list[Flag]:
+    flags = [flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm")]
+    if model.norm_epsilon is not None:
+        flags.append(flag("norm-epsilon", model.norm_epsilon))
+    if model.zero_centered_norm:
+        flags.append(flag("apply-layernorm-1p"))
+    if model.mla.norms if model.mla else model.query_key_norm == "per_head":
+        flags.append(flag("qk-layernorm"))
+    return flags
+
+
+def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
+    rows = (model.max_position_embeddings or 0) + model.learned_position_offset
+    flags = [
+        flag("position-embedding-type", "rope" if model.has_rotary_positions else "learned_absolute"),
+        flag("max-position-embeddings", max(seq_length, rows)),
+    ]
+    if not model.has_rotary_positions:
+        return flags
+    if model.rotary_base is not None:
+        flags.append(flag("rotary-base", model.rotary_base))
+    if model.rotary_fraction != 1:
+        flags.append(flag("rotary-percent", model.rotary_fraction))
+    if model.no_rotary_every:
+        flags.append(flag("no-rope-freq", _layers_without_positions(model)))
+    return flags + _rotary_scaling(model)
+
+
+def _layers_without_positions(model: ModelSpec) -> str:
+    """1 for each layer without them: ``([0]*3+[1])*12``, what is left over at the end."""
+    every = model.no_rotary_every
+    groups, rest = divmod(model.num_layers, every)
+    return f"([0]*{every - 1}+[1])*{groups}" + (f"+[0]*{rest}" if rest else "")
+
+
+def _rotary_scaling(model: ModelSpec) -> list[Flag]:
+    """Latent attention scales by YaRN unless told otherwise (``MLATransformerConfig``)."""
+    scaling = model.rotary_scaling
+    if model.mla is not None:
+        if scaling is None:
+            return [flag("rope-type", "rope"), flag("no-rope-fusion")]  # fused for YaRN only
+        return [
+            flag("rope-type", "yarn"),
+            flag("rotary-scaling-factor", scaling.factor),
+            flag("mscale", 1.0 if scaling.mscale is None else scaling.mscale),
+            flag("mscale-all-dim", scaling.mscale_all_dim or 0.0),
+        ]
+    if scaling is None:
+        return []
+    if scaling.kind == "linear":
+        return [flag("rotary-seq-len-interpolation-factor", int(scaling.factor))]
+    return [flag("use-rope-scaling"), flag("rope-scaling-factor", scaling.factor)]
 
 
 def _window(model: ModelSpec) -> list[Flag]:
@@ -256,6 +325,26 @@ def _experts(model: ModelSpec, moe: MoeSpec | None) -> list[Flag]:
     ]
     if moe.shared_ffn_hidden_size:
         flags.append(flag("moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
+    return flags + _router(moe)
+
+
+def _router(moe: MoeSpec) -> list[Flag]:
+    flags = []
+    if moe.shared_expert_gate:
+        flags.append(flag("moe-shared-expert-gate"))
+    if moe.router_score == "sigmoid":
+        flags.append(flag("moe-router-score-function", "sigmoid"))
+    elif not moe.normalized_top_k:
+        flags.append(flag("moe-router-pre-softmax"))
+    if moe.selection_bias:
+        flags.append(flag("moe-router-enable-expert-bias"))
+    if moe.router_groups:
+        flags += [
+            flag("moe-router-num-groups", moe.router_groups),
+            flag("moe-router-group-topk", moe.router_top_groups),
+        ]
+    if moe.router_scaling != 1:
+        flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
     return flags
 
 

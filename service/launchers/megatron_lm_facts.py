@@ -49,6 +49,8 @@ def attention_backend(target: Target) -> str:
     """Transformer Engine's attention: that of the facts, unfused where the GPU can run nothing else."""
     if lacks_flash(target):
         return "unfused"
+    if target.model.attention_sinks:
+        return "fused"  # Transformer Engine's flash attention has no learned softmax offset
     return ATTENTION_BACKENDS.get(facts(target).attention_kernel, "auto")
 
 

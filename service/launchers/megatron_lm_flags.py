@@ -20,14 +20,16 @@ _SWITCHES = (
     "recompute-activations", "sequence-parallel", "swiglu", "tp-comm-overlap",
     "untie-embeddings-and-output-weights", "use-distributed-optimizer", "use-flash-attn",
     "use-megatron-fsdp", "use-custom-fsdp", "use-precision-aware-optimizer",
-    "no-rope-fusion", "add-qkv-bias", "use-tp-pp-dp-mapping",
+    "no-rope-fusion", "add-qkv-bias", "use-tp-pp-dp-mapping", "qk-layernorm", "apply-layernorm-1p",
+    "use-rope-scaling", "quick-geglu", "squared-relu", "no-bias-gelu-fusion", "moe-shared-expert-gate",
+    "moe-router-pre-softmax", "moe-router-enable-expert-bias",
 )  # fmt: skip
 _WORDS = (
     "attention-backend", "ckpt-format", "cross-entropy-fusion-impl",
     "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp8-format", "fp8-recipe",
     "moe-layer-freq", "moe-token-dispatcher-type", "normalization", "optimizer",
     "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
-    "recompute-method", "step-batch-size-schedule", "transformer-impl", "window-size",
+    "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type", "softmax-type", "step-batch-size-schedule", "transformer-impl", "window-size",
 )  # fmt: skip
 _LISTS = ("cp-comm-type", "rampup-batch-size", "recompute-modules")
 _INTEGERS = (
@@ -40,9 +42,14 @@ _INTEGERS = (
     "num-layers-per-virtual-pipeline-stage", "num-query-groups", "num-virtual-stages-per-pipeline-rank",
     "pipeline-model-parallel-size", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim",
     "recompute-num-layers", "rotary-base", "seq-length", "tensor-model-parallel-size", "v-head-dim",
-    "vocab-size", "window-attn-skip-freq",
+    "moe-router-num-groups", "moe-router-group-topk", "vocab-size", "window-attn-skip-freq",
 )  # fmt: skip
-_NUMBERS = ("attention-dropout", "hidden-dropout", "optimizer-offload-fraction")
+_NUMBERS = (
+    "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
+    "mscale-all-dim", "moe-router-topk-scaling-factor", "norm-epsilon", "optimizer-offload-fraction",
+    "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
+    "rotary-seq-len-interpolation-factor",
+)  # fmt: skip
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("switch", _SWITCHES),
     ("word", _WORDS),
@@ -71,12 +78,12 @@ IRRELEVANT = (
     "--exit-", "--finetune",
     "--init-method", "--initial-loss-scale", "--load", "--log-", "--loss-scale", "--lr", "--manual-gc",
     "--merge-file", "--min-lr", "--mock-data", "--moe-aux-loss", "--moe-router-bias", "--moe-router-dtype",
-    "--moe-router-load-balancing", "--moe-router-score", "--moe-router-enable", "--moe-z-loss",
+    "--moe-router-load-balancing", "--moe-z-loss",
     "--no-load-", "--no-save-", "--num-workers", "--override-opt_param-scheduler", "--profile",
     "--rotary-", "--save", "--seed", "--split", "--start-weight-decay",
     "--tensorboard-", "--test-data-path", "--timing-log", "--tokenizer-", "--train-", "--train_",
-    "--use-dist-ckpt", "--use-rope-scaling", "--use-rotary-position-embeddings", "--valid-data-path",
-    "--vocab-file", "--wandb-", "--weight-decay", "--norm-epsilon", "--rope-", "--qk-layernorm",
+    "--use-dist-ckpt", "--use-rotary-position-embeddings", "--valid-data-path",
+    "--vocab-file", "--wandb-", "--weight-decay", "--norm-epsilon", "--rope-",
     "--use-mcore-models", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
     "--ddp-bucket-size", "--local-rank", "--accumulate-",
 )  # fmt: skip

@@ -85,12 +85,12 @@ def _optimizer(target: Target) -> dict[str, object]:
 
 
 def _model(target: Target) -> dict[str, object]:
-    """Its Qwen2 without biases is a Llama, and the model that has context parallelism."""
+    """Its Qwen2, which without biases is a Llama, and the model that has context parallelism."""
     model: ModelSpec = target.model
     ring = target.config.context_parallel_size > 1
     return {
         "is_qwen2_config": True,
-        "attention_bias": False,
+        "attention_bias": model.qkv_bias,
         "hidden_act": "silu",
         "hidden_size": model.hidden_size,
         "intermediate_size": model.ffn_hidden_size,
@@ -98,6 +98,7 @@ def _model(target: Target) -> dict[str, object]:
         "num_attention_heads": model.num_attention_heads,
         "num_hidden_layers": model.num_layers,
         "num_key_value_heads": model.num_kv_heads,
+        "rms_norm_eps": 1e-5 if model.norm_epsilon is None else model.norm_epsilon,
         "rope_theta": float(model.rotary_base or 10_000),
         "tie_word_embeddings": model.tied_embeddings,
         "vocab_size": model.vocab_size,

@@ -67,7 +67,6 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from common_warnings(target)
     yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
     yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
-    yield "rotary scaling is not part of the plan: add it to the model's rotary embedding if it has one"
     if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
     if config.pipeline_schedule in SPLITS_BACKWARD:

@@ -12,7 +12,9 @@ from service.launchers.torchtitan_values import (
     Values,
     compiled_parts,
     flavor,
+    norm_epsilon,
     parallelism_values,
+    rotary_factor,
     training_values,
 )
 
@@ -57,10 +59,16 @@ _EMBEDDING = {"weight": partial(nn.init.normal_, std=1.0)}
 
 def layer():
     """One transformer layer."""
-    rope = ComplexRoPE.Config(dim=HIDDEN_SIZE // NUM_HEADS, max_seq_len=MAX_SEQ_LEN, theta=ROTARY_BASE)
+    rope = ComplexRoPE.Config(
+        dim=HIDDEN_SIZE // NUM_HEADS,
+        max_seq_len=MAX_SEQ_LEN,
+        theta=ROTARY_BASE,
+        scaling=ROTARY_SCALING,
+        scaling_factor=ROTARY_SCALING_FACTOR,
+    )
     return Llama3TransformerBlock.Config(
-        attention_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, param_init=_NORM),
-        ffn_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, param_init=_NORM),
+        attention_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
+        ffn_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
         attention=make_gqa_config(
             dim=HIDDEN_SIZE,
             n_heads=NUM_HEADS,
@@ -88,7 +96,7 @@ def model_spec():
         tok_embeddings=Embedding.Config(
             num_embeddings=VOCAB_SIZE, embedding_dim=HIDDEN_SIZE, param_init=_EMBEDDING
         ),
-        norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, param_init=_NORM),
+        norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
         lm_head=Linear.Config(in_features=HIDDEN_SIZE, out_features=VOCAB_SIZE, param_init=_LINEAR),
         layers=[layer() for _ in range(NUM_LAYERS)],
     )
@@ -135,6 +143,9 @@ def python_file(head: str, target: Target) -> str:
         "VOCAB_SIZE": model.vocab_size,
         "MAX_SEQ_LEN": max(workload.seq_length, model.max_position_embeddings or 0),
         "ROTARY_BASE": float(model.rotary_base or 10_000),
+        "ROTARY_SCALING": "llama" if model.rotary_scaling else "none",
+        "ROTARY_SCALING_FACTOR": rotary_factor(target),
+        "NORM_EPSILON": norm_epsilon(target),
     }
     # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
     training = training_values(target) | {"disable_cuda_graphs": True}

@@ -14,7 +14,9 @@ from service.launchers.torchtitan_values import (
     Values,
     compiled_parts,
     flavor,
+    norm_epsilon,
     parallelism_values,
+    rotary_factor,
     training_values,
 )
 
@@ -26,9 +28,11 @@ _FLAVOR = '''\
 """The model of the plan as a flavor of torchtitan 0.2's llama3 (experimental.custom_import)."""
 
 from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 llama3_args["@FLAVOR@"] = TransformerModelArgs(
 @ARGUMENTS@
+    rope_scaling_args=RoPEScalingArgs(scaling_factor=@FACTOR@),  # 1.0: no scaling
 )
 '''
 
@@ -65,8 +69,10 @@ def flavor_file(head: str, target: Target) -> str:
         "vocab_size": model.vocab_size,
         "multiple_of": model.ffn_hidden_size,
         "ffn_dim_multiplier": round(min(1.0, model.ffn_hidden_size / plain) * 0.999, 6),
+        "norm_eps": norm_epsilon(target),
         "rope_theta": float(model.rotary_base or 10_000),
         "max_seq_len": max(target.workload.seq_length, model.max_position_embeddings or 0),
     }
     lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
-    return head + _FLAVOR.replace("@FLAVOR@", flavor(target)).replace("@ARGUMENTS@", lines)
+    text = _FLAVOR.replace("@FLAVOR@", flavor(target)).replace("@ARGUMENTS@", lines)
+    return head + text.replace("@FACTOR@", repr(rotary_factor(target)))

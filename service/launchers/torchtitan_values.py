@@ -17,6 +17,18 @@ SPLITS_BACKWARD = ("interleaved_zb", "zb_v", "dualpipe_v")  # stages must not be
 RESHARD = {0: "default", 2: "never", 3: "always"}
 
 
+def rotary_factor(target: Target) -> float:
+    """The factor of Llama 3.1's rotary scaling; 1 where there is none: it then changes no frequency."""
+    scaling = target.model.rotary_scaling
+    return float(scaling.factor) if scaling else 1.0
+
+
+def norm_epsilon(target: Target) -> float:
+    """Of all norms; where the model does not state it, Llama's."""
+    epsilon = target.model.norm_epsilon
+    return 1e-5 if epsilon is None else epsilon
+
+
 def training_values(target: Target) -> Values:
     """Batch and sequence."""
     config = target.config

@@ -184,13 +184,17 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     read and write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k;
     a gated activation reads 2 f and writes f. One kernel for each operation (eager PyTorch) writes and
     reads what lies between: a bias or the activation's gate once more, four products and a
-    concatenation for the rotary embedding. The backward pass moves twice that.
+    concatenation for the rotary embedding. Every further norm, and a norm of queries and keys, reads and
+    writes what it normalises (4 bytes an element, 12 where it is not fused). The backward pass moves twice that.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, fused = model.hidden_size, ctx.facts.elementwise_fused
-    rows = tokens * ctx.row_share * h * (20.0 if ctx.facts.norm_fused else 36.0)
+    each = 4.0 if ctx.facts.norm_fused else 12.0  # of one norm
+    rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_per_layer)
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * (4.0 if fused else 16.0)
+    if model.query_key_norm != "none":
+        rows = rows + tokens * (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t * each
     per_width = 2.0 * model.mlp_matrices + (0.0 if fused else 4.0)
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table

@@ -142,16 +142,21 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
     Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
-    norms that are not fused. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the
+    norms that are not fused; a layer with more norms keeps more inputs, one whose attention and MLP share
+    a norm fewer. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the
     inputs of linear layers are kept in 1 byte (Transformer Engine keeps the quantised input only).
     Where a framework keeps gathered inputs, sequence parallelism does not split those 4 h.
     """
-    norms = 4.0 + (2.0 if ctx.facts.dropout else 0.0) + (0.0 if ctx.facts.norm_fused else 8.0)
-    inputs = 2.0 if ctx.low_precision else 4.0
+    model, each = ctx.model, 2.0 + (0.0 if ctx.facts.norm_fused else 4.0)
+    norms = each * model.norms_per_layer + (2.0 if ctx.facts.dropout else 0.0)
+    inputs = (2.0 if ctx.low_precision else 4.0) * (0.5 if model.shared_norm else 1.0)
     gathered = ctx.facts.keeps_gathered_inputs
     width = norms * ctx.row_share + inputs * (1.0 if gathered else ctx.row_share)
     outer = ctx.tokens * ctx.model.hidden_size * width
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
+    if model.query_key_norm != "none":  # queries and keys before and after their norm
+        heads = model.num_attention_heads / ctx.t + np.maximum(model.num_kv_heads / ctx.t, 1.0)
+        inner = inner + ctx.tokens * heads * model.head_dim * each
     keeps = np.where(ctx.selective, ctx.facts.selective_keeps, 1.0)
     return (outer + inner) * keeps * ctx.constants.activation
 

@@ -27,18 +27,20 @@ class Weights:
 def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     """One layer: matrices are split over tp, experts over ep and their own tp; norms are whole.
 
-    So are biases of what is summed over tp ranks: of the attention's and the dense MLP's output
-    (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized").
+    So are biases of what is summed over tp ranks: of the output of attention, MLP and experts
+    (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized"). Attention sinks are split as
+    heads are (``DotProductAttention``: ``softmax_offset``).
     """
     model, moe = ctx.model, ctx.model.moe
-    summed = (2.0 if kind == "dense" else 1.0) * model.hidden_size if model.linear_bias else 0.0
-    whole = model.norm_parameters() + summed
-    split = model.attention_parameters() + model.bias_parameters(kind) - summed
+    whole = float(model.norm_parameters() + model.summed_bias_parameters(kind))
+    split = model.attention_parameters() + model.split_bias_parameters(kind) + model.sink_parameters()
     routed = np.zeros_like(ctx.t)
     if kind == "moe" and moe is not None:
         whole += model.router_parameters()
         split += model.shared_expert_parameters()
-        routed = moe.num_experts * model.expert_parameters() / (ctx.e * ctx.et)
+        summed = model.hidden_size if model.mlp_bias else 0
+        divided = model.expert_parameters() + model.expert_bias_parameters() - summed
+        routed = moe.num_experts * (divided / ctx.et + summed) / ctx.e
     else:
         split += model.dense_mlp_parameters()
     return Weights(dense=split / ctx.t + whole, routed=routed)
@@ -67,8 +69,9 @@ def output_weights(ctx: Context) -> Weights:
     """Output matrix (none of its own where it is tied), final norm, and the copy of the embedding."""
     model = ctx.model
     own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.hidden_size / ctx.t
+    own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
     output = copied_embedding(ctx) + own
-    return Weights(dense=output + model.norm_parameters() / 2, routed=np.zeros_like(ctx.t))
+    return Weights(dense=output + model.norm_weights(), routed=np.zeros_like(ctx.t))
 
 
 def head_weights(ctx: Context) -> Weights:
@@ -78,7 +81,7 @@ def head_weights(ctx: Context) -> Weights:
         return own
     layer = layer_weights(ctx, "moe" if model.moe else "dense")
     # both inputs and the output have a norm (Megatron-Core 0.19, MultiTokenPredictionLayerSubmodules)
-    project = 2.0 * model.hidden_size**2 / ctx.t + 3.0 * model.norm_parameters() / 2
+    project = 2.0 * model.hidden_size**2 / ctx.t + 3.0 * model.norm_weights()
     depth = float(model.num_mtp_layers)
     return own + Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
 

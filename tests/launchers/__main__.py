@@ -39,7 +39,7 @@ from tests.launchers.mutants import MUTANTS, Mutant
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
-    "llama-2-7b",
+    "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "glm-4.5-air", "llama-3-8b",
 )  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
 SPLITS = 500  # random models whose split nanotron is asked for
@@ -125,6 +125,13 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "stage_layers": list(config.stage_layers),
         "head_stage": config.pipeline_parallel_size - 1,
     }
+    facts: dict[str, object] = seen.pop("model", {})  # type: ignore[assignment]
+    for name, value in facts.items():
+        part: object = found.model
+        for field_name in name.split("."):  # of a part that the model has not: None
+            part = getattr(part, field_name, None)
+        if value != part:
+            yield f"model.{name}: {value} instead of {part}"
     for name, value in seen.items():
         wanted = planned[name] if name in planned else getattr(config, name, None)
         if value != wanted:

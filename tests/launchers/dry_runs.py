@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from profiles.library import find_model
 from profiles.model import MoeSpec
 from service.launchers.target import Target
 from solver.plan import Configuration
@@ -62,7 +63,17 @@ def megatron_lm() -> list[DryRun]:
         "experts with tensor ranks": target(SHARED, experts, seq_length=4096),
         "fewer key heads than tensor ranks": target(replace(LLAMA, num_kv_heads=4), wide, seq_length=4096),
     }
-    return [DryRun(name, one) for name, one in found.items()]
+    return [*(DryRun(name, one) for name, one in found.items()), *real_models()]
+
+
+def real_models() -> Iterator[DryRun]:
+    """Published models on one rank a stage: the whole count, which ``transformers`` counted too."""
+    alone = Configuration(num_microbatches=8, stage_layers=(1,))
+    for name in ("qwen3-8b", "qwen3-30b-a3b", "qwen2.5-7b", "llama-3.2-1b", "glm-4.5-air", "llama-3.1-8b"):
+        model = find_model(name)
+        yield DryRun(name, target(model, replace(alone, stage_layers=(model.num_layers,)), seq_length=4096))
+    sinks = replace(find_model("gpt-oss-20b"), name="gpt-oss-20b without yarn", rotary_scaling=None)
+    yield DryRun(sinks.name, target(sinks, replace(alone, stage_layers=(24,)), seq_length=4096))
 
 
 def torchtitan() -> list[DryRun]:

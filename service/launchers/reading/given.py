@@ -219,13 +219,13 @@ def _least(name: str) -> int:
     return 0 if name in _MAY_BE_NONE else 1
 
 
+_NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
 PLAIN_NAMES: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in FLAGS}
 
 
 def _is_number(text: str) -> bool:
     """Whether a text is a finite decimal number."""
-    digits = text.removeprefix("-").replace(".", "", 1)
-    return digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS
+    return len(text) <= _MAX_DIGITS and _NUMBER.fullmatch(text) is not None
 
 
 def _shown(text: str) -> str:

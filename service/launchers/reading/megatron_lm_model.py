@@ -6,11 +6,12 @@ import re
 from dataclasses import replace
 
 from profiles.errors import InvalidProblemError
-from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from profiles.model import Activation, MlaSpec, ModelSpec, MoeSpec, RotaryScaling
 from service.launchers.reading.given import Given
 
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
 _RUNS = re.compile(r"\[([01](?:\s*,\s*[01])*)\](?:\s*\*\s*(\d{1,5}))?")
+_EVERY = re.compile(r"\(\[0\]\*(\d{1,4})\+\[1\](?:\*1)?\)\*\d{1,5}(?:\+\[0\]\*\d{1,4})?")
 _MAX_LAYERS = 10_000
 
 
@@ -33,6 +34,7 @@ def model_of(given: Given, name: str) -> ModelSpec:
         else given.integer("kv-channels", hidden // max(heads, 1))
     )
     learned = given.word("position-embedding-type", "learned_absolute") == "learned_absolute"
+    biased = not given.has("disable-bias-linear")
     model = ModelSpec(
         name=name,
         num_layers=given.integer("num-layers", 0),
@@ -42,7 +44,10 @@ def model_of(given: Given, name: str) -> ModelSpec:
         num_kv_heads=_kv_heads(given, heads),
         head_dim=head_dim,
         vocab_size=given.integer("vocab-size", 0),
-        gated_mlp=given.has("swiglu"),
+        gated_mlp=given.has("swiglu") or given.has("quick-geglu"),
+        activation=_activation(given),
+        activation_clamp=_number(given, "activation-func-clamp-value"),
+        gate_offset=_number(given, "glu-linear-offset") or 0.0,
         tied_embeddings=not given.has("untie-embeddings-and-output-weights"),
         mla=mla,
         num_mtp_layers=given.integer("mtp-num-layers", 0),
@@ -51,8 +56,17 @@ def model_of(given: Given, name: str) -> ModelSpec:
         learned_position_embeddings=learned,
         max_position_embeddings=given.optional("max-position-embeddings"),
         rotary_base=None if learned else given.optional("rotary-base"),
+        no_rotary_every=0 if learned else _no_rotary_every(given),
+        rotary_fraction=1.0 if learned else _number(given, "rotary-percent") or 1.0,
+        rotary_scaling=None if learned else _rotary_scaling(given, mla),
         normalization="rmsnorm" if given.word("normalization", "LayerNorm") == "RMSNorm" else "layernorm",
-        linear_bias=not given.has("disable-bias-linear"),
+        norm_epsilon=_number(given, "norm-epsilon"),
+        zero_centered_norm=given.has("apply-layernorm-1p"),
+        query_key_norm="per_head" if given.has("qk-layernorm") and not mla else "none",
+        attention_sinks=given.word("softmax-type", "vanilla") == "learnable",
+        qkv_bias=(biased or given.has("add-qkv-bias")) and not mla,
+        attention_output_bias=biased,
+        mlp_bias=biased,
     )
     return _with_experts(given, model, ffn)
 
@@ -81,7 +95,46 @@ def _mla(given: Given) -> MlaSpec | None:
         qk_nope_head_dim=given.integer("qk-head-dim", 128),
         qk_rope_head_dim=given.integer("qk-pos-emb-head-dim", 64),
         v_head_dim=given.integer("v-head-dim", 128),
+        norms=given.has("qk-layernorm"),
     )
+
+
+def _number(given: Given, name: str) -> float | None:
+    """A number, None where the flag is not given."""
+    return given.number(name, 0.0) if given.has(name) else None
+
+
+def _activation(given: Given) -> Activation | None:
+    """The MLP's activation where it is not the usual one."""
+    if given.has("quick-geglu"):
+        return "quick_gelu"
+    return "squared_relu" if given.has("squared-relu") else None
+
+
+def _no_rotary_every(given: Given) -> int:
+    """Every n-th layer has no positions: ``4`` or ``([0]*3+[1])*12``; 0 where none or another pattern."""
+    text = given.word("no-rope-freq").replace(" ", "")
+    found = _EVERY.fullmatch(text)
+    return int(found[1]) + 1 if found else int(text) if text.isascii() and text[:5].isdecimal() else 0
+
+
+def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
+    """How the flags stretch rotary frequencies; latent attention scales by YaRN unless told otherwise."""
+    if mla is not None:
+        if given.word("rope-type", "yarn") != "yarn":
+            return None
+        return RotaryScaling(
+            kind="yarn",
+            factor=_number(given, "rotary-scaling-factor") or 1.0,
+            original_max_position_embeddings=4096,
+            mscale=_number(given, "mscale"),
+            mscale_all_dim=_number(given, "mscale-all-dim"),
+        )
+    if given.has("use-rope-scaling"):
+        factor = _number(given, "rope-scaling-factor") or 8.0
+        return RotaryScaling(kind="llama3", factor=factor, original_max_position_embeddings=8192)
+    factor = _number(given, "rotary-seq-len-interpolation-factor") or 1.0
+    return RotaryScaling(kind="linear", factor=factor) if factor != 1 else None
 
 
 def _window(given: Given) -> int | None:
@@ -116,6 +169,14 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         shared_ffn_hidden_size=shared,
         num_dense_layers=dense,
         frequency=later[0] if later else max(model.num_layers, 1),
+        router_score="sigmoid" if given.word("moe-router-score-function", "softmax") == "sigmoid" else "softmax",
+        normalized_top_k=not given.has("moe-router-pre-softmax"),
+        router_groups=given.integer("moe-router-num-groups", 0),
+        router_top_groups=given.integer("moe-router-group-topk", 0),
+        router_scaling=_number(given, "moe-router-topk-scaling-factor") or 1.0,
+        router_bias=model.mlp_bias,
+        selection_bias=given.has("moe-router-enable-expert-bias"),
+        shared_expert_gate=given.has("moe-shared-expert-gate") and shared > 0,
     )
     found = replace(model, moe=moe)
     if [int(kind == "moe") for kind in found.layer_kinds()] != pattern:

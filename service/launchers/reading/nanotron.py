@@ -184,7 +184,8 @@ def _model(fields: Fields) -> ModelSpec:
         "num_kv_heads": kv_heads, "vocab_size": vocabulary, "rotary_base": max(int(rotary), 1),
         "tied_embeddings": fields.flag(f"{at}tie_word_embeddings", default=False),
         "max_position_embeddings": fields.integer(f"{at}max_position_embeddings", 2048),
-        "linear_bias": fields.flag(f"{at}attention_bias", default=False),
+        "qkv_bias": fields.flag(f"{at}attention_bias", default=False),
+        "norm_epsilon": fields.number(f"{at}rms_norm_eps", 1e-6),
     }  # fmt: skip
     fields.stop()
     return model_from_shape(raw, name="launch file")

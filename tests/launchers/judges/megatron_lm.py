@@ -31,7 +31,10 @@ import megatron.core.models.common.embeddings.rope_utils as rope  # noqa: E402
 
 rope.fused_apply_rotary_pos_emb = rope.fused_apply_rotary_pos_emb or (lambda *_args: None)
 
+import torch.nn.functional as F  # noqa: E402, N812
 from megatron.core import num_microbatches_calculator as calculator  # noqa: E402
+from megatron.core.activations import squared_relu  # noqa: E402
+from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 from megatron.training.arguments import parse_args, validate_args  # noqa: E402
 
@@ -88,6 +91,39 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
         "num_kv_heads": config.num_query_groups,
         "ffn_hidden_size": config.ffn_hidden_size,
         "global_batch_size": args.global_batch_size,
+        "model": facts_of(args, config),
+    }
+
+
+def facts_of(args: typing.Any, config: typing.Any) -> Seen:
+    """The model's facts as Megatron-LM understood them."""
+    activations = {F.silu: "silu", F.gelu: "gelu", quick_gelu: "quick_gelu", squared_relu: "squared_relu"}
+    latent = bool(config.multi_latent_attention)
+    scaling = args.rope_scaling_factor if args.use_rope_scaling else None
+    return {
+        "normalization": {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}[config.normalization],
+        "gated_mlp": config.gated_linear_unit,
+        "mlp_activation": activations[config.activation_func],
+        "activation_clamp": config.activation_func_clamp_value,
+        "gate_offset": config.glu_linear_offset,
+        "qkv_bias": config.add_bias_linear or config.add_qkv_bias,
+        "attention_output_bias": config.add_bias_linear,
+        "mlp_bias": config.add_bias_linear,
+        "query_key_norm": "per_head" if config.qk_layernorm and not latent else "none",
+        "mla.norms": config.qk_layernorm if latent else None,
+        "attention_sinks": config.softmax_type == "learnable",
+        "zero_centered_norm": config.layernorm_zero_centered_gamma,
+        "tied_embeddings": not args.untie_embeddings_and_output_weights,
+        "rotary_fraction": args.rotary_percent,
+        "rotary_scaling.factor": config.rotary_scaling_factor if latent else scaling,
+        "rotary_scaling.mscale": config.mscale if latent else None,
+        "rotary_scaling.mscale_all_dim": config.mscale_all_dim if latent else None,
+        "moe.num_experts": config.num_moe_experts,
+        "moe.router_score": config.moe_router_score_function if config.num_moe_experts else None,
+        "moe.normalized_top_k": not config.moe_router_pre_softmax if config.num_moe_experts else None,
+        "moe.selection_bias": config.moe_router_enable_expert_bias if config.num_moe_experts else None,
+        "moe.router_scaling": (config.moe_router_topk_scaling_factor or 1.0) if config.num_moe_experts else None,
+        "moe.shared_expert_gate": config.moe_shared_expert_gate if config.num_moe_experts else None,
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
 from profiles.library import cluster_names, find_cluster, find_gpu, find_model, gpu_names, model_names
-from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
 
 
 def test_every_catalog_model_and_cluster_survives_the_round_trip() -> None:
@@ -45,6 +45,15 @@ MLAS = st.builds(
 )
 
 
+SCALINGS = st.builds(
+    RotaryScaling,
+    kind=st.sampled_from(["llama3", "yarn", "linear"]),
+    factor=st.floats(1, 64),
+    original_max_position_embeddings=st.none() | st.integers(1, 10**6),
+    mscale=st.none() | st.floats(0, 2),
+)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> ModelSpec:
     kv_heads, mla = draw(st.integers(1, 16)), draw(st.none() | MLAS)
@@ -67,7 +76,18 @@ def models(draw: st.DrawFn) -> ModelSpec:
         max_position_embeddings=draw(st.none() | SIZES),
         rotary_base=draw(st.none() | SIZES),
         normalization=draw(st.sampled_from(["rmsnorm", "layernorm"])),
-        linear_bias=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()) and mla is None,
+        query_key_norm="none" if mla else draw(st.sampled_from(["none", "per_head", "all_heads"])),
+        activation=draw(st.sampled_from([None, "gelu", "quick_gelu", "squared_relu"])),
+        activation_clamp=draw(st.none() | st.floats(0.5, 10)),
+        attention_softcap=draw(st.none() | st.floats(1, 100)),
+        attention_sinks=draw(st.booleans()),
+        rotary_fraction=draw(st.sampled_from([0.25, 0.5, 1.0])),
+        rotary_scaling=draw(st.none() | SCALINGS),
+        norm_position=draw(st.sampled_from(["before", "after", "before_and_after"])),
+        embedding_scale=draw(st.floats(0.1, 100)),
+        attention_output_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
         display_name=draw(st.sampled_from(["", "A Model"])),
     )
 

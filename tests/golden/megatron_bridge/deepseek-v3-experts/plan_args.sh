@@ -8,6 +8,7 @@
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
+# Warning: the recipe decides the activation: it must be one of silu
 # Warning: latent attention is of the recipe's model provider; only its sizes are overridden
 
 PLAN_ARGS=(
@@ -62,9 +63,17 @@ PLAN_ARGS=(
     model.make_vocab_size_divisible_by=128
     model.gated_linear_unit=true
     model.add_bias_linear=false
+    model.add_qkv_bias=false
     model.share_embeddings_and_output_weights=false
     model.normalization=RMSNorm
     model.position_embedding_type=rope
+    model.layernorm_zero_centered_gamma=false
+    model.qk_layernorm=true
+    model.rotary_percent=1.0
+    model.rope_type=yarn
+    model.rotary_scaling_factor=40.0
+    model.mscale=1.0
+    model.mscale_all_dim=1.0
     model.mtp_num_layers=1
     model.num_moe_experts=256
     model.moe_router_topk=8
@@ -73,6 +82,13 @@ PLAN_ARGS=(
     model.moe_token_dispatcher_type=alltoall
     model.moe_grouped_gemm=true
     model.moe_shared_expert_intermediate_size=2048
+    model.moe_shared_expert_gate=false
+    model.moe_router_score_function=sigmoid
+    model.moe_router_pre_softmax=false
+    model.moe_router_enable_expert_bias=true
+    model.moe_router_num_groups=8
+    model.moe_router_group_topk=4
+    model.moe_router_topk_scaling_factor=2.5
     model.q_lora_rank=1536
     model.kv_lora_rank=512
     model.qk_head_dim=128

@@ -9,6 +9,7 @@
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
+# Warning: the recipe decides the activation: it must be one of silu
 
 PLAN_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
@@ -57,9 +58,16 @@ PLAN_ARGS=(
     model.make_vocab_size_divisible_by=128
     model.gated_linear_unit=true
     model.add_bias_linear=false
+    model.add_qkv_bias=false
     model.share_embeddings_and_output_weights=false
     model.normalization=RMSNorm
     model.position_embedding_type=rope
+    model.layernorm_epsilon=1e-05
+    model.layernorm_zero_centered_gamma=false
+    model.qk_layernorm=false
     model.rotary_base=500000
+    model.rotary_percent=1.0
+    model.rope_scaling=true
+    model.rope_scaling_factor=8.0
     model.num_moe_experts=null
 )

@@ -7,8 +7,6 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
-# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
-# Warning: router scoring and load balancing are not part of the plan: add the model's own flags
 
 MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
@@ -49,10 +47,15 @@ MEGATRON_ARGS=(
     --kv-channels 192
     --swiglu
     --disable-bias-linear
-    --untie-embeddings-and-output-weights
     --normalization RMSNorm
+    --qk-layernorm
+    --untie-embeddings-and-output-weights
     --position-embedding-type rope
     --max-position-embeddings 4096
+    --rope-type yarn
+    --rotary-scaling-factor 40.0
+    --mscale 1.0
+    --mscale-all-dim 1.0
     --vocab-size 129280
     --make-vocab-size-divisible-by 128
     --mtp-num-layers 1
@@ -64,6 +67,11 @@ MEGATRON_ARGS=(
     --moe-token-dispatcher-type alltoall
     --moe-grouped-gemm
     --moe-shared-expert-intermediate-size 2048
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-num-groups 8
+    --moe-router-group-topk 4
+    --moe-router-topk-scaling-factor 2.5
     # Multi-head latent attention
     --multi-latent-attention
     --q-lora-rank 1536

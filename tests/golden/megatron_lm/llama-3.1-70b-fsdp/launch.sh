@@ -7,7 +7,6 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "${here}/megatron_args.sh"  # MEGATRON_ARGS: every value that the plan decided

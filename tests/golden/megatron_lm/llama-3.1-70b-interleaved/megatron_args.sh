@@ -7,7 +7,6 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: the vocabulary of 128256 is padded to 129024 (a multiple of 128 * tp)
-# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
 
 MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
@@ -45,11 +44,14 @@ MEGATRON_ARGS=(
     --num-query-groups 8
     --swiglu
     --disable-bias-linear
-    --untie-embeddings-and-output-weights
     --normalization RMSNorm
+    --norm-epsilon 1e-05
+    --untie-embeddings-and-output-weights
     --position-embedding-type rope
     --max-position-embeddings 131072
+    --rotary-base 500000
+    --use-rope-scaling
+    --rope-scaling-factor 8.0
     --vocab-size 128256
     --make-vocab-size-divisible-by 128
-    --rotary-base 500000
 )

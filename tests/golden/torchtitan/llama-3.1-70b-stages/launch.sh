@@ -9,7 +9,6 @@
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3
 # Warning: 0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel
-# Warning: rotary scaling is not part of the plan: add it to the model's rotary embedding if it has one
 # Warning: selective recomputation is torchtitan's own: it keeps attention and every second product
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

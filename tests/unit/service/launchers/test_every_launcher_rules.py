@@ -110,8 +110,9 @@ def test_a_workload_that_a_launcher_does_not_train_is_refused(
 def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> None:
     assert fields(case("torchtitan", ONE, EXPERTS)) == {"model"}
     assert not fields(case("ms-swift", ONE, EXPERTS))
-    (fault,) = within_capabilities("nanotron")(case("nanotron", ONE, replace(EXPERTS, linear_bias=True)))
-    assert "experts, linear bias" in fault.message
+    (fault,) = within_capabilities("nanotron")(case("nanotron", ONE, replace(EXPERTS, mlp_bias=True)))
+    assert "bias of the MLP, experts" in fault.message
+    assert fault.allowed == "the launchers accelerate, deepspeed, none"
 
 
 MUTANT_CASES = [(name, mutant) for name, mutants in MUTANTS.items() for mutant in mutants()]

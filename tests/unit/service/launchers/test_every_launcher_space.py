@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities, model_features
+from profiles.capabilities import launcher_capabilities, model_facts
 from profiles.library import find_model
 from service.launchers.registry import export, launcher_names
 from solver.launcher_own import problem_faults
@@ -22,7 +22,7 @@ def test_every_row_of_the_search_is_exported(launcher: str, name: str) -> None:
     problem = problem_of(launcher, find_model(name), seq_length=2048)
     targets = list(random_targets(problem, 8, random.Random(f"{launcher} {name}")))
     trainable = not list(problem_faults(problem, launcher_capabilities(launcher)))
-    assert bool(targets) == trainable, sorted(model_features(problem.model))
+    assert bool(targets) == trainable, sorted(model_facts(problem.model))
     for found in targets:
         bundle = export(found.plan, problem, launcher)
         assert {"launch.sh", "launch.sbatch"} < bundle.files.keys()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # nanotron (repository, April 2026), plan 0123456789ab (rank 1), by Meshwright
-# Model Llama 3.1 70B, 8192 tokens a sequence
+# Model Llama 3 70B, 8192 tokens a sequence
 # World size 64: tp 8 * cp 1 * pp 1 * dp 8
 # Micro-batches: 16 of 1
 # Nodes: 8 of 8 × H100 SXM 80 GB
