@@ -216,7 +216,9 @@ class ModelSpec:
                 "/model/max_position_embeddings", "is required with learned_position_embeddings"
             )
         if self.learned_position_embeddings and self.alibi_positions:
-            raise InvalidProblemError.of("/model/alibi_positions", "contradicts learned_position_embeddings")
+            raise InvalidProblemError.of(
+                "/model/alibi_positions", "contradicts learned_position_embeddings"
+            )
         if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
             raise InvalidProblemError.of(
                 "/model/shared_norm", "needs parallel_residual, and norm_position before"

@@ -67,7 +67,7 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
     if lacking:
         yield FieldError(
             pointer="/model",
-            message=f"{able.launcher} is not planned for {', '.join(lacking)}: its launch file cannot state it",
+            message=f"{able.launcher} is not planned for {', '.join(lacking)}: it cannot state that",
             allowed=f"the launchers {', '.join((*launchers_stating(model), 'none'))}",
         )
 
@@ -143,7 +143,9 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         yield Rule(
             name=f"{name} has attention sinks in each context-parallel rank",
             reason="context parallelism of learned softmax offsets is all_to_all only",
-            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring")),
+            violated=lambda c: (
+                (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring"))
+            ),
         )
     if able.halves_on_ranks:
         yield Rule(

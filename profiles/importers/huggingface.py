@@ -217,12 +217,22 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     original = scaling.optional_integer("original_max_position_embeddings") or whole
     positions = reader.optional_integer("max_position_embeddings") or 1
     values: dict[str, Any] = {"kind": _SCALINGS[str(kind)], "original_max_position_embeddings": original}
-    values["factor"] = scaling.number("factor", low=1e-3, high=1e6, default=positions / (original or positions))
+    values["factor"] = scaling.number(
+        "factor", low=1e-3, high=1e6, default=positions / (original or positions)
+    )
     for name, (low, high) in ROTARY_SCALING_LIMITS.items():
         if name not in values and scaling.has(name):
             values[name] = scaling.number(name, low=low, high=high)
     # They follow from the others, or say how a bound is rounded.
-    known = ("attention_factor", "long_factor", "short_factor", "truncate", "rope_type", "type", "rope_theta")
+    known = (
+        "attention_factor",
+        "long_factor",
+        "short_factor",
+        "truncate",
+        "rope_type",
+        "type",
+        "rope_theta",
+    )
     _refuse_unread(scaling, (*known, "partial_rotary_factor", "max_position_embeddings"))
     return None if scaling.faults else RotaryScaling(**values)
 
@@ -306,7 +316,9 @@ def _size(reader: FieldReader, family: Family, field: str) -> int:
     return _integer(reader, reader.first(family.keys[field]), limits=field)
 
 
-def _integer(reader: FieldReader, name: str, *, limits: str | None = None, default: int | None = None) -> int:
+def _integer(
+    reader: FieldReader, name: str, *, limits: str | None = None, default: int | None = None
+) -> int:
     """A whole number within the limits of a field of ours."""
     low, high = MODEL_LIMITS[limits or name]
     return reader.integer(name, low=int(low), high=int(high), default=default)
@@ -333,7 +345,7 @@ def _mla(reader: FieldReader) -> MlaSpec | None:
     """Multi-head latent attention, where ``kv_lora_rank`` says so."""
     if not reader.has("kv_lora_rank"):
         return None
-    sizes = {
+    sizes: dict[str, Any] = {
         field: reader.integer(
             field, low=int(low), high=int(high), default=0 if field == "q_lora_rank" else None
         )

@@ -62,7 +62,7 @@ class Family:
 
 
 _ATTENTION_BIASES: Facts = {"qkv_bias": True, "attention_output_bias": True}
-_ALL_BIASES: Facts = _ATTENTION_BIASES | {"mlp_bias": True}
+_ALL_BIASES: Facts = {**_ATTENTION_BIASES, "mlp_bias": True}
 _ATTENTION_FLAG: Mapping[str, tuple[bool, Facts]] = {"attention_bias": (False, _ATTENTION_BIASES)}
 _MLP_FLAG: Mapping[str, tuple[bool, Facts]] = {"mlp_bias": (False, {"mlp_bias": True})}
 _TOP_K_FLAG: Mapping[str, object] = {"normalized_top_k": False}
@@ -82,7 +82,7 @@ _MULTIPLIERS = {
 _MULTIPLIER_DEFAULTS = dict.fromkeys(_MULTIPLIERS, 1.0)
 
 _PLAIN = Family()  # no bias anywhere
-LLAMA = Family(flags=_ATTENTION_FLAG | _MLP_FLAG)
+LLAMA = Family(flags={**_ATTENTION_FLAG, **_MLP_FLAG})
 _BIASED_ATTENTION = Family(flags=_ATTENTION_FLAG)
 _DEEPSEEK_V3 = Family(
     router={"router_score": "sigmoid", "selection_bias": True},
@@ -111,9 +111,7 @@ _GEMMA_2 = replace(
         "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     },
 )  # fmt: skip
-_OLMO_2 = Family(
-    flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"}
-)
+_OLMO_2 = Family(flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"})
 _COHERE = Family(
     flags=_ATTENTION_FLAG,
     tied_embeddings=True,
@@ -140,7 +138,9 @@ _NORMALIZED_BY_KEY = {"norm_topk_prob": False}  # the class's default
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llama", "smollm3", "granite", "helium"), LLAMA),
-    "smollm3": replace(LLAMA, tied_embeddings=True, defaults={"no_rope_layer_interval": 4, "rope_theta": 2_000_000}),
+    "smollm3": replace(
+        LLAMA, tied_embeddings=True, defaults={"no_rope_layer_interval": 4, "rope_theta": 2_000_000}
+    ),
     "granite": replace(LLAMA, numbers=_MULTIPLIERS, defaults=_MULTIPLIER_DEFAULTS),
     "granitemoe": replace(_BIASED_ATTENTION, numbers=_MULTIPLIERS, defaults=_MULTIPLIER_DEFAULTS),
     **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3"), _PLAIN),
@@ -152,7 +152,9 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
-    "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}, tied_embeddings=True, defaults={"rope_theta": 500_000}),
+    "ernie4_5": Family(
+        flags={"use_bias": (False, _ALL_BIASES)}, tied_embeddings=True, defaults={"rope_theta": 500_000}
+    ),
     "qwen2": replace(_PLAIN, facts={"qkv_bias": True}),
     "qwen2_moe": replace(
         _PLAIN,
@@ -189,7 +191,9 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"scoring_func": "softmax", "attention_bias": False},
     ),
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), _DEEPSEEK_V3),
-    "glm": Family(flags={"attention_bias": (True, {"qkv_bias": True})}, defaults={"partial_rotary_factor": 0.5}),
+    "glm": Family(
+        flags={"attention_bias": (True, {"qkv_bias": True})}, defaults={"partial_rotary_factor": 0.5}
+    ),
     "glm4": Family(
         flags={"attention_bias": (True, {"qkv_bias": True})},
         defaults={"partial_rotary_factor": 0.5},
@@ -358,7 +362,8 @@ HARMLESS: Mapping[str, str] = {
         (
             "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "use_cache",
             "cache_implementation", "max_length", "min_length", "do_sample", "temperature", "top_k",
-            "top_p", "typical_p", "repetition_penalty", "length_penalty", "num_beams", "num_return_sequences",
+            "top_p", "typical_p", "repetition_penalty", "length_penalty", "num_beams",
+            "num_return_sequences",
             "no_repeat_ngram_size", "early_stopping", "task_specific_params", "tokenizer_class",
             "tokenizer_name", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
             "model_max_length", "image_token_id", "generation_config",

@@ -10,7 +10,13 @@ from profiles.errors import UnsupportedModelError
 from profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
-_ALTERNATING = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "olmo3": 4, "cohere2": 4}  # every n-th layer is global
+_ALTERNATING = {
+    "gemma2": 2,
+    "gpt_oss": 2,
+    "gemma3_text": 6,
+    "olmo3": 4,
+    "cohere2": 4,
+}  # every n-th layer is global
 _ALWAYS_LOCAL = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2", "ministral")
 _SWITCHED = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # use_sliding_window, max_window_layers
 

@@ -13,7 +13,7 @@ from profiles.measure.blocks import activation_of, causal_attention, norm_of, ro
 from profiles.measure.device import Device, Tensor
 from profiles.measure.experts import Experts
 from profiles.measure.shard import Shard
-from profiles.model import LayerKind
+from profiles.model import LayerKind, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

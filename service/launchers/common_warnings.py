@@ -32,7 +32,8 @@ def model_is_in_the_script(target: Target) -> str:
     experts = f", {model.moe.num_experts} experts" if model.moe else ""
     facts = "".join(f"; {fact}" for fact in sorted(model_facts(model)))
     return (
-        f"load the model that was planned, of {model.num_parameters()} parameters: {model.num_layers} layers, "
-        f"hidden {model.hidden_size}, MLP {model.ffn_hidden_size}, {model.num_attention_heads} heads, "
-        f"{model.num_kv_heads} key/value heads, vocabulary {model.vocab_size}{experts}{facts}"
+        f"load the model that was planned, of {model.num_parameters()} parameters: "
+        f"{model.num_layers} layers, hidden {model.hidden_size}, MLP {model.ffn_hidden_size}, "
+        f"{model.num_attention_heads} heads, {model.num_kv_heads} key/value heads, "
+        f"vocabulary {model.vocab_size}{experts}{facts}"
     )

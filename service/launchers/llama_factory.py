@@ -86,7 +86,7 @@ def values_of(target: Target) -> Values:
         "tp_comm_overlap": bool(known.overlap_tensor and values["sequence_parallel"]),
     }
     if target.model.mla is None:  # else its own configuration reads the scaling from the model's
-        # Without it the adapter scales by 8 whatever the model states (model_config.py, rotary_scaling_factor).
+        # Without it the adapter scales by 8 whatever the model states (model_config.py).
         scaling = target.model.rotary_scaling
         additional["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     if target.model.moe:

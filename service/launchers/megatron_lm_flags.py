@@ -29,7 +29,8 @@ _WORDS = (
     "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp8-format", "fp8-recipe",
     "moe-layer-freq", "moe-token-dispatcher-type", "normalization", "optimizer",
     "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
-    "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type", "softmax-type", "step-batch-size-schedule", "transformer-impl", "window-size",
+    "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type", "softmax-type",
+    "step-batch-size-schedule", "transformer-impl", "window-size",
 )  # fmt: skip
 _LISTS = ("cp-comm-type", "rampup-batch-size", "recompute-modules")
 _INTEGERS = (

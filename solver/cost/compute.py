@@ -185,7 +185,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     a gated activation reads 2 f and writes f. One kernel for each operation (eager PyTorch) writes and
     reads what lies between: a bias or the activation's gate once more, four products and a
     concatenation for the rotary embedding. Every further norm, and a norm of queries and keys, reads and
-    writes what it normalises (4 bytes an element, 12 where it is not fused). The backward pass moves twice that.
+    writes what it normalises (4 bytes an element, 12 where it is not fused). The backward pass moves twice
+    that.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, fused = model.hidden_size, ctx.facts.elementwise_fused
@@ -194,7 +195,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * (4.0 if fused else 16.0)
     if model.query_key_norm != "none":
-        rows = rows + tokens * (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t * each
+        normed = (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t
+        rows = rows + tokens * normed * each
     per_width = 2.0 * model.mlp_matrices + (0.0 if fused else 4.0)
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table

@@ -169,7 +169,9 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         shared_ffn_hidden_size=shared,
         num_dense_layers=dense,
         frequency=later[0] if later else max(model.num_layers, 1),
-        router_score="sigmoid" if given.word("moe-router-score-function", "softmax") == "sigmoid" else "softmax",
+        router_score="sigmoid"
+        if given.word("moe-router-score-function", "softmax") == "sigmoid"
+        else "softmax",
         normalized_top_k=not given.has("moe-router-pre-softmax"),
         router_groups=given.integer("moe-router-num-groups", 0),
         router_top_groups=given.integer("moe-router-group-topk", 0),

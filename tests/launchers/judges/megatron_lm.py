@@ -122,7 +122,9 @@ def facts_of(args: typing.Any, config: typing.Any) -> Seen:
         "moe.router_score": config.moe_router_score_function if config.num_moe_experts else None,
         "moe.normalized_top_k": not config.moe_router_pre_softmax if config.num_moe_experts else None,
         "moe.selection_bias": config.moe_router_enable_expert_bias if config.num_moe_experts else None,
-        "moe.router_scaling": (config.moe_router_topk_scaling_factor or 1.0) if config.num_moe_experts else None,
+        "moe.router_scaling": (config.moe_router_topk_scaling_factor or 1.0)
+        if config.num_moe_experts
+        else None,
         "moe.shared_expert_gate": config.moe_shared_expert_gate if config.num_moe_experts else None,
     }
 

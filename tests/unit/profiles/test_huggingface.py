@@ -16,9 +16,9 @@ from profiles.library import find_model, model_names
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
-# Configs of public repositories, each with its origin and licence. ``parameters`` and the facts beside it were
-# counted by transformers 5.23.0 on torch's meta device: the model class is built from the config, tied weights
-# once; empty where the class is not in the library.
+# Configs of public repositories, each with its origin and licence. ``parameters`` and the facts beside it
+# were counted by transformers 5.23.0 on torch's meta device: the model class is built from the config, tied
+# weights are counted once; empty where the class is not in the library.
 REAL: dict[str, dict[str, Any]] = {
     one["name"]: one for one in json.loads((FIXTURES / "real-configs.json").read_text())
 }
@@ -31,10 +31,11 @@ PUBLISHED = {
 }
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "apertus", "baichuan", "bamba", "bert", "bitnet", "chatglm", "dbrx", "deepseek", "deepseek_v4", "falcon_h1",
-    "gemma4_text", "glm_moe_dsa", "granitemoehybrid", "jamba", "llama4_text", "mamba", "mamba2", "mimo",
-    "minicpm", "minimax", "ministral3", "mpt", "nemotron-nas", "nemotron_h", "orion", "qwen", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_next", "rwkv", "rwkv5", "t5", "vit", "xlstm", "zamba2",
+    "apertus", "baichuan", "bamba", "bert", "bitnet", "chatglm", "dbrx", "deepseek", "deepseek_v4",
+    "falcon_h1", "gemma4_text", "glm_moe_dsa", "granitemoehybrid", "jamba", "llama4_text",
+    "mamba", "mamba2", "mimo", "minicpm", "minimax", "ministral3", "mpt", "nemotron-nas", "nemotron_h",
+    "orion", "qwen", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "rwkv", "rwkv5", "t5", "vit",
+    "xlstm", "zamba2",
 }  # fmt: skip
 PLANNED = [name for name, one in REAL.items() if one["config"]["model_type"] not in REFUSED]
 
@@ -76,7 +77,9 @@ def test_a_type_that_is_not_priced_right_is_refused_by_the_name_of_a_key(name: s
     with pytest.raises(UnsupportedModelError, match="unsupported: ") as caught:
         model_from_config(REAL[name]["config"], name=name)
     assert caught.value.errors[0].pointer.removeprefix("/model/") in {
-        key for part in (REAL[name]["config"], REAL[name]["config"].get("rope_parameters") or {}) for key in part
+        key
+        for part in (REAL[name]["config"], REAL[name]["config"].get("rope_parameters") or {})
+        for key in part
     }
 
 

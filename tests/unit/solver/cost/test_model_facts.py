@@ -45,9 +45,7 @@ def test_a_fact_adds_its_weights_to_a_rank(changes: dict[str, object], more: flo
     assert other - plain == more
 
 
-@pytest.mark.parametrize(
-    "changes", [{"query_key_norm": "per_head"}, {"norm_position": "before_and_after"}]
-)
+@pytest.mark.parametrize("changes", [{"query_key_norm": "per_head"}, {"norm_position": "before_and_after"}])
 def test_a_further_norm_moves_and_keeps_what_it_normalises(changes: dict[str, object]) -> None:
     plain, other = (context_for(target(model, SPLIT)) for model in (LLAMA_3_70B, _with(changes)))
     # a token's row on one of 8 ranks: two further norms of h / 8, or one of (64 + 8) / 8 heads of 128

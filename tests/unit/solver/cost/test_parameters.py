@@ -12,7 +12,11 @@ SPLIT = replace(WHOLE, tensor_parallel_size=8, sequence_parallel=True)
 
 def test_biases_behind_a_sum_over_tensor_ranks_are_on_every_rank() -> None:
     biased = target(GPT3_175B, SPLIT, seq_length=2048)
-    plain = target(replace(GPT3_175B, qkv_bias=False, attention_output_bias=False, mlp_bias=False), SPLIT, seq_length=2048)
+    plain = target(
+        replace(GPT3_175B, qkv_bias=False, attention_output_bias=False, mlp_bias=False),
+        SPLIT,
+        seq_length=2048,
+    )
     # h = 12288 a layer: 3 h of q, k, v and 4 h of the MLP over 8 ranks, 2 h whole: 2.875 h
     assert rank_weights(biased)[0] - rank_weights(plain)[0] == round(96 * 2.875 * 12288)
 
