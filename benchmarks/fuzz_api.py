@@ -121,7 +121,7 @@ def known_names(database: Database) -> dict[str, list[str]]:
         pass
     plans = [plan["plan_id"] for job in ids for plan in _plans(jobs, job)]
     ids += [_submitted(jobs, body) for body in bodies]
-    return {"job_id": ids, "plan_id": plans, "name": ["dgx-h100", "opt-350m"]}
+    return {"job_id": ids, "plan_id": plans, "name": ["dgx-h100", "gpt-3-350m"]}
 
 
 def _submitted(jobs: Jobs, body: Mapping[str, object]) -> str:

@@ -38,7 +38,7 @@ BODIES = (
     b"name=..%2f..&document=%7B%22groups%22%3A%5B%5D%7D", b"document=%7B%22groups%22%3A1%7D&name=a",
 )  # fmt: skip
 FIELDS = tuple(dict.fromkeys(one.name for one in chain(questions.QUESTION, questions.OWN, keys.FIELDS)))
-RIGHT = {"model": "opt-350m", "cluster": "dgx-h100", "num_nodes": "1", "global_batch_size": "16"}
+RIGHT = {"model": "gpt-3-350m", "cluster": "dgx-h100", "num_nodes": "1", "global_batch_size": "16"}
 
 
 @dataclass(frozen=True, kw_only=True)

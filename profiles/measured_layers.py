@@ -30,6 +30,7 @@ _NOT_OF_A_LAYER = (
     "rotary_base",
     "rotary_local_base",
     "rotary_scaling",
+    "norm_epsilon",
     "attention_scale",
     "embedding_scale",
     "residual_scale",

@@ -15,7 +15,7 @@ from tests.builders import a_problem
 
 TENANT = "default"
 TINY_PROBLEM: dict[str, object] = {
-    "model": {"name": "opt-350m"},
+    "model": {"name": "gpt-3-350m"},
     "cluster": {"name": "dgx-h100", "num_nodes": 1},
     "workload": {"global_batch_size": 16, "seq_length": 512},
     "launcher": "megatron-lm",

@@ -22,7 +22,7 @@ from solver.why.explained import reasons_of
 from solver.why.moves import moves_of
 from solver.why.waterfall import waterfalls
 
-MODELS = ("llama-3.1-8b", "mixtral-8x7b", "opt-350m", "llama-3.1-70b")
+MODELS = ("llama-3.1-8b", "mixtral-8x7b", "gpt-3-350m", "llama-3.1-70b")
 CLUSTERS = ("dgx-h100", "dgx-a100")
 LAUNCHERS = ("none", "megatron-lm", "torchtitan", "deepspeed", "accelerate")
 Start = tuple[Problem, Profile, Configuration]

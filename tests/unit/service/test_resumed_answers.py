@@ -18,7 +18,7 @@ from tests.job_records import TINY_PROBLEM
 from workers.checkpoint import checkpoint_of, known_in
 from workers.search import StoredSearch
 
-SMALL = {"name": "opt-350m"}
+SMALL = {"name": "gpt-3-350m"}
 WORKLOAD = {"global_batch_size": 64, "seq_length": 512}
 MIXED = {
     "model": SMALL,

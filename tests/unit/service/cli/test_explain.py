@@ -122,7 +122,7 @@ def test_the_users_own_configuration_is_explained_in_words(
 def test_shapes_are_told_as_json_and_as_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["shapes", "--model", "opt-350m", "--cluster", "dgx-h100", "--num-nodes", "1"]
+    words = ["shapes", "--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1"]
     words += ["--global-batch-size", "64", "--seq-length", "2048"]
     code, text, _ = run(monkeypatch, capsys, *words, "--json")
     found = json.loads(text)

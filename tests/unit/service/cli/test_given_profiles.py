@@ -20,6 +20,7 @@ def asked(**part: object) -> Problem:
             "model": {"name": "opt-350m"},
             "cluster": {"groups": [{"gpu": "a100-sxm-40gb", "num_nodes": 2}]},
             "workload": {"global_batch_size": 64, "seq_length": 2048},
+            "launcher": "none",
             **part,
         }
     )

@@ -21,7 +21,7 @@ def asked(**part: object) -> Problem:
     request = read_request(
         model="opt-350m", cluster=str(FOLDER / "cluster.yaml"), global_batch_size="64", seq_length=2048
     )
-    return parse_problem({**request, **part})
+    return parse_problem({**request, "launcher": "accelerate", **part})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

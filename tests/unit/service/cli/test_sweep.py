@@ -12,7 +12,7 @@ from profiles.errors import InvalidProblemError
 from service.cli.main import app
 from tests.job_records import TINY_PROBLEM
 
-TINY = ["--model", "opt-350m", "--cluster", "dgx-h100", "--num-nodes", "1", "--seq-length", "512"]
+TINY = ["--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1", "--seq-length", "512"]
 QUICK = ["--certify", "none", "--top-k", "2"]
 
 

@@ -114,7 +114,7 @@ def test_the_list_is_filtered_by_state(browser: TestClient, database: Database, 
     found = browser.get("/v1/jobs?state=queued").json()["jobs"]
     assert [job["id"] for job in found] == ["one"]
     assert browser.get("/jobs?state=nonsense").status_code == 422
-    assert "opt-350m on 1 × dgx-h100" in browser.get("/jobs").text
+    assert "gpt-3-350m on 1 × dgx-h100" in browser.get("/jobs").text
 
 
 def test_a_wrong_id_is_a_page_for_people_and_a_problem_for_programs(browser: TestClient) -> None:
