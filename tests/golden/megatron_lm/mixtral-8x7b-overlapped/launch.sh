@@ -8,8 +8,6 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
-# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
-# Warning: router scoring and load balancing are not part of the plan: add the model's own flags
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "${here}/megatron_args.sh"  # MEGATRON_ARGS: every value that the plan decided

@@ -7,8 +7,6 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
-# Warning: rotary scaling is not part of the plan: add --use-rope-scaling if the model has it
-# Warning: router scoring and load balancing are not part of the plan: add the model's own flags
 
 MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them
@@ -49,8 +47,8 @@ MEGATRON_ARGS=(
     --num-query-groups 8
     --swiglu
     --disable-bias-linear
-    --untie-embeddings-and-output-weights
     --normalization RMSNorm
+    --untie-embeddings-and-output-weights
     --position-embedding-type rope
     --max-position-embeddings 4096
     --vocab-size 32000
