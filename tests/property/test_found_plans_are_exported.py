@@ -24,7 +24,7 @@ from solver.search.search import search
 from solver.space import enumerate_space
 from tests.launcher_plans import problem_of, random_targets, target_of_row
 
-MODELS = ("llama-3.1-8b", "mixtral-8x7b")
+MODELS = ("llama-3-8b", "mixtral-8x7b")
 
 
 # Of GPUs with 8-bit units; requests for others are refused before any launcher is asked.
@@ -90,7 +90,7 @@ def test_a_row_of_every_value_that_a_launcher_offers_is_exported(launcher: str) 
 
 @pytest.mark.parametrize("launcher", launcher_names())
 def test_what_is_found_on_a_mixed_cluster_is_exported_with_the_order_of_its_nodes(launcher: str) -> None:
-    plain = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1, batch=32)
+    plain = problem_of(launcher, find_model("llama-3-8b"), num_nodes=1, batch=32)
     (first,), (second,) = plain.cluster.groups, find_cluster("dgx-a100", num_nodes=1).groups
     mixed = replace(plain, cluster=replace(plain.cluster, groups=(first, second)))
     options = replace(mixed.options, certify="none", top_k=3)

@@ -21,6 +21,10 @@ _RENAMED: Mapping[str, str] = {
     "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
     "account_for_loss_in_pipeline_split": "account-for-loss-in-pipeline-split",
+    "layernorm_epsilon": "norm-epsilon",
+    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
+    "rope_scaling": "use-rope-scaling",  # Megatron-Bridge
+    "seq_len_interpolation_factor": "rotary-seq-len-interpolation-factor",  # Megatron-Bridge
     "max_length": "seq-length",  # ms-swift
     "cutoff_len": "seq-length",  # LLaMA-Factory
     "sequence_length": "seq-length",

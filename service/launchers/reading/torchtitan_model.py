@@ -64,8 +64,14 @@ def _shape(fields: Fields) -> ModelSpec:
         "num_kv_heads": fields.integer(f"{SHAPE}n_kv_heads", heads),
         "ffn_hidden_size": fields.optional(f"{SHAPE}ffn_hidden_size") or _ffn(fields),
         "rotary_base": max(int(min(fields.number(f"{SHAPE}rope_theta", 10_000.0), 2e9)), 1),
+        "norm_epsilon": fields.number(f"{SHAPE}norm_eps", 1e-5),
         "max_position_embeddings": fields.integer(f"{SHAPE}max_seq_len", 131_072),
     }
+    factor = fields.number(f"{SHAPE}scaling_factor", 1.0)
+    if factor != 1:
+        raw["rotary_scaling"] = {
+            "kind": "llama3", "factor": factor, "original_max_position_embeddings": 8192,
+        }  # fmt: skip
     fields.stop()
     return model_from_shape(raw, name="launch file")
 

@@ -21,8 +21,10 @@ _RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
 _SHAPE = {
     "NUM_LAYERS": "n_layers", "HIDDEN_SIZE": "dim", "FFN_HIDDEN_SIZE": "ffn_hidden_size",
     "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size",
-    "MAX_SEQ_LEN": "max_seq_len", "ROTARY_BASE": "rope_theta",
+    "MAX_SEQ_LEN": "max_seq_len", "ROTARY_BASE": "rope_theta", "NORM_EPSILON": "norm_eps",
+    "ROTARY_SCALING_FACTOR": "scaling_factor",
 }  # fmt: skip
+_USUAL_FACTOR = 8.0  # of 0.2, models/llama3/model/args.py RoPEScalingArgs: it scales where nothing is said
 SHAPE = "shape."
 
 
@@ -60,7 +62,10 @@ def flavor_values(name: str, text: str) -> dict[str, Found]:
         InvalidProblemError: the module is no Python.
     """
     tree = tree_of(name, text)
-    return {SHAPE + key: one for key, one in arguments_of(tree, _MODEL_ARGUMENTS, constants(tree)).items()}
+    names = constants(tree)
+    found = arguments_of(tree, _MODEL_ARGUMENTS, names)
+    scaling = arguments_of(tree, "RoPEScalingArgs", names).get("scaling_factor", Found(_USUAL_FACTOR, 0))
+    return {SHAPE + key: one for key, one in (found | {"scaling_factor": scaling}).items()}
 
 
 def _first_argument(tree: ast.Module, callee: str) -> dict[str, Found]:

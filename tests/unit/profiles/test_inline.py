@@ -213,7 +213,11 @@ def test_arbitrary_json_is_read_or_refused_and_never_crashes(raw: object) -> Non
 GARBAGE: list[object] = [None, -1, "x", [], {}, True, 1e400, [[]], 10**30]
 
 
-@pytest.mark.parametrize("path", sorted(set(FIXTURES.glob("*.json")) - {FIXTURES / "real-configs.json"}), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(set(FIXTURES.glob("*.json")) - {FIXTURES / "real-configs.json"}),
+    ids=lambda path: path.stem,
+)
 def test_a_field_changed_in_a_real_config_never_crashes(path: Path) -> None:
     config = json.loads(path.read_text())
     refused = [

@@ -41,7 +41,9 @@ def test_an_uncut_layer_does_the_models_flops(name: str) -> None:
         if model.sliding_window is None:
             per_token = model.layer_forward_flops_per_token(kind, 4096)
             visits = 2 * 4096 * (model.moe.top_k if model.moe else 1)
-            even = visits % (model.moe.num_experts if model.moe else 1) == 0  # else an expert's rows are rounded
+            even = (
+                visits % (model.moe.num_experts if model.moe else 1) == 0
+            )  # else an expert's rows are rounded
             wanted = pytest.approx(2 * 4096 * per_token, rel=1e-12 if even else 2e-3)
             assert whole.layer_forward_flops(kind) == wanted
 
