@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from solver.columns import FloatArray
+from solver.search.watch import look
+
+_TOGETHER = 256  # shifts between two looks at the clock
 
 
 def best_split(shares: list[FloatArray], batch: int) -> tuple[float, tuple[int, ...]] | None:
@@ -36,7 +39,9 @@ def _sums(shares: list[FloatArray], limit_s: float) -> list[int]:
     reached, found = 1, [1]
     for one in shares:
         after = 0
-        for n in np.flatnonzero(one <= limit_s).tolist():
+        for at, n in enumerate(np.flatnonzero(one <= limit_s).tolist()):
+            if at % _TOGETHER == 0:
+                look()
             after |= reached << n
         reached = after & ((1 << len(one)) - 1)
         found.append(reached)

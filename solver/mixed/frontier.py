@@ -24,6 +24,7 @@ from solver.mixed.field import Field, Placement
 from solver.mixed.outer import Outer
 from solver.mixed.program import Program
 from solver.mixed.reach import Reach
+from solver.search.watch import OutOfTime, look
 
 _NS = 1e9
 _RUNG = 1.00025  # bounds are tried at its powers, in seconds
@@ -94,11 +95,21 @@ class PlacedFrontier:
         return len(self.outer) - int((unseen <= self.cutoff_s).sum())
 
     def run(self, interrupted: Callable[[PlacedFrontier], bool], *, until_s: float = np.inf) -> None:
-        """Search until the best K are proved, what waits takes longer, or ``interrupted`` says stop."""
+        """Search until the best K are proved, what waits takes longer, or ``interrupted`` says stop.
+
+        Where the clock is over, what was being looked at still waits under its bound.
+        """
+        try:
+            self._run(interrupted, until_s)
+        except OutOfTime:
+            return
+
+    def _run(self, interrupted: Callable[[PlacedFrontier], bool], until_s: float) -> None:
+        """The same; raises where the clock is over."""
         while not interrupted(self):
             waiting = self.waiting_s
             if waiting > self.cutoff_s or waiting == np.inf:
-                self.finished = True
+                self.finished = self.outer.whole
                 return
             if waiting > until_s:
                 return
@@ -106,12 +117,16 @@ class PlacedFrontier:
                 self._open(self._order[self._next : self._next + _OPENED])
                 self._next += _OPENED
             else:
-                _, row, berths = heapq.heappop(self._heap)
-                self.settle(Field(outer=self.outer, row=row, berths=berths))
+                _, row, berths = entry = heapq.heappop(self._heap)
+                try:
+                    self.settle(Field(outer=self.outer, row=row, berths=berths))
+                except OutOfTime:
+                    heapq.heappush(self._heap, entry)
+                    raise
 
     def _open(self, rows: IntArray) -> None:
         """Let the fields of rows wait under their bounds."""
-        for bound, row, berths in self.fields_of(rows, step_bound_s, self.cutoff_s):
+        for bound, row, berths in list(self.fields_of(rows, step_bound_s, self.cutoff_s)):
             if (least := max(bound, float(self.bound_s[row]))) <= self.cutoff_s:
                 heapq.heappush(self._heap, (least, row, berths))
 
@@ -119,6 +134,7 @@ class PlacedFrontier:
         """The fields of some rows whose bound is within a limit."""
         layers = self.outer.layout.num_layers
         for start in range(0, len(rows), _OPENED):
+            look()
             choices, of_row = self._choices(rows[start : start + _OPENED])
             bounds = bound(self.floors.at(choices, of_row), None, self.outer.columns.take(of_row), layers)
             self.fields += len(of_row) if bound is step_bound_s else 0

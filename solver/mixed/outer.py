@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
@@ -25,9 +25,12 @@ from solver.mixed.fleet import Berth, Fleet
 from solver.problem import Problem
 from solver.rules import rules_of, violation_masks
 from solver.search.rows import Rows
+from solver.search.watch import look
 from solver.space import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
 from solver.splits import Prescribed
 
+_MOST_ROWS = 400_000  # that are written down; of more some are searched, and nothing is proved
+_MOST_PRICED = 640_000  # rows times berths, some 700 bytes each
 _FULL = RECOMPUTE.index("full")
 
 
@@ -42,6 +45,22 @@ class Outer:
     room: IntArray  # (K, n) stages that a berth has GPUs for; 0: not legal there
     sent_bytes: FloatArray  # (K, n) of one activation, by one rank
     known_s: dict[tuple[int, int, float], float] = field(default_factory=dict)  # transfers between groups
+    whole: bool = True  # not a sample of rows that are too many to be priced
+
+    @classmethod
+    def of_nothing(cls, fleet: Fleet) -> Outer:
+        """No rows, as before any was enumerated."""
+        columns, berths = _as_columns(fleet, np.zeros((0, 7), dtype=np.int64)), berths_of(fleet)
+        nothing = np.zeros((len(berths), 0))
+        return cls(
+            fleet=fleet,
+            columns=columns,
+            berths=berths,
+            rows=tuple(rows_at(fleet, columns, berth) for berth in berths),
+            room=nothing.astype(np.int64),
+            sent_bytes=nothing,
+            whole=False,
+        )
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -109,6 +128,7 @@ def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
     experts = _divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
     for cp, dp, ep in product(contexts, _divisors(batch), experts):
         stages = sum(group.num_gpus // (cp * dp) for group in fleet.groups)
+        look()
         if cp * dp > most:
             continue
         sizes = [size for size in _divisors(batch // dp) if size <= largest]
@@ -119,8 +139,17 @@ def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
 
 
 def columns_of(fleet: Fleet, *, wide: bool = False) -> Columns:
-    """All rows as columns."""
-    rows = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, 7)
+    """All rows as columns; some from end to end where they are more than _MOST_ROWS."""
+    number = sum(1 for _ in _sizes(fleet, wide=wide))
+    step = number // _MOST_ROWS + 1
+    while step > 1 and (step % 2 == 0 or step % 3 == 0):  # else it would leave out a kind of recomputation
+        step += 1
+    rows = np.array(list(islice(_sizes(fleet, wide=wide), 0, None, step)), dtype=np.int64)
+    return _as_columns(fleet, rows.reshape(-1, 7))
+
+
+def _as_columns(fleet: Fleet, rows: IntArray) -> Columns:
+    """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) rows as columns."""
     cp, dp, ep, size, zero, again, pp = rows.T
     ones, none, plain = np.ones_like(cp), SCHEDULES.index("none"), SCHEDULES.index("1f1b")
     return Columns(
@@ -177,10 +206,14 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
     that the request limits.
     """
     columns, berths = columns_of(fleet, wide=wide), berths_of(fleet)
+    whole = len(columns) < _MOST_ROWS or sum(1 for _ in _sizes(fleet, wide=wide)) == len(columns)
     room = np.stack([_room(fleet, columns, berth) for berth in berths])
     groups = np.array([berth.group for berth in berths])
     most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))
     kept = np.flatnonzero(most >= columns.pipeline_parallel_size)
+    able = _MOST_PRICED // len(berths)
+    if len(kept) > able:
+        whole, kept = False, kept[np.linspace(0, len(kept) - 1, able).astype(np.int64)]
     columns, room, number = columns.take(kept), room[:, kept], len(columns)
     sent = [
         sent_bytes(context_of(fleet.problems[b.group], at_berth(columns, b), fleet.profiles[b.group]))
@@ -193,4 +226,5 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
         rows=tuple(rows_at(fleet, columns, berth) for berth in berths),
         room=room,
         sent_bytes=np.stack(sent),
+        whole=whole,
     ), number

@@ -15,6 +15,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.mixed.field import Field, Placement, Stop
+from solver.search.watch import look
 
 _NS = 1e9
 _NEVER = 2**60
@@ -48,6 +49,7 @@ def sweep(
         )
     found = [values]
     for stage in range(1, field.p):
+        look()
         within = None if limit is None else limit[:, :, stage]
         found.append(_next(field, found[-1], cost[:, :, stage], within, largest=largest, never=never))
     return found

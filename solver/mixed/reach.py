@@ -26,6 +26,7 @@ from solver.mixed.bands import Bands
 from solver.mixed.field import Field, Placement, Stop
 from solver.mixed.routes import Routes, Steps, routes_of
 from solver.search.bounds import SAFETY
+from solver.search.watch import look
 
 _ROUNDS = 5  # to and fro
 Table = TypeVar("Table", FloatArray, BoolArray)
@@ -110,6 +111,7 @@ class _Within:
         """Back from the end for the least sums behind, forward within the limits, and again."""
         steps, behind_s = list[_Step](), self._none_behind_s()
         for stage in range(self.field.p - 1, 0, -1):
+            look()
             steps.append(self._step(stage, behind_s))
             behind_s = self._passed_s(steps[-1])
         sums, ways = self._forward(steps[::-1], behind_s)
@@ -189,6 +191,7 @@ class _Within:
         """Least sums into every state of the last stage, and by every way: with the first tail, without."""
         sums, ways = self._first_sums(behind_s), list[FloatArray]()
         for one in steps:
+            look()
             tailed, plain = sums[:, self.routes.steps[one.stage - 1].source][:, :, None, :]
             room = self.room_s - self._work_s(one.stage, one.time_s, one.forward_s, one.behind_s)
             kept = (tailed <= room) & (self.reach.share * plain <= room - one.tail_s)

@@ -35,7 +35,7 @@ from solver.mixed.certify import PlacedJudge
 from solver.mixed.fleet import Fleet
 from solver.mixed.frontier import PlacedFrontier
 from solver.mixed.least import Least, least_objective
-from solver.mixed.outer import outer_of
+from solver.mixed.outer import Outer, outer_of
 from solver.mixed.plans import Candidate, of_placement, of_split, plans_of, ranked
 from solver.mixed.sets import sets_of
 from solver.mixed.shares import GroupShares, Split, least_split_s, shares_of, solve_split, split_bound_s
@@ -45,6 +45,8 @@ from solver.problem import Problem
 from solver.search.answering import versions
 from solver.search.certify import Certificate, Judge
 from solver.search.watch import Watch, relative_gap
+
+_FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 
 
 def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool = False) -> Answer:
@@ -58,19 +60,33 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
     """
     with Judge(problem.options) as judge:
         watch.report("enumerating", now=True)
-        outer, size = outer_of(Fleet.of(problem, profile), wide=wide)
-        frontier = PlacedFrontier.of(outer, problem.options.top_k)
-        shared = _Shared(outer.fleet, shares_of(outer) if len(outer) else [], [])
-        for least_s, groups in shared.waiting():
-            frontier.run(lambda state: _interrupt(watch, state), until_s=least_s)
-            shared.solve(groups, frontier.cutoff_s, watch)
-            frontier.rivals_s = tuple(split.score_s for split in shared.splits)
-        frontier.run(lambda state: _interrupt(watch, state))
+        fleet = Fleet.of(problem, profile)
+        outer, size = Outer.of_nothing(fleet), 0
+        with watch.at_least(_FIRST_S).cut():
+            outer, size = outer_of(fleet, wide=wide)
+        frontier, shared = PlacedFrontier.of(outer, problem.options.top_k), _Shared(fleet, [], [])
+        waiting: list[tuple[float, tuple[int, ...]]] | None = None  # nobody looked yet
+        every_split = False
+        with watch.cut():
+            shared = _Shared(fleet, shares_of(outer) if len(outer) else [], [])
+            waiting = shared.waiting()
+            for least_s, groups in waiting:
+                frontier.run(lambda state: _interrupt(watch, state), until_s=least_s)
+                shared.solve(groups, frontier.cutoff_s)
+                frontier.rivals_s = tuple(split.score_s for split in shared.splits)
+            every_split = True
+            frontier.run(lambda state: _interrupt(watch, state))
+        if not frontier.ranked and outer.whole:
+            with watch.at_least(_FIRST_S).cut():
+                frontier.run(lambda state: bool(state.ranked))
+        frontier.finished &= every_split
         candidates = [of_placement(outer, placed) for placed in frontier.ranked]
         candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
         best = ranked(problem, candidates)
-        bound = _bound_s(frontier, shared, best)
-        least = _least(frontier, shared, best, watch)
+        bound = _bound_s(frontier, shared, best, waiting, watch)
+        least: Least | None = None
+        with watch.cut():
+            least = _least(frontier, shared, best, watch)
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows)
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
@@ -105,11 +121,26 @@ def _least(frontier: PlacedFrontier, shared: _Shared, best: list[Candidate], wat
     return None if watch.stopped else least
 
 
-def _bound_s(frontier: PlacedFrontier, shared: _Shared, found: list[Candidate]) -> float | None:
-    """No placement and no split of the batch simulates faster; None where nothing is known."""
+def _bound_s(
+    frontier: PlacedFrontier,
+    shared: _Shared,
+    found: list[Candidate],
+    waiting: list[tuple[float, tuple[int, ...]]] | None,
+    watch: Watch,
+) -> float | None:
+    """No placement and no split of the batch simulates faster; None where nothing is known.
+
+    ``waiting``: the sets of groups that the batch may be split over, by their first bounds; None: unknown.
+    """
+    if waiting is None or not frontier.outer.whole:
+        return None
+    splits = waiting[0][0] if waiting else np.inf
     if not found:
-        return frontier.waiting_s if frontier.waiting_s < np.inf and not frontier.finished else None
-    best = shared.bound_s(found[0].score_s)
+        least = min(frontier.waiting_s, splits)
+        return least if least < np.inf and not frontier.finished else None
+    best = min(found[0].score_s, splits)
+    with watch.cut():
+        best = shared.bound_s(found[0].score_s)
     return frontier.least_bound_s(best)
 
 
@@ -130,10 +161,10 @@ class _Shared:
                 found.append((bound + self.fleet.exchange_s(groups), groups))
         return sorted(found)
 
-    def solve(self, groups: tuple[int, ...], limit_s: float, watch: Watch) -> None:
+    def solve(self, groups: tuple[int, ...], limit_s: float) -> None:
         """Find the best split over a set of groups, if it is within a time."""
         exchange = self.fleet.exchange_s(groups)
-        split = solve_split(self.shares, groups, exchange, stopped=watch.interrupted, limit_s=limit_s)
+        split = solve_split(self.shares, groups, exchange, stopped=lambda: False, limit_s=limit_s)
         if split is not None:
             self.splits.append(split)
 

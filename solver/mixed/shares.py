@@ -33,10 +33,12 @@ from solver.search.fitting import fitting
 from solver.search.reach import can_beat
 from solver.search.rows import Rows
 from solver.search.stages import best_splits
+from solver.search.watch import look
 
 _ROUNDING = 1.0 - 1e-9
 _BISECTIONS = 10  # of a bound over splits of the batch
 _SOLVED = 8  # options that are solved at once
+_AT_ONCE = 2**20  # bounds of options times micro-batches
 _BATCH = 64  # options that are held against one another at once
 
 
@@ -83,15 +85,16 @@ class GroupShares:
         least = np.full(batch + 1, np.inf)
         shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, least.copy(), rules)
         for size in np.unique(unit[unit <= batch]).tolist():
-            own = np.flatnonzero(unit == size)
-            m = np.arange(1, batch // size + 1)
-            roomy_m = m[:, None] <= most_micro[own]
-            for kept, bound in (
-                (least, shares.bounds_s(own, m[:, None])),
-                (shares.objective_s, shares.objectives_s(own, m[:, None])),
-            ):
-                found = np.where(roomy_m, bound, np.inf).min(axis=1)
-                kept[m * size] = np.minimum(kept[m * size], found)
+            every, m = np.flatnonzero(unit == size), np.arange(1, batch // size + 1)
+            for own in np.split(every, range(step := _AT_ONCE // len(m) + 1, len(every), step)):
+                look()
+                roomy_m = m[:, None] <= most_micro[own]
+                for kept, bound in (
+                    (least, shares.bounds_s(own, m[:, None])),
+                    (shares.objective_s, shares.objectives_s(own, m[:, None])),
+                ):
+                    found = np.where(roomy_m, bound, np.inf).min(axis=1)
+                    kept[m * size] = np.minimum(kept[m * size], found)
         shares.bound_s = least.copy()
         return shares
 
@@ -114,6 +117,7 @@ class GroupShares:
         order = np.argsort(bounds, kind="stable")
         best: Share | None = None
         for start in range(0, len(order), _BATCH):
+            look()
             batch = order[start : start + _BATCH]
             if best is not None and bounds[batch[0]] > best.score_s:
                 break
@@ -248,6 +252,7 @@ def solve_split(
     mine = [shares[at] for at in groups]
     batch = len(mine[0].least_s) - 1
     while not stopped():
+        look()
         found = best_split([one.least_s for one in mine], batch)
         if found is None or found[0] + exchange_s > limit_s:
             return None

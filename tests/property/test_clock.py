@@ -50,6 +50,12 @@ NAMED = {
         "deepseek-v3", 128, 8192, 4096, deadline_days=1.0, workload={"total_tokens": 10**13}
     ),
     "energy": request("deepseek-v3", 256, 8192, 4096, objective="energy_per_token"),
+    "two kinds of nodes": {
+        **request("deepseek-v3", 256, 32768, 4096),
+        "cluster": {
+            "groups": [{"gpu": gpu, "num_nodes": 256} for gpu in ("h100-sxm-80gb", "a100-sxm-80gb")]
+        },
+    },
     "every launcher": request("deepseek-v3", 256, 8192, 4096, launcher="any", allow=["offload", "fp8"]),
 }
 
