@@ -1,8 +1,8 @@
 """Rows from their two factors: what a row is without its chunks, and how it is cut into chunks.
 
 Most rules look at the first factor alone. Asked there, before the two are crossed, they spare a million
-rows that would break them; which rules those are is seen from what they read. Each of the other rules is
-asked once for all outer rows that are alike in what it reads. Legal rows stay two factors: a row is
+rows that would break them; which rules those are is seen from what they read. The other rules are asked
+once for all outer rows that are alike in what these rules read. Legal rows stay two factors: a row is
 written down when somebody asks for it.
 """
 
@@ -136,8 +136,8 @@ def _legal_of(
     keeps, left = _outer_legal(rules, outer)
     outer = outer.take(np.flatnonzero(keeps))
     lists, which = np.ones((1, len(inner)), dtype=np.bool_), np.zeros(len(outer), dtype=np.int64)
-    for rule, names in left:
-        own, of_row = _lists_of(rule, names, outer, inner, tick)
+    for together, names in left:
+        own, of_row = _lists_of(together, names, outer, inner, tick)
         codes, which = np.unique(which * len(own) + of_row, return_inverse=True)
         before, here = np.divmod(codes, len(own))
         lists, which = lists[before] & own[here], which.ravel()
@@ -153,21 +153,26 @@ def _legal_of(
 
 
 def _lists_of(
-    rule: Rule, names: frozenset[str], outer: Columns, inner: IntArray, tick: Callable[[], object]
+    rules: Sequence[Rule],
+    names: frozenset[str],
+    outer: Columns,
+    inner: IntArray,
+    tick: Callable[[], object],
 ) -> tuple[BoolArray, IntArray]:
-    """The sets of chunkings that one rule leaves, (k, c), and the number of each outer row's, (o,).
+    """The sets of chunkings that some rules leave, (k, c), and the number of each outer row's, (o,).
 
-    Outer rows that agree in all that the rule reads are asked once.
+    Outer rows that agree in all that the rules read are asked once; those that cannot break them, never.
     """
     lists, of_row = [np.ones((1, len(inner)), dtype=np.bool_)], np.zeros(len(outer), dtype=np.int64)
-    asked = np.arange(len(outer)) if rule.concerns is None else np.flatnonzero(rule.concerns(outer))
+    concerns = rules[0].concerns
+    asked = np.arange(len(outer)) if concerns is None else np.flatnonzero(concerns(outer))
     first, alike = _alike(outer.take(asked), names)
     of_first, size = np.zeros(len(first), dtype=np.int64), 1
     for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
         look()
         tick()
         some = crossed(outer.take(asked[first[start : start + step]]), inner)
-        legal = (violation_masks((rule,), some) == 0).reshape(-1, len(inner))
+        legal = (violation_masks(tuple(rules), some) == 0).reshape(-1, len(inner))
         packed, number = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
         lists.append(np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_))
         of_first[start : start + step] = size + number.ravel()
@@ -194,9 +199,13 @@ def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
 
 def _outer_legal(
     rules: tuple[Rule, ...], outer: Columns
-) -> tuple[BoolArray, list[tuple[Rule, frozenset[str]]]]:
-    """Rows that break no rule on themselves alone; the rules that see chunks too, with what they read."""
-    keeps, left = np.ones(len(outer), dtype=np.bool_), list[tuple[Rule, frozenset[str]]]()
+) -> tuple[BoolArray, list[tuple[list[Rule], frozenset[str]]]]:
+    """Rows that break no rule on themselves alone; the rules that see chunks too, with what they read.
+
+    Those that any row may break are asked together, each of the others by itself.
+    """
+    keeps, read = np.ones(len(outer), dtype=np.bool_), set[str]()
+    together, alone = list[Rule](), list[tuple[list[Rule], frozenset[str]]]()
     for rule in rules:
         look()
         watched = _Watched(outer)
@@ -205,5 +214,9 @@ def _outer_legal(
             keeps &= ~broken
         else:
             names = _READABLE if watched.names - _READABLE else frozenset(watched.names)
-            left.append((rule, names - {*OF_CHUNKS}))
-    return keeps, left
+            if rule.concerns is None:
+                together.append(rule)
+                read |= names
+            else:
+                alone.append(([rule], names - {*OF_CHUNKS}))
+    return keeps, [*([(together, frozenset(read - {*OF_CHUNKS}))] if together else []), *alone]

@@ -41,8 +41,8 @@ _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
 _NEARLY = 0.9  # of the largest of them
-_LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
-_MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
+LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
+MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
 _MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not
 _PROBED = 64  # rows that show how many others differ from each in what ``widening`` adds
 _SAMPLED = 256  # rows without their chunks in a sample, of all pipelines together
@@ -286,12 +286,12 @@ def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
 
 def is_large(problem: Problem, *, wide: bool = False) -> bool:
     """Whether so many rows are expected that a plan is sought among a sample before they are enumerated."""
-    return estimated_outer(problem, wide=wide) > _LARGE_OUTER
+    return estimated_outer(problem, wide=wide) > LARGE_OUTER
 
 
 def is_too_large(problem: Problem, *, wide: bool = False) -> bool:
     """Whether more rows are expected than are ever written down: only a sample of them is searched."""
-    return estimated_outer(problem, wide=wide) > _MOST_OUTER
+    return estimated_outer(problem, wide=wide) > MOST_OUTER
 
 
 def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = True) -> Space:

@@ -65,11 +65,12 @@ from solver.search.rivals import rivals_of
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, look, relative_gap
 from solver.space import (
+    LARGE_OUTER,
+    MOST_OUTER,
     Space,
     empty_space,
     enumerate_space,
-    is_large,
-    is_too_large,
+    estimated_outer,
     refuted_space,
     sampled_space,
 )
@@ -181,11 +182,12 @@ def _found(
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
     found = Found(problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate())
-    large = is_large(problem, wide=wide)
+    expected = estimated_outer(problem, wide=wide)
+    large = expected > LARGE_OUTER
     if large:
         with first.cut():
             found = _of_sample(found, watch, wide=wide)
-    if is_too_large(problem, wide=wide):
+    if expected > MOST_OUTER:
         return found
     among = partial(enumerate_space, wide=True) if wide else searched_space
     with (watch if large else first).cut():

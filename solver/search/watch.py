@@ -15,6 +15,7 @@ from types import TracebackType
 from solver.progress import OnProgress, Progress, ShouldStop
 
 _REPORT_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.002  # looks that come sooner cost a tenth of a look
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error: the time is over
@@ -33,6 +34,7 @@ class Watch:
     _last: Progress | None = None
     _start_s: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - a test may set another clock
     _reported_s: float = -1.0
+    quiet_until_s: float = 0.0  # until then ``look`` takes the time to be left
 
     @property
     def elapsed_s(self) -> float:
@@ -134,7 +136,10 @@ def look() -> None:
         OutOfTime: its time is over, or its caller asked it to stop.
     """
     watch = _RUNNING.get()
-    if watch is not None and watch.interrupted():
+    if watch is None or (now_s := time.monotonic()) < watch.quiet_until_s:
+        return
+    watch.quiet_until_s = now_s + _LOOK_EVERY_S
+    if watch.interrupted():
         raise OutOfTime
 
 

@@ -179,8 +179,11 @@ def test_stopping_before_anything_is_priced_keeps_the_plan_that_was_found_first(
     assert stopped.explored < stopped.space_size
 
 
-def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold() -> None:
+def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # every look at the clock is a place to stop: some of them, from the first to beyond the last
+    monkeypatch.setattr("solver.search.watch._LOOK_EVERY_S", 0.0)
     problem = small_problem(top_k=50)
     best = answer_to(replace(problem, options=replace(problem.options, top_k=1)))
     step_s, found = best.plans[0].prediction.step_time_s, []
