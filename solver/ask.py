@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from profiles.profile import Profile
-from solver.ask_placed import CLOSING_S, ask_placed
+from solver.ask_placed import ask_placed
 from solver.baseline import with_baseline
 from solver.calibration.refuse import require_credible
 from solver.fewest import fewest
@@ -59,7 +59,7 @@ def ask(
         answer = replace(answer, warnings=(*answer.warnings, said))
     first = variants[0]
     if is_plain(problem):  # odds are of the shortest step
-        with _closing(watch).cut():
+        with watch.closing().cut():
             answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
@@ -85,14 +85,9 @@ def _answer(
     elif answer.infeasible is not None and run is search:
         reasons = with_remedies(problem, profile, answer.infeasible, watch)
         answer = replace(answer, infeasible=reasons)
-    with _closing(watch).cut():
+    with watch.closing().cut():
         return replace(answer, plans=with_reasons(problem, profile, answer.plans))
     return answer
-
-
-def _closing(watch: Watch) -> Watch:
-    """The clock of what is said about plans that were found: it has a little time beyond the limit."""
-    return Watch(time_limit_s=max(watch.left_s, CLOSING_S), should_stop=watch.should_stop)
 
 
 def _too_late(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:

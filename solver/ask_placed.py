@@ -20,8 +20,6 @@ from solver.why.in_time import More, Run, too_late
 from solver.why.placed_remedies import on_nodes_of, placed_infeasibility
 from solver.why.robust import with_odds
 
-CLOSING_S = 0.5  # beyond the limit, for reasons and odds of the plans
-
 
 def ask_placed(
     problem: Problem,
@@ -43,7 +41,7 @@ def ask_placed(
             answer = replace(answer, infeasible=found)
     elif is_asked_for(problem):
         answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
-    with Watch(time_limit_s=max(watch.left_s, CLOSING_S), should_stop=should_stop).cut():
+    with watch.closing().cut():
         plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
         answer = replace(answer, plans=plans)
     return with_baseline(problem, profile, answer)

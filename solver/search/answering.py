@@ -20,9 +20,12 @@ from solver.predict import predict_all
 from solver.problem import Problem
 from solver.search.certify import Certificate
 from solver.search.frontier import Frontier
+from solver.search.ranking import Ranked
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, relative_gap
 from solver.space import Space
+
+_TOGETHER = 32  # plans predicted and checked between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,30 +40,52 @@ class Proof:
 
 def objectives_s(frontier: Frontier) -> list[float]:
     """The closed form of every ranked row under its split."""
-    if not frontier.ranked:
+    return _objectives_s(frontier, frontier.ranked)
+
+
+def _objectives_s(frontier: Frontier, ranked: list[Ranked]) -> list[float]:
+    """The same of some of them."""
+    if not ranked:
         return []
-    rows = frontier.rows.take([one.row for one in frontier.ranked])
-    stages = rows.stages([one.split for one in frontier.ranked])
+    rows = frontier.rows.take([one.row for one in ranked])
+    stages = rows.stages([one.split for one in ranked])
     return [float(value) for value in objective_s(rows.prices, rows.columns, stages)]
 
 
 def plans_of(
-    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate
+    problem: Problem,
+    profile: Profile,
+    frontier: Frontier,
+    certificate: Certificate,
+    watch: Watch | None = None,
 ) -> tuple[Plan, ...]:
-    """The ranked rows as plans, each past the independent check."""
-    ranked, digest = frontier.ranked, problem_digest(problem)
+    """The ranked rows as plans, each past the independent check; as many as ``watch`` has time for."""
+    plans = list[Plan]()
+    for start in range(0, len(frontier.ranked), _TOGETHER):
+        if start and watch is not None and watch.interrupted():
+            break
+        plans += _plans(problem, profile, frontier, certificate, slice(start, start + _TOGETHER))
+    return tuple(plans)
+
+
+def _plans(
+    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate, some: slice
+) -> list[Plan]:
+    """The plans of some ranked rows."""
+    ranked, before = frontier.ranked[some], some.start
+    digest = problem_digest(problem)
     columns = frontier.rows.columns.take(np.array([one.row for one in ranked], dtype=np.int64))
     counts = frontier.rows.take([one.row for one in ranked]).replayed([one.split for one in ranked])
     configurations = [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(ranked)]
     predictions = predict_all(problem, profile, configurations)
     rows = [one.row for one in ranked]
-    objectives = steps_s(frontier.rows, rows, np.array(objectives_s(frontier)))
+    objectives = steps_s(frontier.rows, rows, np.array(_objectives_s(frontier, ranked)))
     beyond = is_asked_for(problem)
     plans = []
     for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
         plan = Plan(
             plan_id=plan_id_of(digest, config),
-            rank=at + 1,
+            rank=before + at + 1,
             config=config,
             prediction=prediction,
             objective_s=float(objectives[at]),
@@ -71,7 +96,7 @@ def plans_of(
     faults = [fault for found in violations_of_all(problem, profile, plans) for fault in found]
     if faults:
         raise InvalidPlanError("; ".join(faults))
-    return tuple(plans)
+    return plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +146,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         elapsed_s=watch.elapsed_s,
         seed=found.problem.options.seed,
         versions=versions(found.profile),
-        warnings=_warnings(found),
+        warnings=(*_warnings(found), *_unlisted(len(plans), len(frontier.ranked))),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
         notes={"profile": found.profile.title},
@@ -140,6 +165,14 @@ def _warnings(found: Found) -> tuple[str, ...]:
         *host_warnings(problem),
         *found.certificate.warnings,
     )
+
+
+def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
+    """What is said where not every ranked row became a plan."""
+    said = (
+        f"the time limit came before more than the first {listed} of {ranked} ranked plans were predicted"
+    )
+    return (said,) if listed < ranked else ()
 
 
 def versions(profile: Profile) -> dict[str, str]:

@@ -120,7 +120,7 @@ def search(
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
     found = replace(found, proof=proof, certificate=certificate)
-    plans = plans_of(problem, profile, frontier, certificate)
+    plans = plans_of(problem, profile, frontier, certificate, watch.closing())
     answer = answer_of(found, plans, watch)
     if answer.status == "infeasible":
         left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))

@@ -68,6 +68,11 @@ class Watch:
 
         return Watch(time_limit_s=max(self.left_s, seconds - self.elapsed_s), should_stop=asked)
 
+    def closing(self, seconds: float = 0.5) -> Watch:
+        """The clock of what is said about plans that were found: a little beyond the limit, or a stop."""
+        asked = self.should_stop is not None and self.should_stop()
+        return Watch(time_limit_s=seconds if asked else max(self.left_s, seconds))
+
     def cut(self) -> _Cut:
         """Work that ends where the time does: what comes after its last ``look`` is left out.
 

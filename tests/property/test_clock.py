@@ -146,7 +146,7 @@ def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
     return {
         "status": answer.status,
         "plans": len(answer.plans),
-        "least_step_s": min((plan.prediction.step_time_s for plan in answer.plans), default=None),
+        "step_s": answer.plans[0].prediction.step_time_s if answer.plans else None,
         "bound_s": answer.bound_step_time_s,
         "longest_s": max(longest, end - looked),
         "beyond_s": end - begun - min(problem.options.time_limit_s, cancel_after_s),
@@ -179,8 +179,8 @@ def faults(one: dict[str, Any]) -> list[str]:
     ]
     if one["status"] in ("unknown", "infeasible") and one["plans"]:
         said.append("plans without a status that has some")
-    if one["plans"] and one["bound_s"] is not None and one["bound_s"] > one["least_step_s"] * (1 + 1e-9):
-        said.append("a bound above a plan")
+    if one["plans"] and one["bound_s"] is not None and one["bound_s"] > one["step_s"] * (1 + 1e-9):
+        said.append("a bound above the first plan")
     return said
 
 
@@ -197,7 +197,7 @@ def test_a_cancelled_search_ends_within_a_second_of_cpu_time() -> None:
 
 
 def test_drawn_requests_end_at_their_limits_in_a_gibibyte() -> None:
-    raws = [drawn(seed) for seed in range(2 * REQUESTS)]
+    raws = [drawn(seed) for seed in range(3 * REQUESTS)]
     found = in_a_process(raws)
     pairs = list(zip(raws, found, strict=True))
     broken = [(faults(one), one, raw) for raw, one in pairs if faults(one)]
