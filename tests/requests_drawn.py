@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from random import Random
 
-from profiles.capabilities import launcher_capabilities, launcher_names
+from profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
 from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from profiles.model import ModelSpec, MoeSpec
 from profiles.profile import default_profile
@@ -84,7 +84,7 @@ def a_drawn_request(random: Random) -> Problem:
     launcher = random.choice([*launcher_names(), "none", "accelerate", "torchtitan", "megatron-lm"])
     mixed = launcher != "none" and random.randint(0, 5) == 0
     model, cluster = a_drawn_model(random), a_drawn_cluster(random, mixed=mixed)
-    if "experts" in launcher_capabilities(launcher).model_lacks:
+    if lacking_facts(launcher_capabilities(launcher), model):
         model = replace(model, moe=None)
     objective = random.choice(OBJECTIVES)
     batch = random.choice([4, 6, 8, 12, 16, 24, 30])
