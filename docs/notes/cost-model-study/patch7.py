@@ -1,5 +1,0 @@
-import pathlib
-def sub(p,a,b,n=1):
-    f=pathlib.Path(p); s=f.read_text(); assert a in s,(p,a[:60]); f.write_text(s.replace(a,b,n))
-sub("solver/cost/measured.py",'"triton": 0.72}','"triton": 0.66}')
-sub("solver/cost/measured.py",'"flash2": 0.4, "flash3": 0.5}','"flash2": 0.4, "flash3": 0.5, "cudnn": 0.75}')
