@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiles.frameworks import FrameworkFacts
+from profiles.model import ModelSpec
 from service.launchers.megatron_lm_layout import is_even, layout
 from service.launchers.target import Target
 from service.launchers.torchrun import Variable
 from solver.columns import Columns
 from solver.cost.communication import experts_overlap
+from solver.plan import Configuration
 
 Values = dict[str, object]
 STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
@@ -67,10 +69,14 @@ def recompute_values(target: Target) -> Values:
     }
 
 
+def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
+    """Whether Megatron-Core starts this configuration with all-to-alls of experts under computing."""
+    return bool(experts_overlap(Columns.of([config]), model)[0])
+
+
 def overlapped(target: Target, facts: FrameworkFacts) -> bool:
     """Whether the plan was priced with all-to-alls of experts under another micro-batch's computing."""
-    may = experts_overlap(Columns.of([target.config]), target.model)
-    return facts.overlap_experts and bool(may[0])
+    return facts.overlap_experts and may_overlap_experts(target.config, target.model)
 
 
 def environment(target: Target, *, overlaps_experts: bool = False) -> Iterator[Variable]:

@@ -23,7 +23,7 @@ from service.launchers.reading.given import Given, given_flags
 from service.launchers.reading.megatron_lm_mesh import configuration_of
 from service.launchers.reading.megatron_lm_model import model_of
 from service.launchers.reading.megatron_lm_refusals import refuse_contradictions
-from service.launchers.reading.megatron_lm_workload import batch_ramp, workload_of
+from service.launchers.reading.megatron_lm_workload import batch_ramp, settled, workload_of
 
 _LEAST_FLAGS = 2
 
@@ -79,7 +79,7 @@ def launch_file(launcher: str, given: Given, told: Told, world: World, *, name: 
     return LaunchFile(
         launcher=launcher,
         model=shape,
-        workload=workload,
+        workload=settled(workload, configuration, shape),
         configuration=configuration,
         num_nodes=world.num_nodes,
         gpus_per_node=world.gpus_per_node,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from profiles.frameworks import FrameworkFacts, framework_facts
+from profiles.model import ModelSpec
 from service.launchers.megatron_lm_facts import FP8_RECIPES, FRAMEWORK
+from service.launchers.megatron_names import may_overlap_experts
 from service.launchers.reading.given import Given
+from solver.plan import Configuration
 from solver.problem import Workload
 
 Option = str | int | float | bool
@@ -43,6 +47,20 @@ def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
         optimizer=_optimizer(given),
         framework_options=dict(sorted(options.items())),
     )
+
+
+def settled(workload: Workload, configuration: Configuration, model: ModelSpec) -> Workload:
+    """The workload of a configuration: one that cannot overlap experts says nothing of their overlap.
+
+    Its file leaves the flag out (or says false) whatever the framework does where it can, and its price is
+    the same with either.
+    """
+    if may_overlap_experts(configuration, model):
+        return workload
+    options = {
+        name: value for name, value in workload.framework_options.items() if name != "overlap_experts"
+    }
+    return replace(workload, framework_options=options)
 
 
 def global_batch(given: Given) -> int:
@@ -164,13 +182,6 @@ def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
     return given.has("tp-comm-overlap")
 
 
-def _overlap_experts(given: Given, known: FrameworkFacts) -> bool:
-    """Only where there are experts on several ranks."""
-    if given.integer("expert-model-parallel-size", 1) == 1:
-        return known.overlap_experts
-    return given.has("overlap-moe-expert-parallel-comm")
-
-
 def _dropout(given: Given, _: FrameworkFacts) -> bool:
     """Either dropout that is not 0."""
     return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
@@ -181,7 +192,7 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "dropout": _dropout,
     "gradient_dtype": _gradient_dtype,
     "loss_fused": lambda given, _: given.has("cross-entropy-loss-fusion"),
-    "overlap_experts": _overlap_experts,
+    "overlap_experts": lambda given, _: given.has("overlap-moe-expert-parallel-comm"),
     "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
     "overlap_tensor": _overlap_tensor,
     "overlap_transfer": _overlap_transfer,

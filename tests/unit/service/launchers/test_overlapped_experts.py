@@ -73,6 +73,24 @@ def test_overlapped_experts_are_read_back_and_refused_beside_what_megatron_lm_re
         read(plain.replace("alltoall", "allgather"))
 
 
+def read_from_bridge(config: Configuration, options: dict[str, bool]) -> dict[str, object]:
+    """The options that are read from what Megatron-Bridge, which overlaps unless told, is given."""
+    found = told(config, overlap=False)
+    workload = replace(found.workload, framework_options=options)
+    problem = replace(found.problem, workload=workload, launcher="megatron-bridge")
+    files = export(found.plan, problem, "megatron-bridge").files
+    read = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    return dict(read.workload.framework_options)
+
+
+def test_megatron_bridge_files_tell_of_overlap_only_where_the_plan_may_overlap() -> None:
+    assert read_from_bridge(PLANNED.config, {}) == {}
+    assert read_from_bridge(PLANNED.config, {"overlap_experts": False}) == {"overlap_experts": False}
+    assert read_from_bridge(PLAIN, {}) == {}
+    # priced and written alike with and without it, so nothing is said
+    assert read_from_bridge(PLAIN, {"overlap_experts": False}) == {}
+
+
 def asked(launcher: str, **changes: object) -> list[tuple[str, str]]:
     """Pointers and messages of what is wrong with a request for overlapped experts."""
     raw = {
