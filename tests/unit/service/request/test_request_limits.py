@@ -65,8 +65,10 @@ def test_a_pinned_split_is_kept_apart_and_written_down_as_a_pin() -> None:
 
 
 def test_a_pinned_split_that_nanotron_would_not_run_names_the_one_that_it_runs() -> None:
-    # Llama 3.1 70B: 80 layers of 973 M and a head of 1.23 layers; shares of 20.31 are exceeded by layer 21
-    nanotron = {"launcher": "nanotron"}
+    # Llama 3 70B, as nanotron cannot state the rotary scaling of 3.1. It counts
+    # 4 x 8192^2 + 3 x 28672 x 8192 = 973 M a layer and 128256 x 8192 = 1051 M for the head, 1.08 layers.
+    # Shares of 81.08 / 4 = 20.27 are exceeded by layer 21, two (40.54) by 41, three (60.81) by 61.
+    nanotron = {"launcher": "nanotron", "model": {"name": "llama-3-70b"}}
     own = parse_problem(request(pin={"stage_layers": [21, 20, 20, 19]}) | nanotron)
     assert own.options.stage_layers == (21, 20, 20, 19)
     refused = sentence(request(pin={"stage_layers": [20, 20, 20, 20]}) | nanotron)
