@@ -46,6 +46,7 @@ from solver.search.watch import Watch, relative_gap
 from solver.search.windows import Split
 from solver.space import Space, empty_space, is_large, sampled_space
 
+_FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _MOST_PRICED = 2_000_000  # rows of all stages that are written down; of more a sample is searched
 
 
@@ -75,9 +76,12 @@ class _Ramp:
         """The best K layouts so far."""
         return sorted(self.found.values())[: self.top_k]
 
-    def run(self, watch: Watch, first: Sequence[int] = ()) -> None:
-        """Open rows until nothing can rank higher; ``first`` are opened before, to have a good cutoff."""
-        for row in first:
+    def run(self, watch: Watch, first: Watch, known: Sequence[int] = ()) -> None:
+        """Open rows until nothing can rank higher; ``known`` are opened before, to have a good cutoff.
+
+        Until there is a plan, ``first`` is the clock.
+        """
+        for row in known:
             if np.isfinite(self.bound_s[row]):
                 self._open(row)
         order = np.argsort(self.bound_s, kind="stable")
@@ -88,7 +92,7 @@ class _Ramp:
             if self.bound_s[row] > cutoff:
                 break
             watch.report("solving", explored=self.opened, total=len(self.bound_s))
-            if watch.interrupted():
+            if (watch if self.found else first).interrupted():
                 return
             self.opened += 1
             self._open(row)
@@ -131,6 +135,7 @@ def ramp_search(
     """The ``top_k`` layouts with the shortest ramp, legal and fitting in every stage.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
+    One that is stopped early has its first plan where that takes no longer than ``_FIRST_S``.
 
     Raises:
         InvalidPlanError: the independent check refuses a plan in one of its stages (a bug).
@@ -138,17 +143,17 @@ def ramp_search(
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
-    space = empty_space(problem)
+    first, space = watch.at_least(_FIRST_S), empty_space(problem)
     ramp = _ramp_of(problem, profile, space.columns)
     sampled = is_large(problem)
-    with watch.cut():
+    with first.cut():
         if not sampled:
             space = searched_space(problem, legal_only=True, one_by_one=True)
             sampled = len(space.rows) * (1 + len(ramp.stages)) > _MOST_PRICED
         if sampled:
             space = sampled_space(problem)
         ramp = _ramp_of(problem, profile, space.columns)
-        ramp.run(watch, rows_of(space.columns, known))
+        ramp.run(watch, first, rows_of(space.columns, known))
     ramp.finished &= space.whole
     plans = tuple(_plan(problem, profile, ramp, at) for at in range(len(ramp.ranked)))
     return _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)

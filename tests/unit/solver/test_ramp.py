@@ -1,6 +1,8 @@
 """A batch ramp: one layout for every stage, ranked by the time of all steps."""
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +105,19 @@ def test_a_ramp_that_no_layout_can_start_with_is_infeasible() -> None:
     assert answer.status == "infeasible"
     assert answer.infeasible is not None
     assert "every stage of the ramp (batches 3, 32)" in answer.infeasible.reasons[0]
+
+
+def test_a_ramp_that_is_stopped_at_once_has_a_plan_to_resume_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a first plan is sought for half a second: of CPU time here, so that a busy machine changes nothing
+    monkeypatch.setattr("solver.search.watch.time", SimpleNamespace(monotonic=time.process_time))
+    problem = ramped()
+    profile, whole = profile_of(problem), answered(problem)
+    broken = ask(problem, profile, should_stop=lambda: True)
+    assert (broken.status, len(broken.plans)) == ("feasible", 1)  # of the three that the whole search ranks
+    again = ask(problem, profile, known=[plan.config for plan in broken.plans])
+    assert (again.status, again.objective) == (whole.status, whole.objective)
+    assert [plan.config for plan in again.plans] == [plan.config for plan in whole.plans]
+    assert len(whole.plans) == 3
 
 
 def test_days_are_those_of_the_whole_ramp() -> None:
