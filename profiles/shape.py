@@ -34,17 +34,20 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
             pointers start at ``/model``.
     """
     reader = FieldReader(raw, "/model")
-    hidden, heads = (_size(reader, key) for key in ("hidden_size", "num_attention_heads"))
-    mla = _part(reader.child("mla"), MlaSpec)
     biased = reader.flag("linear_bias", default=False)
-    defaults: dict[str, object] = dict.fromkeys(_BIASES, biased) | {
+    follow: dict[str, object] = {
         "name": "custom",
-        "num_kv_heads": heads,
-        "head_dim": mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads),
-    }
-    if mla is None and hidden % heads and not reader.has("head_dim"):
-        reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
-    values = _values(reader, ModelSpec, defaults)
+        "num_kv_heads": None,
+        "head_dim": None,
+    }  # None: from other sizes, below
+    values = _values(reader, ModelSpec, follow | dict.fromkeys(_BIASES, biased))
+    hidden, heads, mla = values["hidden_size"], values["num_attention_heads"], values.get("mla")
+    if values["num_kv_heads"] is None:
+        values["num_kv_heads"] = heads
+    if values["head_dim"] is None:
+        if mla is None and hidden % heads:
+            reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
+        values["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads)
     reader.refuse_unknown()
     reader.finish()
     return ModelSpec(**values | ({"name": name} if name else {}))
@@ -117,8 +120,3 @@ def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one 
     reader.refuse_unknown()
     reader.finish()
     return part(**values)
-
-
-def _size(reader: FieldReader, key: str) -> int:
-    low, high = MODEL_LIMITS[key]
-    return reader.integer(key, low=int(low), high=int(high))

@@ -36,6 +36,12 @@ def test_a_model_is_a_catalog_name_a_shape_or_a_hugging_face_config() -> None:
     assert model_from_mapping(config).num_layers == 12
 
 
+def test_every_missing_size_is_named_once_in_the_order_of_the_fields() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_mapping({})
+    assert [fault.pointer for fault in caught.value.errors] == [f"/model/{name}" for name in SHAPE]
+
+
 def test_a_nested_shape_is_read_whole() -> None:
     moe = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 32}
     mla = {
