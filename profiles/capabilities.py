@@ -242,7 +242,9 @@ def _position_facts(model: ModelSpec) -> dict[str, bool]:
     if scaling is not None:
         name = f"{scaling.kind} rotary scaling"
         original = scaling.original_max_position_embeddings
-        if scaling.kind == "llama3":
+        if model.mla and scaling.kind != "yarn":  # Megatron-Core scales latent attention by YaRN alone
+            name += " of latent attention"
+        elif scaling.kind == "llama3":
             usual = (scaling.low_freq_factor, scaling.high_freq_factor, original) == (1, 4, 8192)
             name += "" if usual else " of other wavelengths"
         elif scaling.kind == "yarn" and model.mla:

@@ -88,6 +88,7 @@ def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> 
             values[field.name] = _value(reader, part, field.name)
         elif field.name in defaults:
             values[field.name] = defaults[field.name]
+            reader.value(field.name)  # known, also as null
         elif field.default is MISSING:
             values[field.name] = _value(reader, part, field.name)  # a fault: it is required
         else:

@@ -117,7 +117,7 @@ class Database:
         while (found := PGconn.ping(conninfo)) != Ping.OK:
             waited_s = time.monotonic() - began_s
             why = "is starting or stopping" if found == Ping.REJECT else "does not answer"
-            if waited_s >= within_s:
+            if waited_s >= within_s or found == Ping.NO_ATTEMPT:  # the address itself cannot be asked
                 raise DatabaseSilentError(f"PostgreSQL at {where} {why}; waited {within_s:g} s for it")
             if waited_s - told_s >= WAIT_TOLD_S:
                 tell(

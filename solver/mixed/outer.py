@@ -138,14 +138,14 @@ def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
                 yield from ((cp, dp, ep, size, zero, again, pp) for again in range(_FULL + 1))
 
 
-def columns_of(fleet: Fleet, *, wide: bool = False) -> Columns:
-    """All rows as columns; some from end to end where they are more than _MOST_ROWS."""
+def columns_of(fleet: Fleet, *, wide: bool = False) -> tuple[Columns, int]:
+    """All rows as columns, or a sample of them where they exceed _MOST_ROWS; and how many there are."""
     number = sum(1 for _ in _sizes(fleet, wide=wide))
     step = number // _MOST_ROWS + 1
     while step > 1 and (step % 2 == 0 or step % 3 == 0):  # else it would leave out a kind of recomputation
         step += 1
     rows = np.array(list(islice(_sizes(fleet, wide=wide), 0, None, step)), dtype=np.int64)
-    return _as_columns(fleet, rows.reshape(-1, 7))
+    return _as_columns(fleet, rows.reshape(-1, 7)), number
 
 
 def _as_columns(fleet: Fleet, rows: IntArray) -> Columns:
@@ -205,8 +205,8 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
     ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual or
     that the request limits.
     """
-    columns, berths = columns_of(fleet, wide=wide), berths_of(fleet)
-    whole = len(columns) < _MOST_ROWS or sum(1 for _ in _sizes(fleet, wide=wide)) == len(columns)
+    (columns, number), berths = columns_of(fleet, wide=wide), berths_of(fleet)
+    whole = len(columns) == number
     room = np.stack([_room(fleet, columns, berth) for berth in berths])
     groups = np.array([berth.group for berth in berths])
     most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))
@@ -214,7 +214,7 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
     able = _MOST_PRICED // len(berths)
     if len(kept) > able:
         whole, kept = False, kept[np.linspace(0, len(kept) - 1, able).astype(np.int64)]
-    columns, room, number = columns.take(kept), room[:, kept], len(columns)
+    columns, room = columns.take(kept), room[:, kept]
     sent = [
         sent_bytes(context_of(fleet.problems[b.group], at_berth(columns, b), fleet.profiles[b.group]))
         for b in berths

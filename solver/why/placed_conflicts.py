@@ -127,7 +127,7 @@ def _of_request(limits: Limits, conflict: Sequence[str]) -> Iterator[str]:
     """Which rules the rows break that keep a conflict's limits."""
     said = " and ".join(conflict) or "on this cluster"
     fleet = Fleet.of(limits.problem, limits.profile)
-    columns, fewest = columns_of(fleet, wide=True), list[Rule]()
+    (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()
     for berth in berths_of(fleet):
         rules = rules_of(fleet.problems[berth.group])
         masks = violation_masks(rules, at_berth(columns, berth))

@@ -1,9 +1,13 @@
 """What launchers can express."""
 
+from dataclasses import replace
+
 import pytest
 
-from profiles.capabilities import launcher_capabilities, launcher_names
+from profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
 from profiles.errors import UnknownNameError
+from profiles.library import find_model
+from profiles.model import RotaryScaling
 
 
 def test_megatron_runs_zero_2_and_3_only_without_stages() -> None:
@@ -23,3 +27,12 @@ def test_every_launcher_of_the_catalog_names_its_source() -> None:
 def test_an_unknown_launcher_is_refused_with_the_nearest_known() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean megatron-lm"):
         launcher_capabilities("megatron")
+
+
+def test_megatron_scales_the_positions_of_latent_attention_by_yarn_alone() -> None:
+    """Megatron-Core, transformer/multi_latent_attention.py: ``rope_type`` is ``rope`` or ``yarn``."""
+    model = find_model("deepseek-v3")
+    scaled = replace(model, rotary_scaling=RotaryScaling(kind="linear", factor=4.0))
+    assert lacking_facts(launcher_capabilities("megatron-lm"), model) == ()
+    lacking = lacking_facts(launcher_capabilities("megatron-lm"), scaled)
+    assert lacking == ("linear rotary scaling of latent attention",)

@@ -56,6 +56,11 @@ def test_a_nested_shape_is_read_whole() -> None:
     assert model.head_dim == 12
 
 
+@pytest.mark.parametrize("name", ["num_kv_heads", "head_dim"])
+def test_null_leaves_a_size_of_the_heads_to_the_others(name: str) -> None:
+    assert model_from_mapping(SHAPE | {name: None}) == model_from_mapping(SHAPE)
+
+
 @pytest.mark.parametrize(
     ("changes", "pointer"),
     [

@@ -36,6 +36,16 @@ def test_permuting_the_groups_changes_no_step_time() -> None:
     assert steps[0] == pytest.approx(steps[1], rel=1e-9)
 
 
+def test_an_answer_from_a_sample_of_the_rows_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    whole = answered(problem)
+    assert whole.status == "optimal"
+    monkeypatch.setattr("solver.mixed.outer._MOST_ROWS", 20)
+    sample = answered(problem)
+    assert sample.status == "feasible"
+    assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
+
+
 def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_answer() -> None:
     whole = answered(a_mixed_problem((replace(FAST, num_nodes=2),), between=None))
     halves = answered(a_mixed_problem((FAST, FAST), between=INFINIBAND))
