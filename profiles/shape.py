@@ -35,11 +35,8 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
     """
     reader = FieldReader(raw, "/model")
     biased = reader.flag("linear_bias", default=False)
-    follow: dict[str, object] = {
-        "name": "custom",
-        "num_kv_heads": None,
-        "head_dim": None,
-    }  # None: from other sizes, below
+    # None: follows from other sizes, below
+    follow: dict[str, object] = {"name": "custom", "num_kv_heads": None, "head_dim": None}
     values = _values(reader, ModelSpec, follow | dict.fromkeys(_BIASES, biased))
     hidden, heads, mla = values["hidden_size"], values["num_attention_heads"], values.get("mla")
     if values["num_kv_heads"] is None:

@@ -140,6 +140,9 @@ def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
 
 def columns_of(fleet: Fleet, *, wide: bool = False) -> tuple[Columns, int]:
     """All rows as columns, or a sample of them where they exceed _MOST_ROWS; and how many there are."""
+    first = list(islice(_sizes(fleet, wide=wide), _MOST_ROWS))
+    if len(first) < _MOST_ROWS:
+        return _as_columns(fleet, np.array(first, dtype=np.int64).reshape(-1, 7)), len(first)
     number = sum(1 for _ in _sizes(fleet, wide=wide))
     step = number // _MOST_ROWS + 1
     while step > 1 and (step % 2 == 0 or step % 3 == 0):  # else it would leave out a kind of recomputation

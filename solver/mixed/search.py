@@ -164,7 +164,7 @@ class _Shared:
     def solve(self, groups: tuple[int, ...], limit_s: float) -> None:
         """Find the best split over a set of groups, if it is within a time."""
         exchange = self.fleet.exchange_s(groups)
-        split = solve_split(self.shares, groups, exchange, stopped=lambda: False, limit_s=limit_s)
+        split = solve_split(self.shares, groups, exchange, limit_s=limit_s)
         if split is not None:
             self.splits.append(split)
 

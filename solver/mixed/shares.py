@@ -245,7 +245,7 @@ def solve_split(
     groups: tuple[int, ...],
     exchange_s: float,
     *,
-    stopped: Callable[[], bool],
+    stopped: Callable[[], bool] = lambda: False,
     limit_s: float = np.inf,
 ) -> Split | None:
     """The proved best split of the batch over all of ``groups``; None: nothing fits within the limit."""
