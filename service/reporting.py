@@ -11,7 +11,8 @@ from profiles.errors import PlannerError, RefusedExportError
 from profiles.profile import Profile
 from service.launchers.registry import export
 from service.launchers.target import settled_problem
-from service.report.document import Details, Document, Extras, document_of
+from service.report.document import Details, Document, Extras, document_of, prediction_document
+from service.report.page import render_prediction_page
 from service.request import digest_of, problem_to_mapping
 from service.what_if.grid import Method, what_ifs
 from solver.plan import Answer, Plan
@@ -77,6 +78,17 @@ def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
         file_notes=notes,
         note="" if timelines else _OTHER_COSTS,
     )
+
+
+def prediction_page(plan: Plan, problem: Problem, profile: Profile, *, breaks: Sequence[str]) -> str:
+    """One configuration in full as an HTML page: ``plan`` holds it with its prediction and reasons."""
+    timelines = checked_timelines(plan, problem, profile)
+    details = Details(
+        timelines=timelines,
+        rooflines=rooflines_of(problem, profile, plan.config) if timelines else (),
+        log_memory_sigma=profile.log_memory_sigma,
+    )
+    return render_prediction_page(prediction_document(plan, problem, details, breaks=breaks))
 
 
 def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem, Profile]:

@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from profiles.calibration import Calibration
-from profiles.documents import FILE, read_json, shown, shown_path
-from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.documents import shown, shown_path
+from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
 from service.cli.exits import FOUND, say_warnings
-from service.cli.files import write_text
 from service.cli.screen import screen
-from service.given_profiles import GivenProfile, profile_with, read_given
+from service.files import write_text
 from service.imported_runs import shape_of_plan
+from service.library import costs_of, is_measured, of_one_cluster
 from solver.calibrate import calibrate, default_profile_of
 from solver.calibration.choose import Candidates, measuring_order
 from solver.calibration.observations import Observation
@@ -42,9 +42,9 @@ def run_calibrate(
         InvalidProblemError: the file is no table of runs, holds several clusters and none was named, or
             has no run to learn from.
     """
-    runs = _of_one_cluster(read_runs(path, shape_of_plan), cluster)
+    runs = _rows(path, cluster)
     observations = [one for one in map(Observation.of, runs) if one is not None]
-    measured = [one for one in observations if _is_measured(one)]
+    measured = [one for one in observations if is_measured(one)]
     following = _next(observations, measure_next)
     calibration = None
     if measured or not measure_next:
@@ -62,66 +62,36 @@ def run_calibrate(
     return FOUND
 
 
+def _rows(path: Path, cluster: str | None) -> list[Run]:
+    """The rows of one cluster in a file; faults name the option."""
+    try:
+        return of_one_cluster(read_runs(path, shape_of_plan), cluster)
+    except InvalidProblemError as fault:
+        renamed = {"/cluster": "--cluster"}
+        errors = (replace(one, pointer=renamed.get(one.pointer, one.pointer)) for one in fault.errors)
+        raise type(fault)(errors) from None
+
+
 def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile:
-    """The profile of a problem's cluster and launcher, corrected by the profile files that are given.
+    """The profile of a problem, corrected by the files that are given, else by the one that it names.
 
     Raises:
         InvalidProblemError: a file cannot be read, is no calibration or measured profile, or holds for
             another GPU.
     """
-    paths = [] if path is None else [path] if isinstance(path, Path) else list(path)
-    given = [_given(one) for one in paths]
     try:
-        profile, warnings = profile_with(problem, given)
+        profile, warnings = costs_of(problem, path or None)
     except InvalidProblemError as fault:
         raise InvalidProblemError(replace(one, pointer="--profile") for one in fault.errors) from None
     say_warnings(warnings)
     return profile
 
 
-def named_profile(problem: Problem) -> Path | None:
-    """The profile file that a problem file names."""
-    return None if problem.profile is None else Path(problem.profile)
-
-
-def _given(path: Path) -> GivenProfile:
-    """The calibration or measured profile in a file."""
-    try:
-        with path.open("rb") as handle:
-            content = handle.read(FILE.max_bytes + 1)  # a device has no size and no end
-        return read_given(read_json(content))
-    except OSError as fault:
-        reason = fault.strerror or "cannot be read"
-        raise InvalidProblemError.of("--profile", f"{shown_path(path)}: {reason}") from None
-    except InvalidProblemError as fault:
-        first = fault.errors[0]
-        where = f", {first.pointer}:" if first.pointer.strip("/") else ""
-        message = f"{shown_path(path)}{where} {first.message}"
-        raise InvalidProblemError.of("--profile", message, allowed=first.allowed) from None
-
-
-def _is_measured(one: Observation) -> bool:
-    """Whether a row teaches anything."""
-    return bool(one.step_time_s or one.peak_memory_bytes or one.out_of_memory)
-
-
-def _of_one_cluster(runs: Sequence[Run], wanted: str | None) -> list[Run]:
-    """The rows of the named cluster, or of the only one."""
-    names = sorted({run.cluster for run in runs})
-    if wanted is None and len(names) > 1:
-        raise InvalidProblemError.of("--cluster", "the file holds several", allowed=", ".join(names[:20]))
-    if wanted is not None and wanted not in names:
-        raise UnknownNameError.among("--cluster", wanted, names)
-    if not runs:
-        raise InvalidProblemError.of("/rows", "the file holds no run")
-    return [run for run in runs if run.cluster == (wanted or names[0])]
-
-
 def _next(observations: Sequence[Observation], count: int) -> list[str]:
     """The names of the unmeasured rows worth measuring, the best first."""
     if count == 0:
         return []
-    done = [index for index, one in enumerate(observations) if _is_measured(one)]
+    done = [index for index, one in enumerate(observations) if is_measured(one)]
     if len(done) == len(observations):
         message = "every row is measured; add rows without step_time_s as candidates"
         raise InvalidProblemError.of("--measure-next", message)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from profiles.errors import InvalidProblemError
-from service.cli.calibrating import named_profile, profile_for
+from service.cli.calibrating import profile_for
 from service.cli.exits import FOUND
 from service.cli.kept import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
 from service.cli.screen import screen
-from service.launchers.target import target_of
+from service.library import side_of
 from service.report.comparison import render_comparison
 from service.report.question import header
-from solver.comparison import Comparison
-from solver.plan import Plan
-from solver.problem import Problem
-from solver.why.compare import Side, compared
+from solver.why.compare import compared
 
 _LONGEST_RANK = 3  # digits; what is longer is an id
 
@@ -33,10 +29,10 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
     first, second = (_plan(name, source) for name in (plan_a, plan_b))
     _require_same_question(first, second)
     sides = [side_of(one.plan, one.problem) for one in (first, second)]
-    profile = profile_for(sides[1].problem, named_profile(sides[1].problem))
+    profile = profile_for(sides[1].problem, None)
     found = compared(profile, *sides)
     if as_json:
-        document = {"plans": [first.plan.plan_id, second.plan.plan_id], **comparison_json(found)}
+        document = {"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)}
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
         return FOUND
     console = screen()
@@ -45,18 +41,6 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
     configurations = (first.plan.config, second.plan.config)
     console.print(render_comparison(found, (names[0], names[1]), configurations, width=console.width))
     return FOUND
-
-
-def side_of(plan: Plan, asked: Problem) -> Side:
-    """A plan with the problem as it settled it: launcher, precision, optimizer and batch."""
-    launcher = plan.launchers[0] if asked.launcher == "any" and plan.launchers else asked.launcher
-    settled = target_of(plan, asked).problem
-    return Side(problem=replace(settled, launcher=launcher), configuration=plan.config)
-
-
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain values."""
-    return asdict(comparison)
 
 
 def _plan(name: str, source: Path | None) -> KeptPlan:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
-from profiles.profile import Profile
-from service.cli.calibrating import named_profile, profile_for
-from service.cli.comparing import comparison_json, side_of
+from service.cli.calibrating import profile_for
 from service.cli.exits import FOUND, code_of
-from service.cli.kept import answer_document, find_answer, keep, plan_of
-from service.cli.own import Asked, own_of, recommended
+from service.cli.kept import find_answer, keep, plan_of
+from service.cli.own import Asked, own_of
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
 from service.cli.screen import screen
-from service.configurations import broken_rules
-from service.report.beyond import OBJECTIVE_NAMES
-from service.report.comparison import Ranked, reading_lines, render_comparison
+from service.library import PlanResult, answer_document, compared_with_best, recommended
 from service.report.question import header
 from service.report.terminal import profile_words, render_answer, render_plan
 from solver.ask import ask
-from solver.comparison import Comparison
-from solver.outlook import UNITS, natural_objective
-from solver.plan import Configuration
-from solver.problem import Problem
-from solver.why.compare import Side, compared
 
 
 def run_explain(
@@ -40,8 +30,7 @@ def run_explain(
     """
     own = own_of(request, asked)
     problem = recommended(own.problem)
-    problem = replace(problem, options=replace(problem.options, baseline=None))
-    profile = profile_for(problem, calibration or named_profile(problem))
+    profile = profile_for(problem, calibration)
     line = ProgressLine()
     with cancellable() as cancellation:
         answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
@@ -51,32 +40,14 @@ def run_explain(
         console.print(render_answer(answer, problem, width=console.width))
         return code_of(answer, cancelled=cancellation.wanted)
     keep(answer_document(answer, problem), problem)
-    best = answer.plans[0]
-    found = compared(
-        profile,
-        Side(problem=own.problem, configuration=own.configuration),
-        side_of(best, problem),
-    )
-    broken = broken_rules(own.problem, own.configuration)
-    ranked = _ranked(problem, profile, (own.configuration, best.config), found)
+    result = PlanResult(problem=problem, answer=answer, profile=profile)
+    found = compared_with_best(result, own.problem, own.configuration)
     if as_json:
-        document = {
-            "yours": asdict(own.configuration),
-            "breaks": broken,
-            "best": best.to_json(),
-            "status": answer.status,
-            "comparison": comparison_json(found),
-            "ranked_by": None if ranked is None else asdict(ranked),
-            "notes": list(own.notes),
-            "unread": list(own.unread),
-            "profile": profile.version,
-        }
+        document = {**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)}
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
         return FOUND
     console.print(header(problem, console.width))
-    pair, names = (own.configuration, best.config), ("yours", f"best {best.plan_id[:4]}")
-    console.print(render_comparison(found, names, pair, width=console.width, ranked=ranked))
-    console.print(reading_lines([*own.notes, *_rules(broken)], own.unread, width=console.width))
+    console.print(found.render(console.width, notes=own.notes, unread=own.unread))
     return FOUND
 
 
@@ -95,23 +66,3 @@ def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
     words = profile_words(kept.answer, kept.problem)
     console.print(render_plan(plan, kept.problem, width=console.width, profile=words))
     return FOUND
-
-
-def _ranked(
-    problem: Problem,
-    profile: Profile,
-    pair: tuple[Configuration, Configuration],
-    found: Comparison,
-) -> Ranked | None:
-    """What plans are ranked by, of both sides; None where that is the step time."""
-    name = problem.options.objective
-    if name == "step_time":
-        return None
-    sides = zip(pair, (found.first, found.second), strict=True)
-    values = tuple(natural_objective(problem, profile, one, seen) for one, seen in sides)
-    return Ranked(name=OBJECTIVE_NAMES[name], unit=UNITS[name], values=(values[0], values[1]))
-
-
-def _rules(broken: Sequence[str]) -> list[str]:
-    """Rules of the space that the user's configuration breaks."""
-    return [f"yours breaks the rule that {rule}" for rule in broken]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from profiles.errors import InvalidProblemError
 from service.cli.exits import say_warnings
-from service.cli.files import ANSWER_FILE, check_folder, save_folder
 from service.cli.kept import KeptPlan, find_plan, plan_of_file
+from service.files import ANSWER_FILE, check_folder, save_folder
 from service.launchers.registry import export, launcher_names
 
 

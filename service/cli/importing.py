@@ -28,10 +28,10 @@ from profiles.model import ModelSpec
 from profiles.shape import model_to_mapping
 from service.cli.assignments import settings_of
 from service.cli.exits import FOUND, say_warnings
-from service.cli.files import ANSWER_FILE, write_text
 from service.cli.imported_clusters import cluster_text
 from service.cli.kept import KeptPlan, find_plan, plan_of_file
 from service.cli.problem_options import model_part
+from service.files import ANSWER_FILE, write_text
 from service.imported_runs import NEEDED, OF_A_PLAN, RunFacts, plan_row, run_row, table_with
 from service.versions import version_of
 

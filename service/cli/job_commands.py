@@ -13,10 +13,11 @@ from rich.text import Text
 from service.answers import answer_from_json
 from service.cli import exits
 from service.cli.client import TERMINAL_STATES, ServiceClient
-from service.cli.kept import answer_document, keep
+from service.cli.kept import keep
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine
 from service.cli.screen import screen
+from service.library import answer_document
 from service.report.points import render_points
 from service.report.terminal import render_answer
 from service.request import parse_problem

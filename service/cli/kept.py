@@ -13,8 +13,8 @@ from typing import Any
 
 from profiles.documents import shown
 from profiles.errors import FieldError, InvalidProblemError
-from service.answers import answer_from_json
-from service.cli.files import write_text
+from service.files import write_text
+from service.library import read_result
 from service.problem_file import read_problem_file
 from service.request import digest_of, parse_problem, problem_to_mapping
 from solver.plan import Answer, Plan, plan_from_json
@@ -35,7 +35,7 @@ class KeptPlan:
     search: Mapping[str, Any]  # how the answer that holds it was found: its fields without the plans
 
     def document(self) -> dict[str, Any]:
-        """The answer with this plan alone, as ``answer_document`` has it with all."""
+        """The answer with this plan alone, as ``library.answer_document`` has it with all."""
         return {**self.search, "plans": [self.plan.to_json()], "problem": problem_to_mapping(self.problem)}
 
 
@@ -46,11 +46,6 @@ class KeptAnswer:
     answer: Answer
     problem: Problem
     plan_id: str  # empty: nothing fits
-
-
-def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
-    """The answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
-    return {**answer.to_json(), "problem": problem_to_mapping(problem)}
 
 
 def state_folder() -> Path:
@@ -185,11 +180,8 @@ def _answer_of(path: Path) -> Mapping[str, Any]:
 
 def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
     """A stored answer, read back."""
-    if "status" not in document:
-        message = "the file holds a plan without its search; export it again, or give plan's answer.json"
-        raise InvalidProblemError.of("--from", message)
-    answer, problem = answer_from_json(document), parse_problem(document["problem"])
-    return KeptAnswer(answer=answer, problem=problem, plan_id=plan_id)
+    found = read_result(document)
+    return KeptAnswer(answer=found.answer, problem=found.problem, plan_id=plan_id)
 
 
 def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:

@@ -18,8 +18,8 @@ from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError, PlannerError
 from service.cli.client import ServiceClient
 from service.cli.exits import FOUND, NO_PLAN, say_error
-from service.cli.files import ANSWER_FILE, REPORT_FILE, write_text
 from service.cli.job_commands import followed, print_answer
+from service.files import ANSWER_FILE, REPORT_FILE, write_text
 from service.problem_file import read_problem_file
 from service.request import parse_problem
 

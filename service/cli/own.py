@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from profiles.documents import shown
@@ -15,7 +15,6 @@ from service.configurations import completed
 from service.launch_input import Own, own_of_files
 from service.problem_file import read_problem_file
 from service.request import parse_problem
-from solver.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +51,3 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
         if not (name.isidentifier() and equals):
             raise InvalidProblemError.of("--var", f'"{shown(name)}" is not NAME=VALUE')
     return {name: value for name, _, value in pairs}
-
-
-def recommended(problem: Problem) -> Problem:
-    """The problem with the framework set up as its exporter would: what changes no result is free."""
-    options = {
-        name: value for name, value in problem.workload.framework_options.items() if name not in _FREE
-    }
-    return replace(problem, workload=replace(problem.workload, framework_options=options))
-
-
-_FREE = {"overlap_gradients", "overlap_tensor", "overlap_transfer", "loss_fused", "attention_kernel"}

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.profile import Profile
-from service.cli.calibrating import named_profile, profile_for
+from service.cli.calibrating import profile_for
 from service.cli.exits import code_of, say_warnings
-from service.cli.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
-from service.cli.kept import answer_document, keep
+from service.cli.kept import keep
 from service.cli.problem_options import Request
 from service.cli.progress import ProgressLine, cancellable
 from service.cli.screen import screen
+from service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from service.launchers.registry import export
+from service.library import answer_document
 from service.report.page import render_page
 from service.report.reasons import measure_line
 from service.report.table import to_csv
@@ -47,7 +48,7 @@ def run_plan(
         RefusedExportError: the launcher cannot express the best plan.
     """
     problem = parse_problem(request)
-    profile = profile_for(problem, calibration or named_profile(problem))
+    profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force)
     answer, cancelled = _search(problem, profile)

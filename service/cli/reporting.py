@@ -13,10 +13,10 @@ from typing import Any
 from profiles.documents import shown_path
 from profiles.errors import InvalidProblemError
 from profiles.profile import Profile
-from service.cli.calibrating import named_profile, profile_for
+from service.cli.calibrating import profile_for
 from service.cli.client import ServiceClient
-from service.cli.files import write_text
 from service.cli.kept import KeptAnswer, answer_of_file, find_answer, plan_of
+from service.files import write_text
 from service.report.figures import configuration_words
 from service.report.page import render_page
 from service.report.trace import trace_of
@@ -80,7 +80,7 @@ def kept_answer(wanted: Wanted) -> KeptAnswer:
 
 def profile_of(kept: KeptAnswer, wanted: Wanted) -> Profile:
     """The costs that the answer is read with."""
-    return profile_for(kept.problem, wanted.profile or named_profile(kept.problem))
+    return profile_for(kept.problem, wanted.profile)
 
 
 def write_file(path: Path, text: str, option: str) -> None:

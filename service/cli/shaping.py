@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from service.cli.calibrating import named_profile, profile_for
+from service.cli.calibrating import profile_for
 from service.cli.exits import FOUND, INFEASIBLE, say_error
 from service.cli.problem_options import Request
 from service.cli.screen import screen
@@ -31,7 +31,7 @@ def run_shapes(
         InvalidProblemError: the request is wrong.
     """
     problem = parse_problem(request)
-    profile = profile_for(problem, calibration or named_profile(problem))
+    profile = profile_for(problem, calibration)
     advice = shape_advice(problem, profile, tolerance=tolerance, most=most)
     if advice is None:
         say_error("the model has no plan here as it is: meshwright plan says why")

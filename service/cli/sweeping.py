@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import InvalidProblemError
-from service.cli.calibrating import named_profile, profile_for
+from service.cli.calibrating import profile_for
 from service.cli.exits import CANCELLED, FOUND, INFEASIBLE, NO_PLAN, say_error, say_warnings
-from service.cli.kept import answer_document, keep
+from service.cli.kept import keep
 from service.cli.problem_options import Request
 from service.cli.progress import Cancellation, ProgressLine, cancellable
 from service.cli.screen import screen
 from service.engine.states import EndState
 from service.job_request import Sweep, read_job_request
+from service.library import answer_document
 from service.report.points import points_to_csv, render_points
 from service.request import parse_problem
 from service.sweep.join import SolvedPoint, join
@@ -78,7 +79,7 @@ def _answer(
     problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, cancellation: Cancellation
 ) -> dict[str, Any]:
     """The answer to one point, kept so that its plans are found by their ids."""
-    profile = profile_for(problem, calibration or named_profile(problem))
+    profile = profile_for(problem, calibration)
     answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
     if answer.plans:
         say_warnings(keep(answer_document(answer, problem), problem))

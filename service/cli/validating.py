@@ -11,8 +11,8 @@ from typing import get_args
 from profiles.documents import shown
 from profiles.errors import InvalidProblemError, UnknownNameError
 from service.cli.exits import FOUND
-from service.cli.files import write_text
 from service.cli.screen import screen
+from service.files import write_text
 from service.imported_runs import shape_of_plan
 from service.report.accuracy import render_report
 from solver.accuracy import Report, validate

@@ -103,6 +103,30 @@ class Document:
     problem_json: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionDocument:
+    """One configuration in full, without a search."""
+
+    title: str
+    question: tuple[Fact, ...]
+    plan: PlanView
+    breaks: tuple[str, ...]  # rules of the search space
+    warnings: tuple[str, ...]
+
+
+def prediction_document(
+    plan: Plan, problem: Problem, details: Details, *, breaks: Sequence[str]
+) -> PredictionDocument:
+    """The page of one configuration: ``plan`` holds it with its prediction and reasons."""
+    return PredictionDocument(
+        title=title_of(problem),
+        question=question_of(problem),
+        plan=_view(plan, problem, details, MOST_PASSES),
+        breaks=tuple(map(sentence_case, breaks)),
+        warnings=tuple(problem.cluster.warnings),
+    )
+
+
 def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str = "") -> Document:
     """The report of an answer.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from service.report.document import Document
+from service.report.document import Document, PredictionDocument
 from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 HTML = Path(__file__).parent / "html"
@@ -37,6 +37,12 @@ def render_page(document: Document) -> str:
         policy=content_security_policy(),
         glossary=_glossary(),
     )
+
+
+def render_prediction_page(document: PredictionDocument) -> str:
+    """One configuration in full, as one file without a script."""
+    template = environment().get_template("prediction.html")
+    return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
 
 
 @cache

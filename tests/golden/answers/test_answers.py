@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from service.cli.calibrating import profile_for
-from service.cli.kept import answer_document
+from service.library import answer_document
 from service.request import parse_problem
 from solver.ask import ask
 

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from profiles.errors import FieldError, InvalidProblemError
 from profiles.profile import default_profile
-from service.cli.comparing import side_of
 from service.cli.main import main
 from service.configurations import broken_rules, completed
+from service.library import side_of
 from service.request import parse_problem, problem_to_mapping
 from solver.ask import ask
 from solver.plan import Answer, plan_from_json

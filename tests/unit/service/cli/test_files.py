@@ -10,7 +10,8 @@ import pytest
 
 from profiles.errors import InvalidProblemError
 from service.cli import kept
-from service.cli.files import ANSWER_FILE, check_folder, save_folder, write_text
+from service.files import ANSWER_FILE, check_folder, save_folder, write_text
+from service.library import answer_document
 from service.request import parse_problem
 from tests.builders import a_plan, an_answer
 
@@ -54,7 +55,7 @@ def test_the_folder_of_another_plan_or_of_anything_else_is_refused_unless_forced
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from service.cli.files import save_folder
+from service.files import save_folder
 
 plain, left = Path.replace, int(sys.argv[2])
 
@@ -94,7 +95,7 @@ def test_who_is_killed_while_writing_never_leaves_a_folder_that_looks_whole(
 def test_a_full_disk_leaves_the_old_files_as_they_are(tmp_path: Path) -> None:
     save_folder(tmp_path / "run", {**FILES, "args.sh": "old"}, plan_id="7f3a", force=False)
     code = (
-        "import resource, sys; from pathlib import Path; from service.cli.files import save_folder;"
+        "import resource, sys; from pathlib import Path; from service.files import save_folder;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
         "files = {'answer.json': '{}', 'args.sh': 'x' * 1000};"
         "save_folder(Path(sys.argv[1]), files, plan_id='', force=True)"
@@ -163,7 +164,7 @@ def keep_plans(*plan_ids: str) -> list[str]:
     }
     problem = parse_problem(request)
     plans = [a_plan(rank=rank, plan_id=plan_id) for rank, plan_id in enumerate(plan_ids, start=1)]
-    return kept.keep(kept.answer_document(an_answer(*plans), problem), problem)
+    return kept.keep(answer_document(an_answer(*plans), problem), problem)
 
 
 def test_a_kept_plan_is_found_by_a_prefix_of_its_id_with_its_problem() -> None:

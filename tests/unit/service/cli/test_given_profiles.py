@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import InvalidProblemError
-from service.cli.calibrating import named_profile, profile_for
+from service.cli.calibrating import profile_for
 from service.request import parse_problem, problem_to_mapping
 from solver.problem import Problem
 
@@ -29,10 +29,10 @@ def asked(**part: object) -> Problem:
 def test_a_problem_file_names_its_profile_and_keeps_it() -> None:
     problem = asked(profile=str(A100))
     assert parse_problem(problem_to_mapping(problem)) == problem
-    layers = profile_for(problem, named_profile(problem)).layers
+    layers = profile_for(problem, None).layers
     assert layers is not None
     assert layers.model.name == "opt-350m"
-    assert named_profile(asked()) is None
+    assert profile_for(asked(), None).layers is None
 
 
 @pytest.mark.parametrize(

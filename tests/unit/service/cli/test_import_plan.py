@@ -16,9 +16,10 @@ from profiles.errors import InvalidProblemError
 from service.cli import kept
 from service.cli.calibrating import profile_for, run_calibrate
 from service.cli.importing import ImportRequest, run_import
-from service.cli.kept import answer_document, plan_of_file
+from service.cli.kept import plan_of_file
 from service.imported_runs import shape_of_plan
 from service.launchers.registry import export
+from service.library import answer_document
 from service.request import problem_to_mapping
 from solver.plan import Plan
 from solver.predictions import predicted

@@ -7,9 +7,10 @@ import pytest
 
 from profiles.errors import InvalidProblemError
 from service.cli.exporting import write_export
-from service.cli.kept import answer_document, plan_of_file
+from service.cli.kept import plan_of_file
 from service.cli.plotting import run_plot
 from service.cli.reporting import Wanted, run_report
+from service.library import answer_document
 from tests.builders import a_problem, an_infeasible_answer
 from tests.reports import Page, small_answer
 

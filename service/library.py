@@ -1,0 +1,599 @@
+"""Plan, predict, explain, export, validate and calibrate in this process: what ``import meshwright`` gives.
+
+A request is a mapping in the API's form (docs/requests.md), the path of a problem file, or a ``Problem``.
+Every result holds typed objects, gives plain JSON values with ``to_json`` and shows itself in a notebook.
+Bad input raises ``InvalidProblemError``: its ``errors`` name field, message, allowed and nearest.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from profiles.calibration import Calibration
+from profiles.documents import FILE, read_json, shown_path
+from profiles.errors import InvalidProblemError, UnknownNameError
+from profiles.measured_profile import MeasuredProfile
+from profiles.profile import Profile
+from service.answers import answer_from_json
+from service.configurations import broken_rules, completed
+from service.files import ANSWER_FILE, save_folder, write_text
+from service.given_profiles import GivenProfile, profile_with, read_given
+from service.imported_runs import shape_of_plan
+from service.launchers.base import ExportBundle
+from service.launchers.registry import export as export_plan
+from service.launchers.registry import launcher_names
+from service.launchers.target import target_of
+from service.problem_file import read_problem_file
+from service.report.accuracy import render_report
+from service.report.beyond import OBJECTIVE_NAMES
+from service.report.comparison import Ranked, reading_lines, render_comparison
+from service.report.page import render_page
+from service.report.terminal import render_answer, render_prediction
+from service.reporting import Asked, prediction_page, report_of
+from service.request import parse_problem, problem_to_mapping
+from service.request_run import places_stages
+from solver.accuracy import Report
+from solver.accuracy import validate as validate_runs
+from solver.ask import ask
+from solver.calibrate import calibrate as calibrate_on
+from solver.calibration.choose import Choice
+from solver.calibration.observations import Observation
+from solver.calibration.refuse import require_credible
+from solver.comparison import Comparison
+from solver.digest import problem_digest
+from solver.outlook import UNITS, natural_objective
+from solver.plan import Answer, Configuration, Plan, Prediction, plan_id_of
+from solver.predictions import predicted
+from solver.problem import Problem
+from solver.progress import OnProgress, ShouldStop
+from solver.reasons import Why
+from solver.runs import Run, read_runs
+from solver.why.compare import Side, compared
+from solver.why.explained import reasons_of
+
+FilePath: TypeAlias = str | PathLike[str]
+Request: TypeAlias = Problem | Mapping[str, object] | FilePath
+ProfileSource: TypeAlias = "GivenProfile | CalibrateResult | Mapping[str, object] | FilePath"
+Profiles: TypeAlias = "Profile | ProfileSource | Sequence[ProfileSource] | None"
+ConfigurationSource: TypeAlias = Configuration | Mapping[str, object]
+
+_WIDTH = 120  # columns of text results in a notebook
+_PRE = '<pre style="line-height:1.25;font-family:ui-monospace,Menlo,Consolas,monospace">{code}</pre>'
+_FREE = {"overlap_gradients", "overlap_tensor", "overlap_transfer", "loss_fused", "attention_kernel"}
+
+
+class Result:
+    """What every result can do: print itself, and show itself in a notebook."""
+
+    __slots__ = ()
+
+    def render(self, width: int) -> RenderableType:
+        """The result for a terminal so many columns wide."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return _recorded(self.render(_WIDTH)).export_html(inline_styles=True, code_format=_PRE)
+
+    def __str__(self) -> str:
+        return _recorded(self.render(_WIDTH)).export_text().rstrip("\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult(Result):
+    """Ranked plans for one problem, with the problem and the costs that they were found with."""
+
+    problem: Problem
+    answer: Answer
+    profile: Profile
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans, best first; empty where nothing fits or the time limit came before a plan."""
+        return self.answer.plans
+
+    @property
+    def status(self) -> str:
+        """``optimal``, ``feasible``, ``infeasible`` or ``unknown``: what is proved."""
+        return self.answer.status
+
+    @property
+    def best(self) -> Plan:
+        """The first plan.
+
+        Raises:
+            InvalidProblemError: there is none; ``answer.infeasible`` says why.
+        """
+        return self.plan(1)
+
+    def plan(self, rank: int) -> Plan:
+        """The plan of that rank (1 is the best).
+
+        Raises:
+            InvalidProblemError: there is none.
+        """
+        for plan in self.plans:
+            if plan.rank == rank:
+                return plan
+        ranks = f"1 to {len(self.plans)}" if self.plans else "none: the answer holds no plan"
+        raise InvalidProblemError.of("/rank", f"there is no plan of rank {rank}", allowed=ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``meshwright plan --json`` prints: the API's answer, and its problem."""
+        return answer_document(self.answer, self.problem)
+
+    def to_html(self) -> str:
+        """The report as one self-contained HTML page."""
+        return render_page(report_of(self.answer, self.problem, self.profile, Asked(what_if="none")))
+
+    def _repr_html_(self) -> str:
+        """The report, in a frame of its own."""
+        asked = Asked(detailed=1, what_if="none")
+        return _framed(render_page(report_of(self.answer, self.problem, self.profile, asked)))
+
+    def render(self, width: int) -> RenderableType:
+        """The table that ``meshwright plan`` prints, for a terminal so many columns wide."""
+        return render_answer(self.answer, self.problem, width=width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictResult(Result):
+    """What one configuration costs, why, and which rules of its launcher it breaks."""
+
+    problem: Problem
+    configuration: Configuration
+    prediction: Prediction
+    profile: Profile
+    why: Why
+    breaks: tuple[str, ...]  # rules of the search space; such a configuration has a price all the same
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``meshwright predict --json`` prints."""
+        return {
+            "config": asdict(self.configuration),
+            "prediction": asdict(self.prediction),
+            "breaks": list(self.breaks),
+            "why": asdict(self.why),
+            "notes": list(self.notes),
+            "profile": self.profile.version,
+        }
+
+    def render(self, width: int) -> RenderableType:
+        """The figures for a terminal so many columns wide."""
+        return render_prediction(
+            self.configuration,
+            self.prediction,
+            self.problem,
+            width=width,
+            profile=self.profile.title,
+            broken=self.breaks,
+            why=self.why,
+        )
+
+    def to_html(self) -> str:
+        """Time, memory, timeline and roofline of the configuration as one self-contained HTML page."""
+        own = Plan(
+            plan_id=plan_id_of(problem_digest(self.problem), self.configuration),
+            rank=0,
+            config=self.configuration,
+            prediction=self.prediction,
+            objective_s=self.prediction.step_time_s,
+            why=self.why,
+        )
+        return prediction_page(own, self.problem, self.profile, breaks=self.breaks)
+
+    def _repr_html_(self) -> str:
+        return _framed(self.to_html())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainResult(Result):
+    """A configuration, the best plan, and the steps from the one to the other."""
+
+    result: PlanResult
+    problem: Problem  # of the configuration, with its own framework options
+    configuration: Configuration
+    breaks: tuple[str, ...]
+    comparison: Comparison
+    ranked_by: Ranked | None  # what plans are ranked by, of both; None: the step time
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Both configurations and the comparison as plain values."""
+        return {
+            "yours": asdict(self.configuration),
+            "breaks": list(self.breaks),
+            "best": self.result.best.to_json(),
+            "status": self.result.status,
+            "comparison": asdict(self.comparison),
+            "ranked_by": None if self.ranked_by is None else asdict(self.ranked_by),
+            "profile": self.result.profile.version,
+        }
+
+    def render(
+        self, width: int, *, notes: Sequence[str] = (), unread: Sequence[str] = ()
+    ) -> RenderableType:
+        """The comparison for a terminal so many columns wide, with what reading left to say."""
+        best = self.result.best
+        names, pair = ("yours", f"best {best.plan_id[:4]}"), (self.configuration, best.config)
+        rules = [f"yours breaks the rule that {rule}" for rule in self.breaks]
+        return Group(
+            render_comparison(self.comparison, names, pair, width=width, ranked=self.ranked_by),
+            reading_lines([*notes, *rules], unread, width=width),
+        )
+
+    def _repr_html_(self) -> str:
+        return Result._repr_html_(self) + self.result._repr_html_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateResult(Result):
+    """Predictions of measured runs and their errors."""
+
+    report: Report
+
+    def to_json(self) -> dict[str, Any]:
+        """The error figures, over all runs, by cluster and by source."""
+        return self.report.to_json()
+
+    def render(self, width: int) -> RenderableType:  # noqa: ARG002 - its tables are as wide as they are
+        """Tables of errors by cluster and by source."""
+        return render_report(self.report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateResult(Result):
+    """What a few measured runs say about one cluster; give it to ``plan`` or ``predict`` as ``profile``."""
+
+    calibration: Calibration
+
+    def to_json(self) -> dict[str, Any]:
+        """The calibration file."""
+        return self.calibration.to_json()
+
+    def save(self, path: FilePath) -> None:
+        """Write the file that ``--profile`` takes; a reader sees the old file or the new one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_text(Path(path), json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    def render(self, width: int) -> RenderableType:  # noqa: ARG002 - sentences are folded by the terminal
+        """What was learnt, in sentences."""
+        found = self.calibration
+        head = f"{found.cluster}: calibrated on {found.num_runs} timed runs ({found.stack}, {found.gpu})"
+        return Group(Text(head, style="bold"), *(Text(one) for one in found.findings))
+
+
+def plan(
+    request: Request,
+    *,
+    profile: Profiles = None,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+) -> PlanResult:
+    """Search the best parallel configurations for a model, a cluster and a batch.
+
+    Args:
+        request: what is asked: model, cluster, workload, launcher, search.
+        profile: calibrations or measured profiles; None: what the request names, else the catalog's.
+        on_progress: called now and then with the state of the search.
+        should_stop: True ends the search with what it has found, within a second.
+
+    Raises:
+        InvalidProblemError: the request or the profile is wrong.
+    """
+    problem = problem_of(request)
+    costs, warnings = costs_of(problem, profile)
+    answer = ask(problem, costs, on_progress=on_progress, should_stop=should_stop)
+    return PlanResult(problem=problem, answer=answer, profile=costs, warnings=warnings)
+
+
+def predict(
+    request: Request,
+    configuration: ConfigurationSource,
+    *,
+    profile: Profiles = None,
+) -> PredictResult:
+    """Price one configuration: step time with its interval, memory by stage, and where the time goes.
+
+    Args:
+        request: as for ``plan``; its search options are ignored.
+        configuration: parallel sizes by name (``tensor_parallel_size``, …); what is left out follows from
+            the rest: the remaining GPUs are data parallel, layers are split as the launcher splits them.
+        profile: as for ``plan``.
+
+    Raises:
+        InvalidProblemError: the request, the configuration or the profile is wrong.
+    """
+    problem = problem_of(request)
+    own = _configuration(configuration, problem)
+    costs, warnings = costs_of(problem, profile)
+    prediction = predicted(problem, costs, own)
+    require_credible(problem, costs, [(own, prediction)])
+    return PredictResult(
+        problem=problem,
+        configuration=own,
+        prediction=prediction,
+        profile=costs,
+        why=reasons_of(problem, costs, [own], [prediction.step_time_s])[0],
+        breaks=tuple(broken_rules(problem, own)),
+        notes=pace_notes(problem, own),
+        warnings=warnings,
+    )
+
+
+def explain(
+    request: Request,
+    configuration: ConfigurationSource,
+    *,
+    profile: Profiles = None,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+) -> ExplainResult:
+    """Compare a configuration of yours with the best plan: what each difference buys.
+
+    Raises:
+        InvalidProblemError: the request, the configuration or the profile is wrong, or nothing fits.
+    """
+    problem = problem_of(request)
+    own = _configuration(configuration, problem)
+    asked = recommended(problem)
+    found = plan(asked, profile=profile, on_progress=on_progress, should_stop=should_stop)
+    return compared_with_best(found, problem, own)
+
+
+def compared_with_best(found: PlanResult, problem: Problem, own: Configuration) -> ExplainResult:
+    """A configuration under its own problem beside the best plan; errors as ``PlanResult.best``."""
+    sides = Side(problem=problem, configuration=own), side_of(found.best, found.problem)
+    comparison = compared(found.profile, *sides)
+    return ExplainResult(
+        result=found,
+        problem=problem,
+        configuration=own,
+        breaks=tuple(broken_rules(problem, own)),
+        comparison=comparison,
+        ranked_by=_ranked(found.problem, found.profile, (own, found.best.config), comparison),
+        warnings=found.warnings,
+    )
+
+
+def export(
+    source: PlanResult | Mapping[str, Any] | FilePath,
+    *,
+    rank: int = 1,
+    launcher: str | None = None,
+    save_dir: FilePath | None = None,
+    force: bool = False,
+) -> ExportBundle:
+    """The launch files of a plan, written to ``save_dir`` if one is given.
+
+    Args:
+        source: a result of ``plan``, its JSON document, or the path of one.
+        rank: which plan.
+        launcher: whose files; None: the problem's.
+        save_dir: a new folder, an empty one, or one that holds this plan; written as a whole or not at all.
+        force: write into a folder of something else.
+
+    Raises:
+        InvalidProblemError: there is no such plan, no launcher is named, or the folder is taken.
+        RefusedExportError: the launcher cannot express the plan.
+    """
+    found = source if isinstance(source, PlanResult) else read_result(source)
+    chosen, name = found.plan(rank), launcher or found.problem.launcher
+    if name == "none":
+        allowed = ", ".join(launcher_names())
+        raise InvalidProblemError.of(
+            "/launcher", "the problem names no launcher; name one", allowed=allowed
+        )
+    bundle = export_plan(chosen, found.problem, name)
+    if save_dir is not None:
+        alone = replace(found.answer, plans=(chosen,))
+        document = answer_document(alone, found.problem)
+        files = {**bundle.files, ANSWER_FILE: json.dumps(document, indent=1, allow_nan=False) + "\n"}
+        save_folder(Path(save_dir), files, plan_id=chosen.plan_id, force=force)
+    return bundle
+
+
+def validate(
+    runs: FilePath | Sequence[Run], *, calibrate: int = 0, choose: Choice = "suggested", seed: int = 0
+) -> ValidateResult:
+    """Predict measured runs and say how far the predictions are off.
+
+    Args:
+        runs: a CSV table of runs (profiles/catalog/runs/columns.md), or runs that were read.
+        calibrate: runs of each cluster, at most half of them, to calibrate on first; they are not scored.
+        choose: how to choose them.
+        seed: of a random choice.
+
+    Raises:
+        InvalidProblemError: the file is no table of runs.
+    """
+    return ValidateResult(report=validate_runs(_runs(runs), calibrate=calibrate, choose=choose, seed=seed))
+
+
+def calibrate(runs: FilePath | Sequence[Run], *, cluster: str | None = None) -> CalibrateResult:
+    """Learn a cluster from a few measured runs.
+
+    Args:
+        runs: as for ``validate``, all of one software stack and GPU.
+        cluster: which one, where the table holds several.
+
+    Raises:
+        InvalidProblemError: the table is wrong, holds several clusters and none was named, or nothing
+            to learn from.
+    """
+    rows = of_one_cluster(_runs(runs), cluster)
+    seen = [one for one in map(Observation.of, rows) if one is not None and is_measured(one)]
+    return CalibrateResult(calibration=calibrate_on(seen, cluster=rows[0].cluster))
+
+
+def read_result(source: Mapping[str, Any] | FilePath) -> PlanResult:
+    """A result of ``plan`` from its JSON document, or from the file that holds one (``answer.json``).
+
+    Raises:
+        InvalidProblemError: the document is no answer, or another version wrote it.
+    """
+    document = source if isinstance(source, Mapping) else read_problem_file(Path(source))
+    plans, problem = document.get("plans"), document.get("problem")
+    if not isinstance(plans, list) or not isinstance(problem, dict):
+        raise InvalidProblemError.of("/plans", "the document is no answer of meshwright plan --json")
+    if "status" not in document:
+        message = "the file holds a plan without its search; export it again, or give plan's answer.json"
+        raise InvalidProblemError.of("/status", message)
+    asked = parse_problem(problem)
+    try:
+        answer = answer_from_json(document)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidProblemError.of("/plans", "the answer was written by another version") from None
+    return PlanResult(problem=asked, answer=answer, profile=costs_of(asked, None)[0])
+
+
+def problem_of(request: Request) -> Problem:
+    """The problem that is asked; errors as ``parse_problem``."""
+    if isinstance(request, Problem):
+        return request
+    return parse_problem(request if isinstance(request, Mapping) else read_problem_file(Path(request)))
+
+
+def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...]]:
+    """The costs that a problem is priced with, and what to know about them.
+
+    Raises:
+        InvalidProblemError: what is given cannot be read, or holds for another GPU or software stack.
+    """
+    if isinstance(given, Profile):
+        return given, ()
+    if given is None:
+        given = problem.profile or ()
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        given = (given,)
+    return profile_with(problem, [_read(one) for one in given])
+
+
+def _read(source: ProfileSource) -> GivenProfile:
+    """A calibration or a measured profile, read where it is a file or a document."""
+    if isinstance(source, CalibrateResult):
+        return source.calibration
+    if isinstance(source, Calibration | MeasuredProfile):
+        return source
+    if isinstance(source, Mapping):
+        return read_given(source)
+    path = Path(source)
+    try:
+        with path.open("rb") as handle:
+            content = handle.read(FILE.max_bytes + 1)  # a device has no size and no end
+        return read_given(read_json(content))
+    except OSError as fault:
+        reason = fault.strerror or "cannot be read"
+        raise InvalidProblemError.of("/profile", f"{shown_path(path)}: {reason}") from None
+    except InvalidProblemError as fault:
+        first = fault.errors[0]
+        where = f", {first.pointer}:" if first.pointer.strip("/") else ""
+        message = f"{shown_path(path)}{where} {first.message}"
+        raise InvalidProblemError.of("/profile", message, allowed=first.allowed) from None
+
+
+def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
+    """The answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
+    return {**answer.to_json(), "problem": problem_to_mapping(problem)}
+
+
+def recommended(problem: Problem) -> Problem:
+    """The problem without its baseline, its framework set up as the exporter would (free of cost)."""
+    options = {
+        name: value for name, value in problem.workload.framework_options.items() if name not in _FREE
+    }
+    return replace(
+        problem,
+        workload=replace(problem.workload, framework_options=options),
+        options=replace(problem.options, baseline=None),
+    )
+
+
+def side_of(plan: Plan, asked: Problem) -> Side:
+    """A plan with the problem as it settled it: launcher, precision, optimizer and batch."""
+    launcher = plan.launchers[0] if asked.launcher == "any" and plan.launchers else asked.launcher
+    settled = target_of(plan, asked).problem
+    return Side(problem=replace(settled, launcher=launcher), configuration=plan.config)
+
+
+def pace_notes(problem: Problem, configuration: Configuration) -> tuple[str, ...]:
+    """What a configuration without places on unlike node groups is priced as."""
+    if not places_stages(problem) or configuration.is_placed:
+        return ()
+    return ("one mesh over unlike nodes goes at the pace of the slowest; stage_groups place its stages",)
+
+
+def is_measured(one: Observation) -> bool:
+    """Whether a row teaches anything."""
+    return bool(one.step_time_s or one.peak_memory_bytes or one.out_of_memory)
+
+
+def of_one_cluster(runs: Sequence[Run], wanted: str | None) -> list[Run]:
+    """The rows of the named cluster, or of the only one.
+
+    Raises:
+        InvalidProblemError: there is none, or several and none was named.
+    """
+    names = sorted({run.cluster for run in runs})
+    if wanted is None and len(names) > 1:
+        raise InvalidProblemError.of("/cluster", "the file holds several", allowed=", ".join(names[:20]))
+    if wanted is not None and wanted not in names:
+        raise UnknownNameError.among("/cluster", wanted, names)
+    if not runs:
+        raise InvalidProblemError.of("/rows", "the file holds no run")
+    return [run for run in runs if run.cluster == (wanted or names[0])]
+
+
+def _ranked(
+    problem: Problem,
+    profile: Profile,
+    pair: tuple[Configuration, Configuration],
+    found: Comparison,
+) -> Ranked | None:
+    """What plans are ranked by, of both sides; None where that is the step time."""
+    name = problem.options.objective
+    if name == "step_time":
+        return None
+    sides = zip(pair, (found.first, found.second), strict=True)
+    values = tuple(natural_objective(problem, profile, one, seen) for one, seen in sides)
+    return Ranked(name=OBJECTIVE_NAMES[name], unit=UNITS[name], values=(values[0], values[1]))
+
+
+def _configuration(source: ConfigurationSource, problem: Problem) -> Configuration:
+    """A configuration of the user's, completed."""
+    return source if isinstance(source, Configuration) else completed(source, problem)
+
+
+def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:
+    """Measured runs, read where a file holds them."""
+    return read_runs(Path(source), shape_of_plan) if isinstance(source, str | PathLike) else source
+
+
+def _recorded(shown: RenderableType) -> Console:
+    """A screen that keeps what it was shown."""
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, record=True, highlight=False, emoji=False, markup=False
+    )
+    console.print(shown)
+    return console
+
+
+def _framed(page: str) -> str:
+    """A whole page inside another: its styles and its security policy hold for itself alone."""
+    attributes = 'width="100%" height="640" style="border:0" title="Meshwright report"'
+    return f'<iframe {attributes} srcdoc="{html.escape(page, quote=True)}"></iframe>'
