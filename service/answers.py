@@ -17,6 +17,7 @@ from solver.plan import (
     ParetoPoint,
     Remedy,
     Shortfall,
+    SkippedLauncher,
     configuration_from_json,
     plan_from_json,
     prediction_from_json,
@@ -38,6 +39,10 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         values["objective"] = ObjectiveClaim(**raw["objective"]) if raw.get("objective") else None
         values["pareto"] = _front(raw.get("pareto"))
         values["baseline"] = _baseline(raw.get("baseline"))
+        values["skipped_launchers"] = tuple(
+            SkippedLauncher(launcher=one["launcher"], reasons=tuple(one["reasons"]))
+            for one in raw.get("skipped_launchers", ())
+        )
         return Answer(**values)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None

@@ -51,6 +51,7 @@ from solver.calibration.observations import Observation
 from solver.calibration.refuse import require_credible
 from solver.comparison import Comparison
 from solver.digest import problem_digest
+from solver.launcher_own import overlap_notes
 from solver.outlook import UNITS, natural_objective
 from solver.plan import Answer, Configuration, Plan, Prediction, plan_id_of
 from solver.predictions import predicted
@@ -331,7 +332,7 @@ def predict(
         profile=costs,
         why=reasons_of(problem, costs, [own], [prediction.step_time_s])[0],
         breaks=tuple(broken_rules(problem, own)),
-        notes=pace_notes(problem, own),
+        notes=(*overlap_notes(problem, own), *pace_notes(problem, own)),
         warnings=warnings,
     )
 

@@ -11,6 +11,7 @@ from solver.ask_placed import ask_placed
 from solver.baseline import with_baseline
 from solver.calibration.refuse import require_credible
 from solver.fewest import fewest
+from solver.launcher_own import overlap_warnings
 from solver.merged import Answered, merged
 from solver.objective import is_plain
 from solver.pareto import front_of
@@ -20,7 +21,7 @@ from solver.progress import OnProgress, ShouldStop
 from solver.ramp import ramp_search
 from solver.search.search import places_stages, search
 from solver.search.watch import Watch
-from solver.variants import variants_of
+from solver.variants import searchable, variants_of
 from solver.why.explained import with_reasons
 from solver.why.in_time import More, Run, fastest_run, too_late
 from solver.why.relaxed import on_nodes
@@ -42,7 +43,8 @@ def ask(
     """
     if places_stages(problem, profile):
         return ask_placed(problem, profile, on_progress=on_progress, should_stop=should_stop)
-    variants, answered = variants_of(problem, profile), list[Answered]()
+    variants, skipped = searchable(variants_of(problem, profile))
+    answered = list[Answered]()
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
@@ -53,10 +55,11 @@ def ask(
         if watch.interrupted():
             break
     unasked = len(variants) - len(answered)
-    answer = merged(problem, answered, unasked=unasked)
+    answer = merged(problem, answered, unasked=unasked, skipped=skipped)
     if unasked:
         said = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
         answer = replace(answer, warnings=(*answer.warnings, said))
+    answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
     first = variants[0]
     if is_plain(problem):  # odds are of the shortest step
         with watch.closing().cut():

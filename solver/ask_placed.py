@@ -8,6 +8,7 @@ from functools import partial
 from profiles.profile import Profile
 from solver.baseline import with_baseline
 from solver.calibration.refuse import require_credible
+from solver.launcher_own import overlap_warnings
 from solver.objective import slowdown
 from solver.outlook import claim_of, is_asked_for, outlook_of
 from solver.plan import Answer, Plan, Status
@@ -44,6 +45,7 @@ def ask_placed(
     with watch.closing().cut():
         plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
         answer = replace(answer, plans=plans)
+    answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
     return with_baseline(problem, profile, answer)
 
 

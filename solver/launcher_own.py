@@ -6,7 +6,7 @@ search finds for a launcher can be exported for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from profiles.errors import FieldError
 from profiles.model import ModelSpec
 from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES, BoolArray, Columns
 from solver.constraints import broken_by, constraint_of
-from solver.plan import Configuration
+from solver.cost.communication import overlap_limits
+from solver.plan import Configuration, Plan
 from solver.problem import Problem
 from solver.rank_orders import RANK_ORDERS
 from solver.rule import Rule
@@ -67,7 +68,7 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
     if lacking:
         yield FieldError(
             pointer="/model",
-            message=f"{able.launcher} is not planned for {', '.join(lacking)}: it cannot state that",
+            message=f"{able.launcher} cannot express {', '.join(lacking)}",
             allowed=f"the launchers {', '.join((*launchers_stating(model), 'none'))}",
         )
 
@@ -103,6 +104,40 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
                 allowed="false",
                 nearest="false",
             )
+
+
+def overlap_obstacles(problem: Problem, config: Configuration) -> tuple[str, ...]:
+    """The rules that keep a configuration from overlapping its experts although the request asks for it."""
+    if not problem.workload.framework_options.get("overlap_experts"):
+        return ()
+    found = dict[str, None]()
+    for one in config.replicas or (config,):
+        if is_a_row(one):
+            limits = overlap_limits(Columns.of([one]), problem.model)
+            found |= dict.fromkeys(rule for rule, broken in limits.items() if broken[0])
+    return tuple(found)
+
+
+def overlap_notes(problem: Problem, config: Configuration) -> tuple[str, ...]:
+    """The same as a sentence; none where the configuration does what the request asks for."""
+    rules = overlap_obstacles(problem, config)
+    words = (
+        f"overlap_experts is requested, but the all-to-alls of experts do not overlap: {'; '.join(rules)}"
+    )
+    return (words,) if rules else ()
+
+
+def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Plans that do not overlap their experts as the request asks for, with the rules that they break."""
+    ranks: dict[tuple[str, ...], list[str]] = {}
+    for plan in plans:
+        ranks.setdefault(overlap_obstacles(problem, plan.config), []).append(f"#{plan.rank}")
+    return tuple(
+        f"overlap_experts is requested, but {', '.join(which)} cannot overlap the all-to-alls of experts "
+        f"and {'is' if len(which) == 1 else 'are'} priced and written without: {'; '.join(rules)}"
+        for rules, which in ranks.items()
+        if rules
+    )
 
 
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from solver.baseline import score_s
-from solver.plan import Answer, Infeasibility, ObjectiveClaim, Plan, Status
+from solver.plan import Answer, Infeasibility, ObjectiveClaim, Plan, SkippedLauncher, Status
 from solver.problem import Problem
 from solver.search.watch import relative_gap
 from solver.variants import Variant, workload_of
@@ -21,9 +21,16 @@ class Answered:
     answer: Answer
 
 
-def merged(asked: Problem, answered: Sequence[Answered], *, unasked: int = 0) -> Answer:
+def merged(
+    asked: Problem,
+    answered: Sequence[Answered],
+    *,
+    unasked: int = 0,
+    skipped: Sequence[SkippedLauncher] = (),
+) -> Answer:
     """The best plans of all variants, with what holds for all of them.
 
+    ``skipped`` launchers were not searched; those that were and have no plan are added to them.
     Proved optimal when every variant's ranking is proved, or proved to have no plan; ``unasked`` variants
     were never searched. A bound holds for all variants or is none.
     """
@@ -58,7 +65,24 @@ def merged(asked: Problem, answered: Sequence[Answered], *, unasked: int = 0) ->
         infeasible=None if plans else _said(told, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
+        skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
     )
+
+
+def _skipped(
+    answered: Sequence[Answered], skipped: Sequence[SkippedLauncher], unasked: int
+) -> tuple[SkippedLauncher, ...]:
+    """Launchers that cannot train the model, and those of which every search proves that nothing fits."""
+    found = {one.launcher: one for one in skipped}
+    with_hope = {one.variant.problem.launcher for one in answered if one.answer.status != "infeasible"}
+    if unasked and answered:  # further variants of the last launcher may have a plan
+        with_hope.add(answered[-1].variant.problem.launcher)
+    for one in answered:
+        name, why = one.variant.problem.launcher, one.answer.infeasible
+        if name not in with_hope and name not in found:
+            reasons = why.reasons if why and why.reasons else ("no configuration is legal and fits",)
+            found[name] = SkippedLauncher(launcher=name, reasons=reasons)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _effort(one: Answered) -> tuple[float, float]:

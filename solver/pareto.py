@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from profiles.profile import Profile
+from solver.calibration.refuse import require_credible
 from solver.candidates import searched_space
 from solver.columns import Columns
 from solver.plan import ParetoFront, ParetoPoint, Plan
@@ -31,7 +32,11 @@ _MOST_POINTS = 48  # of one number of GPUs
 
 
 def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> ParetoFront:
-    """The front over all variants of a request; as far as the time allows."""
+    """The front over all variants of a request; as far as the time allows.
+
+    Raises:
+        InvalidProblemError: a calibration makes a point faster than its software stack has ever been.
+    """
     points = list[ParetoPoint]()
     finished = not watch.interrupted()
     for variant in variants:
@@ -88,6 +93,7 @@ def _add_points(
             look()  # without a plan for want of time there is no front
             if plan is None:
                 break
+            require_credible(problem, variant.profile, [(plan.config, plan.prediction)])
             plan = replace(plan, workload=workload)
             points.append(ParetoPoint(plan=plan, budget_bytes=int(rows.budget_bytes)))
             rows = replace(rows, budget_bytes=plan.prediction.peak_memory_bytes * (1.0 - STEP))

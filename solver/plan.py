@@ -222,6 +222,14 @@ class Infeasibility:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedLauncher:
+    """A launcher without a plan in the answer to a request for any launcher."""
+
+    launcher: str
+    reasons: tuple[str, ...]  # facts of the model or workload that it cannot express, or why nothing fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Ranked plans with their certificate."""
 
@@ -249,6 +257,7 @@ class Answer:
     baseline: Baseline | None = None  # where the request gives its own configuration
     pareto: ParetoFront | None = None  # where the request asks for it
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
+    skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""

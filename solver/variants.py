@@ -7,12 +7,14 @@ one that runs it fastest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiles.capabilities import launcher_capabilities, launchers_of
 from profiles.optimizers import OPTIMIZERS
 from profiles.profile import Profile, default_profile, framework_of
+from solver.launcher_own import problem_faults
+from solver.plan import SkippedLauncher
 from solver.problem import Problem, Workload
 
 
@@ -35,6 +37,24 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
             one = replace(problem, launcher=launcher, workload=workload)
             found.append(Variant(problem=one, profile=profile_of_variant(one, profile)))
     return found
+
+
+def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[SkippedLauncher, ...]]:
+    """The variants whose launcher can train the model and workload, and the launchers that have none.
+
+    Where no launcher can, all variants are kept: the search then says why each is infeasible.
+    """
+    faults = [
+        tuple(problem_faults(one.problem, launcher_capabilities(one.problem.launcher))) for one in variants
+    ]
+    kept = [one for one, found in zip(variants, faults, strict=True) if not found]
+    able = {one.problem.launcher for one in kept}
+    skipped: dict[str, tuple[str, ...]] = {}
+    for one, found in zip(variants, faults, strict=True):
+        if one.problem.launcher not in able:
+            skipped.setdefault(one.problem.launcher, tuple(fault.message for fault in found))
+    left_out = tuple(SkippedLauncher(launcher=name, reasons=why) for name, why in skipped.items())
+    return kept or list(variants), left_out
 
 
 def _workloads(problem: Problem, launcher: str) -> list[Workload]:

@@ -128,6 +128,14 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedLauncher:
+    """A launcher without a plan in the answer to a request for any launcher."""
+
+    launcher: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer of a job: its certificate and its plans, best first."""
 
@@ -158,6 +166,7 @@ class Answer:
     pareto: Mapping[str, Any] | None = None
     points: tuple[Point, ...] | None = None
     space: str = "usual"  # or every: candidates that bound and proof are of
+    skipped_launchers: tuple[SkippedLauncher, ...] = ()  # of a request for any launcher
     next_page_token: str | None = None  # None: these are all plans
 
 

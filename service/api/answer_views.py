@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.api.schemas import State
-from solver.plan import Baseline, Configuration, Infeasibility, ObjectiveClaim, ParetoFront, Plan, Status
+from solver.plan import (
+    Baseline,
+    Configuration,
+    Infeasibility,
+    ObjectiveClaim,
+    ParetoFront,
+    Plan,
+    SkippedLauncher,
+    Status,
+)
 
 
 class PointView(BaseModel):
@@ -73,5 +82,6 @@ class AnswerView(BaseModel):
     pareto: ParetoFront | None = None
     points: list[PointView] | None = None  # of a sweep
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
+    skipped_launchers: list[SkippedLauncher] = Field(default_factory=list)  # of a request for any launcher
     plans: list[RankedPlan]
     next_page_token: str | None

@@ -22,6 +22,7 @@ from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import environment, overlapped
 from service.launchers.target import Target
 from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file
+from solver.launcher_own import overlap_notes
 
 PRODUCT = "Megatron-Bridge 0.3.1 (NeMo)"
 NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),)
@@ -65,7 +66,12 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from common_warnings(target)
     yield "not verified by Megatron-Bridge's own parser: it lets most illegal values through"
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
-    yield f"no override names the activation: take a recipe whose model has {target.model.mlp_activation}"
+    # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers
+    # of the gated models that are exported have silu already (models/*/*_provider.py: activation_func).
+    activation = target.model.mlp_activation
+    if activation != "silu":
+        yield f"no override names the activation: take a recipe whose model has {activation}"
+    yield from overlap_notes(target.problem, target.config)
     if target.model.mla:
         yield "latent attention is of the recipe's model provider; only its sizes are overridden"
     if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:

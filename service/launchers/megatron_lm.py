@@ -32,6 +32,7 @@ from service.launchers.megatron_lm_scripts import (
 from service.launchers.rules import refuse
 from service.launchers.slurm import SLURM_FILE, TORCHRUN_FILE, slurm_script
 from service.launchers.target import Target
+from solver.launcher_own import overlap_notes
 
 
 class MegatronLm:
@@ -109,5 +110,6 @@ def _fact_warnings(target: Target) -> Iterator[str]:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
     if known.attention_kernel not in ATTENTION_BACKENDS:
         yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
+    yield from overlap_notes(target.problem, target.config)
     if lacks_flash(target):
         yield f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise"

@@ -176,7 +176,24 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     """The costs that the figures rest on, and every warning."""
     said = f"Profile: {profile_words(answer, problem)}."
     outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
-    return [wrapped(said, width, indent=2), *outside, *_warnings(answer.warnings, width)]
+    return [
+        *_skipped(answer, width),
+        wrapped(said, width, indent=2),
+        *outside,
+        *_warnings(answer.warnings, width),
+    ]
+
+
+def skipped_words(answer: Answer) -> tuple[str, ...]:
+    """Each launcher without a plan, with its reasons; empty unless the request leaves the launcher open."""
+    return tuple(f"{one.launcher}: {clean('; '.join(one.reasons))}" for one in answer.skipped_launchers)
+
+
+def _skipped(answer: Answer, width: int) -> list[Text]:
+    """The launchers without a plan as a list."""
+    found = skipped_words(answer)
+    lines = [wrapped(one, width, indent=4, hang=2) for one in found]
+    return [wrapped("Launchers without a plan:", width, indent=2), *lines] if found else []
 
 
 def _outside(prediction: Prediction, width: int) -> list[Text]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from service.report import figures
@@ -12,7 +12,7 @@ from service.report.glossary import sentence_case, words
 from service.report.question import clean, question_words
 from service.report.reasons import odds_words, remedy_line, signed
 from service.report.sentences import limit_words
-from service.report.terminal import profile_words
+from service.report.terminal import profile_words, skipped_words
 from solver.plan import Answer, Plan, Shortfall
 from solver.problem import Problem
 
@@ -37,6 +37,7 @@ class Verdict:
     nearest: str = ""  # where nothing fits
     reasons: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # launchers without a plan, each with its reasons
 
 
 def title_of(problem: Problem) -> str:
@@ -67,6 +68,11 @@ def question_of(problem: Problem) -> tuple[Fact, ...]:
 
 
 def verdict_of(answer: Answer, problem: Problem) -> Verdict:
+    """How the search ended, and which launchers have no plan where any would do."""
+    return replace(_ended(answer, problem), skipped=skipped_words(answer))
+
+
+def _ended(answer: Answer, problem: Problem) -> Verdict:
     """How the search ended."""
     if answer.status == "infeasible":
         return _infeasible(answer, problem)

@@ -135,7 +135,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         },
         "seed": first.get("seed", 0),
         "versions": dict(first.get("versions", {})),
-        "warnings": _warnings(rows, known),
+        "warnings": _warnings(rows, answers),
         "infeasible": _infeasible(rows, answers) if status == "infeasible" else None,
         "num_gpus_used": first.get("num_gpus_used") if best else None,
         "peak_flops": first.get("peak_flops"),
@@ -144,8 +144,22 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "baseline": None,
         "pareto": None,
         "points": [dict(row) for row in rows],
+        "skipped_launchers": _skipped(known),
         "space": "every" if {one.get("space") for one in known} == {"every"} else "usual",
     }
+
+
+def _skipped(answers: Sequence[Json]) -> list[Json]:
+    """Launchers without a plan at every point, with the reasons of all points."""
+    found = [
+        {one["launcher"]: one["reasons"] for one in answer.get("skipped_launchers", ())}
+        for answer in answers
+    ]
+    everywhere = [name for name in (found[0] if found else {}) if all(name in one for one in found)]
+    return [
+        {"launcher": name, "reasons": list(dict.fromkeys(why for one in found for why in one[name]))}
+        for name in everywhere
+    ]
 
 
 def _status(rows: Sequence[Json]) -> str:
@@ -176,9 +190,18 @@ def _common(answers: Sequence[Json]) -> list[str]:
     ]
 
 
-def _warnings(rows: Sequence[Json], answers: Sequence[Json]) -> list[str]:
-    """What any answer warns of, and which points have none."""
-    said = dict.fromkeys(warning for answer in answers for warning in answer.get("warnings", ()))
+def _warnings(rows: Sequence[Json], answers: Sequence[Json | None]) -> list[str]:
+    """What any answer warns of, with its point unless all do so, and which points have none."""
+    told = [
+        (words_of(row["values"]), answer["warnings"])
+        for row, answer in zip(rows, answers, strict=True)
+        if answer
+    ]
+    said = dict.fromkeys(
+        warning if all(warning in other for _, other in told) else f"{point}: {warning}"
+        for point, warnings in told
+        for warning in warnings
+    )
     lost = [row for row in rows if row["status"] in {None, "unknown"}]
     return [*said, *(f"{words_of(row['values'])}: {row['state']}" for row in lost[:MAX_REASONS])]
 

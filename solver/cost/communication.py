@@ -103,13 +103,21 @@ def experts_overlap(columns: Columns, model: ModelSpec) -> BoolArray:
     multi-token-prediction layer, which needs pipeline stages. Not with Megatron-FSDP, which knows of it
     from 0.19 on only (``distributed/fsdp/mcore_fsdp_adapter.py:168``).
     """
+    broken = np.logical_or.reduce(list(overlap_limits(columns, model).values()))
+    return np.asarray(~broken & (model.moe is not None))
+
+
+def overlap_limits(columns: Columns, model: ModelSpec) -> dict[str, BoolArray]:
+    """What keeps rows from overlapping their experts: rule to broken, shape (n,) (``experts_overlap``)."""
     stages = columns.pipeline_parallel_size > 1
-    chunked = ~stages | (columns.virtual_pipeline_size > 1)
-    extra = np.where(stages, 1, 0) >= model.num_mtp_layers
-    kept = columns.recompute != RECOMPUTE.index("full")
-    whole = columns.zero_stage < SHARD_GRADIENTS
-    split = columns.expert_parallel_size > 1
-    return np.asarray(split & chunked & extra & kept & whole & (model.moe is not None))
+    most = np.where(stages, 1, 0)
+    return {
+        "expert_parallel_size must be above 1": columns.expert_parallel_size == 1,
+        "pipeline stages need virtual_pipeline_size above 1": stages & (columns.virtual_pipeline_size == 1),
+        "multi-token prediction allows one layer, with pipeline stages": most < model.num_mtp_layers,
+        "recompute_granularity must not be full": columns.recompute == RECOMPUTE.index("full"),
+        "zero_stage must be 0 or 1": columns.zero_stage >= SHARD_GRADIENTS,
+    }
 
 
 def expert_parallel(ctx: Context) -> PassSeconds:

@@ -20,6 +20,7 @@ from service.launchers.reading.base import WHOLE_FILE
 from service.priced_ramp import ramp_notes
 from service.request import parse_problem
 from solver.calibration.refuse import require_credible
+from solver.launcher_own import overlap_notes
 from solver.predictions import predicted
 from solver.why.explained import reasons_of
 
@@ -52,7 +53,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         breaks=broken_rules(problem, configuration),
         profile=profile.version,
         launcher=own.launcher,
-        notes=[*own.notes, *ramp_notes(own, profile)],
+        notes=[*own.notes, *ramp_notes(own, profile), *overlap_notes(problem, configuration)],
         unread=list(own.unread),
     )
 

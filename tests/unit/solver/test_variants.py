@@ -11,7 +11,7 @@ from solver.ask import ask
 from solver.batches import batch_sizes
 from solver.plan import Answer
 from solver.problem import Problem
-from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 
@@ -119,3 +119,50 @@ def test_batches_are_compared_by_the_time_of_as_many_sequences() -> None:
 def test_a_batch_may_be_constrained() -> None:
     answer = answered(small(batch_sizes=(8, 16), constraints=("global_batch_size <= 16",)))
     assert {plan.config.global_batch_size for plan in answer.plans} <= {8, 16}
+
+
+def test_launchers_that_cannot_express_a_fact_of_the_model_are_named_with_it_and_not_searched() -> None:
+    """A norm of queries and keys: neither torchtitan's llama3 nor nanotron's Qwen2 has one (both files'
+    modules are ``wq, wk, wv, wo``: torchtitan 0.3.0 models/llama3/model.py, nanotron models/qwen.py)."""
+    shape = a_model(**SHAPE, query_key_norm="per_head")
+    answer = answered(replace(small(), launcher="any", model=shape))
+    assert answer.status == "optimal"
+    skipped = {one.launcher: one.reasons for one in answer.skipped_launchers}
+    assert {"torchtitan", "nanotron"} <= set(skipped)
+    for name in ("torchtitan", "nanotron"):
+        assert skipped[name] == (f"{name} cannot express query-key norm of each head",)
+    assert not {"megatron-lm", "deepspeed"} & set(skipped)
+    assert not {name for plan in answer.plans for name in plan.launchers} & set(skipped)
+    alone = answered(replace(small(), model=shape))
+    assert alone.skipped_launchers == ()
+
+
+def test_a_launcher_without_a_plan_that_fits_is_named_with_the_reason() -> None:
+    """accelerate has no pipeline, which the request pins."""
+    pins = {"pipeline_parallel_size": 2, "context_parallel_size": 1}
+    answer = answered(replace(small(pin=pins), launcher="any"))
+    skipped = {one.launcher: " ".join(one.reasons) for one in answer.skipped_launchers}
+    assert "pipeline_parallel_size" in skipped["accelerate"]
+    assert "megatron-lm" not in skipped
+
+
+def mixture(virtual_pipeline_size: int) -> Problem:
+    """A mixture of experts on two stages of 16 GPUs, whose request asks for overlapped experts."""
+    pins = {"context_parallel_size": 1, "pipeline_parallel_size": 2, "expert_parallel_size": 4,
+            "recompute_granularity": "none"}  # fmt: skip
+    bounds = {"virtual_pipeline_size": (virtual_pipeline_size, virtual_pipeline_size)}
+    found = a_problem(
+        model=a_moe_model(), cluster=a_cluster(num_nodes=4), batch=64, certify="none", top_k=2, pin=pins,
+        bounds=bounds,
+    )  # fmt: skip
+    return replace(found, workload=replace(found.workload, framework_options={"overlap_experts": True}))
+
+
+def test_plans_that_cannot_overlap_their_experts_as_requested_name_the_rule() -> None:
+    """Megatron-Core 0.16.1 transformer_config.py:1868: stages need virtual stages for this overlap."""
+    (said,) = (one for one in answered(mixture(1)).warnings if "overlap_experts" in one)
+    assert said.startswith("overlap_experts is requested, but #1, #2 cannot overlap")
+    assert "pipeline stages need virtual_pipeline_size above 1" in said
+    chunked = answered(mixture(2))
+    assert chunked.plans
+    assert not [one for one in chunked.warnings if "overlap_experts" in one]

@@ -8,7 +8,6 @@
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
-# Warning: no override names the activation: take a recipe whose model has silu
 
 PLAN_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them

@@ -92,3 +92,14 @@ def test_a_recipe_that_is_none_is_refused_with_its_line_and_all_that_are() -> No
     text = files["plan_args.sh"].replace("=bf16_mixed", "=bf17_mixed")
     with pytest.raises(InvalidProblemError, match=r'mixed_precision: line \d+: "bf17_mixed" .*bf16_mixed'):
         read({**files, "plan_args.sh": text})
+
+
+@pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["take a recipe whose model has gelu"])])
+def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
+    gated: bool, warned: list[str]
+) -> None:
+    """Megatron-Bridge 0.3.1, models/llama/llama_provider.py:36, qwen/qwen_provider.py:53: F.silu."""
+    model = replace(FOUND.model, gated_mlp=gated)
+    found = replace(FOUND, problem=replace(FOUND.problem, model=model))
+    said = export(found.plan, found.problem, "megatron-bridge").warnings
+    assert [one.partition(": ")[2] for one in said if "activation" in one] == warned

@@ -57,6 +57,21 @@ def test_a_plan_that_may_not_overlap_is_neither_priced_nor_written_so(name: str)
     assert FLAG not in written(config)["megatron_args.sh"]
 
 
+@pytest.mark.parametrize("launcher", ["megatron-lm", "megatron-bridge"])
+def test_files_that_cannot_overlap_as_requested_warn_with_the_rule(launcher: str) -> None:
+    def warned(config: Configuration) -> list[str]:
+        found = told(config, overlap=True)
+        said = export(found.plan, replace(found.problem, launcher=launcher), launcher).warnings
+        return [one for one in said if one.startswith("overlap_experts is requested")]
+
+    assert warned(PLANNED.config) == []
+    rules = {"plain stages": "virtual_pipeline_size", "full recomputation": "recompute_granularity",
+             "experts on one rank": "expert_parallel_size"}  # fmt: skip
+    for name, config in REFUSED.items():
+        (said,) = warned(config)
+        assert rules[name] in said
+
+
 def test_overlapped_experts_are_read_back_and_refused_beside_what_megatron_lm_refuses() -> None:
     files = written(PLANNED.config)
 

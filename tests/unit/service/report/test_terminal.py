@@ -17,7 +17,7 @@ from service.report import figures
 from service.report.table import to_csv
 from service.report.terminal import render_answer, render_prediction, short_id
 from solver.options import SearchOptions
-from solver.plan import Answer, Infeasibility
+from solver.plan import Answer, Infeasibility, SkippedLauncher
 from solver.problem import Problem
 from tests.builders import (
     a_cluster,
@@ -289,3 +289,17 @@ def test_a_calibrated_profile_is_named_and_not_called_uncalibrated() -> None:
     text = " ".join(text_of(answer).split())
     assert "Profile: A100 SXM 80 GB under megatron-core, calibrated on 16 runs." in text
     assert "not calibrated" not in text
+
+
+def test_launchers_without_a_plan_are_listed_with_their_reasons() -> None:
+    skipped = (
+        SkippedLauncher(launcher="nanotron", reasons=("nanotron cannot express experts",)),
+        SkippedLauncher(launcher="accelerate", reasons=("no pipeline", "no ZeRO 1")),
+    )
+    lines = text_of(an_answer(skipped_launchers=skipped)).splitlines()
+    at = lines.index("  Launchers without a plan:")
+    assert [line.strip() for line in lines[at + 1 : at + 3]] == [
+        "nanotron: nanotron cannot express experts",
+        "accelerate: no pipeline; no ZeRO 1",
+    ]
+    assert "without a plan" not in text_of(an_answer())

@@ -10,6 +10,7 @@ from service.answers import answer_from_json
 from service.db.database import Database
 from service.engine.job_engine import JobEngine
 from service.jobs import Jobs
+from solver.plan import SkippedLauncher
 from tests.answered_jobs import add_answered_job
 from tests.job_records import add_tiny_job, claimed
 from tests.reports import Page, small_answer
@@ -44,6 +45,20 @@ def test_an_answer_has_its_verdict_table_and_links(browser: TestClient, answered
     assert {f"/v1/jobs/{answered}/report", f"/plans/{first}/export"} <= links
     assert "a step takes" in page.text
     assert "How the search went" in page.text
+
+
+def test_an_answer_names_every_launcher_without_a_plan_on_its_page_and_as_json(
+    browser: TestClient, database: Database
+) -> None:
+    problem, answer = small_answer()
+    skipped = (SkippedLauncher(launcher="nanotron", reasons=("nanotron cannot express experts",)),)
+    add_answered_job(database, "open", problem, dataclasses.replace(answer, skipped_launchers=skipped))
+    shown = Page(browser.get("/jobs/open").text).text
+    assert "Launchers without a plan" in shown
+    assert "nanotron: nanotron cannot express experts" in shown
+    assert browser.get("/v1/jobs/open/plans").json()["skipped_launchers"] == [
+        {"launcher": "nanotron", "reasons": ["nanotron cannot express experts"]}
+    ]
 
 
 def test_long_answers_are_paged(browser: TestClient, database: Database) -> None:
