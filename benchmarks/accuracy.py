@@ -8,6 +8,7 @@ Both fail when a gate is missed.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import time
@@ -269,9 +270,14 @@ def quick(runs: Sequence[Run]) -> list[str]:
 
 def main() -> None:
     """Predict, print, write, and fail when a gate is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="only the gates and a few calibrated clusters")
+    options = parser.parse_args()
     started = time.perf_counter()
     runs = read_runs(CATALOG_RUNS)
-    if "--quick" in sys.argv:
+    if options.quick:
         missed = quick(runs)
     else:
         text, ways = document(runs)

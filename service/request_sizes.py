@@ -73,10 +73,12 @@ def _launchers_own(problem: Problem, at: str) -> Iterator[FieldError]:
     runs = sorted(one for one in found if one)
     counts = sorted(range(1, layers + 1), key=lambda stages: abs(stages - len(split)))
     near = runs[0] if runs else next(one for stages in counts for one in own(stages) if one)
+    splits = " or ".join(" ".join(map(str, one)) for one in runs)
+    given = " ".join(map(str, split)) if runs else f"any split into {len(split)} stages"
     yield FieldError(
         pointer=at,
-        message=f"{problem.launcher} splits the layers itself, {len(split)} stages otherwise or not at all",
-        allowed=" or ".join(" ".join(map(str, one)) for one in runs) or None,
+        message=f"{problem.launcher} splits the layers itself and does not make {given}",
+        allowed=splits or "fewer stages, so that each has a layer and the last one the output head",
         nearest=" ".join(map(str, near)),
     )
 

@@ -53,8 +53,8 @@ TITAN = Configuration(
     stage_layers=(9, 10, 10, 10, 10, 11, 11, 9),
 )  # fmt: skip
 NANOTRON = Configuration(
-    tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, zero_stage=1, zero_shard_size=8,
-    num_microbatches=16, recompute_granularity="full", recompute_layers=80, stage_layers=(80,),
+    tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, num_microbatches=16,
+    recompute_granularity="full", recompute_layers=80, stage_layers=(80,),
 )  # fmt: skip
 EXPERTS = Configuration(
     data_parallel_size=16, expert_parallel_size=8, zero_stage=2, zero_shard_size=16, micro_batch_size=2,

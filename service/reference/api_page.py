@@ -8,6 +8,7 @@ from typing import Any
 from profiles.documents import DOCUMENT, FILE, MAX_DEPTH, PROBLEM, YAML_FILE
 from service.api import deps
 from service.reference.schemas import fields_table, openapi, schema
+from service.web.callers import DOCUMENT_FORM, QUESTION_FORM
 
 _HEAD = """# API
 
@@ -28,6 +29,8 @@ is answered with 408.
 _LIMITS = {
     "problems, and every body that is not named here": PROBLEM,
     "`POST /v1/profiles`, `PUT /v1/models/{name}`, `PUT /v1/clusters/{name}`": DOCUMENT,
+    "forms of the pages: `POST /jobs`, `POST /own`, `POST /keys`": QUESTION_FORM,
+    "forms of the pages: `POST /models`, `POST /clusters`, `POST /profiles`": DOCUMENT_FORM,
     "files of the command line in JSON": FILE,
     "files of the command line in YAML": YAML_FILE,
 }

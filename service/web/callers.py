@@ -77,7 +77,14 @@ def _fields_of(body: bytes) -> Values:
     return values
 
 
-_PAGE = replace(DOCUMENT, max_bytes=2**20, advice="send larger documents to the API")
+_FORM = replace(DOCUMENT, max_bytes=2**20, max_values=MAX_FIELDS, max_keys=MAX_FIELDS)
+# What a question states is limited in the API too (``profiles.documents.PROBLEM``).
+QUESTION_FORM = replace(_FORM, advice="keep a large model, cluster or profile under a name on its own page")
+DOCUMENT_FORM = replace(
+    _FORM,
+    advice="send a larger document to PUT /v1/models/{name}, PUT /v1/clusters/{name} or POST /v1/profiles",
+)
 _SIGN_IN = replace(DOCUMENT, max_bytes=SMALL_BYTES, advice="it holds a key and no more")
-FormDep = Annotated[Values, Depends(form_of(_PAGE), scope="function")]
+FormDep = Annotated[Values, Depends(form_of(QUESTION_FORM), scope="function")]
+DocumentFormDep = Annotated[Values, Depends(form_of(DOCUMENT_FORM), scope="function")]
 SignInDep = Annotated[Values, Depends(form_of(_SIGN_IN), scope="function")]  # of callers who are not known

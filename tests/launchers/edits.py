@@ -267,11 +267,11 @@ def accelerate() -> list[Edit]:
 
 def nanotron() -> list[Edit]:
     """What its parser lets pass, and what it is strict on; it cannot be run here."""
-    plain = replace(PLAIN, zero_stage=1, zero_shard_size=8)
+    plain = replace(PLAIN, zero_stage=0, zero_shard_size=1)
     found = _for("nanotron", plain)
     tensor = _for("nanotron", replace(plain, tensor_parallel_size=4, sequence_parallel=True))
     return [
-        Edit("an unknown ZeRO stage", found, (("zero_stage: 1", "zero_stage: 7"),)),
+        Edit("an unknown ZeRO stage", found, (("zero_stage: 0", "zero_stage: 7"),)),
         Edit("an empty micro-batch", found, (("micro_batch_size: 1", "micro_batch_size: 0"),)),
         Edit("experts' ranks in a dense model", found,
              (("expert_parallel_size: 1", "expert_parallel_size: 2"),)),

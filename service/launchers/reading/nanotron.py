@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from profiles.model import ModelSpec
 from profiles.shape import model_from_shape
 from service.launchers.reading.base import LaunchFile, Source, Told
@@ -44,7 +46,7 @@ class NanotronReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
         """
         fields, known = Fields(source.name, document_of(source)), known_of(source, told)
-        model = told.model or _model(fields)
+        model = _padded(fields, told.model or _model(fields))
         configuration = _configuration(fields, model)
         fields.expect("tokens.sequence_length")
         workload = Workload(
@@ -79,6 +81,13 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     micro = fields.integer("tokens.micro_batch_size", 1)
     count = fields.integer("tokens.batch_accumulation_per_replica", 1)
     zero = _zero(fields) if dp * cp > 1 else 0
+    if not fields.flag("optimizer.accumulate_grad_in_fp32", default=True):
+        fields.note("accumulate_grad_in_fp32 is false: the prediction assumes fp32 accumulation")
+    elif zero:
+        fields.note(
+            "zero_stage 1 with accumulate_grad_in_fp32 raises NotImplementedError in nanotron, April 2026 "
+            "(optim/gradient_accumulator.py:355, trainer.py:645); it is priced as older versions ran it"
+        )
     schedule = _schedule(fields, pp)
     recompute = fields.flag("parallelism.recompute_layer", default=False)
     sequence = _sequence_parallel(fields)
@@ -103,12 +112,26 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     )
 
 
+def _padded(fields: Fields, model: ModelSpec) -> ModelSpec:
+    """The model with the vocabulary that nanotron builds (helpers.py:52 ``_vocab_size_with_padding``).
+
+    A multiple of ``make_vocab_size_divisible_by`` times the tensor-parallel size; where the former is 1, as
+    in exported files, every launcher's price pads it alike and the model's own size is kept.
+    """
+    divisor = fields.integer("model.make_vocab_size_divisible_by", 1, low=1)
+    multiple = divisor * fields.integer("parallelism.tp", 1)
+    padded = -(-model.vocab_size // multiple) * multiple
+    if divisor == 1 or padded == model.vocab_size:
+        return model
+    fields.note(f"the vocabulary of {model.vocab_size} is padded to {padded} (a multiple of {multiple})")
+    return replace(model, vocab_size=padded)
+
+
 def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...]:
     """Its own split; a stage without a layer, or an output head before the last stage, is not priced."""
-    multiple = tp * fields.integer("model.make_vocab_size_divisible_by", 1, low=1)
 
     def fills(stages: int) -> bool:
-        split, head = nanotron_split(model, stages, multiple)
+        split, head = nanotron_split(model, stages, tp)
         return min(split) > 0 and head == stages - 1
 
     if not (pp <= model.num_layers and fills(pp)):
@@ -119,7 +142,7 @@ def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...
             nearest=str(max(filter(fills, range(1, min(pp, model.num_layers + 1))))),
         )
         fields.stop()
-    return nanotron_split(model, pp, multiple)[0]
+    return nanotron_split(model, pp, tp)[0]
 
 
 def _zero(fields: Fields) -> int:

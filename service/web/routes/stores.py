@@ -23,7 +23,7 @@ from service.api.deps import (
 from service.api.routes.catalogs import definition_of, page_of
 from service.api.schemas import DefinitionView
 from service.db.definition_records import Kind
-from service.web.callers import ADMINISTERS, SUBMITS, FormDep
+from service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
 from service.web.choices import suggestions_of
 from service.web.fields import Field, Form, Values, faulty, request_of
 from service.web.rendering import page
@@ -60,7 +60,7 @@ def _add_pages(kind: Kind) -> None:
     def list_them(request: Request, service: ServiceDep, tenant: TenantDep) -> Response:
         return _list(request, service, tenant, kind, Form())
 
-    def keep(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
+    def keep(request: Request, values: DocumentFormDep, service: ServiceDep, tenant: TenantDep) -> Response:
         try:
             name, document = _given(kind, values)
             service.definitions.put(tenant, kind, name, document)
@@ -112,7 +112,9 @@ def list_profiles(
 
 
 @router.post("/profiles", dependencies=[SUBMITS])
-def keep_profile(request: Request, values: FormDep, stored: ProfilesDep, tenant: TenantDep) -> Response:
+def keep_profile(
+    request: Request, values: DocumentFormDep, stored: ProfilesDep, tenant: TenantDep
+) -> Response:
     """Keep a profile."""
     fields = _fields("profile")
     try:

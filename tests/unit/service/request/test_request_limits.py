@@ -72,9 +72,12 @@ def test_a_pinned_split_that_nanotron_would_not_run_names_the_one_that_it_runs()
     own = parse_problem(request(pin={"stage_layers": [21, 20, 20, 19]}) | nanotron)
     assert own.options.stage_layers == (21, 20, 20, 19)
     refused = sentence(request(pin={"stage_layers": [20, 20, 20, 20]}) | nanotron)
-    assert "nanotron splits the layers itself" in refused
+    assert "nanotron splits the layers itself and does not make 20 20 20 20" in refused
     assert "Nearest: 21 20 20 19" in refused
-    assert "Nearest: 3 2 2 2" in sentence(request(pin={"stage_layers": [1] * 80}) | nanotron)
+    beyond = sentence(request(pin={"stage_layers": [1] * 80}) | nanotron)
+    assert "does not make any split into 80 stages" in beyond
+    assert "Allowed: fewer stages, so that each has a layer and the last one the output head" in beyond
+    assert "Nearest: 3 2 2 2" in beyond
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from service.db.database import Database
@@ -142,6 +143,28 @@ def test_what_is_no_form_is_refused(browser: TestClient) -> None:
     assert browser.post("/jobs", json=TYPED).status_code == 422
     assert browser.post("/jobs", data={"model": "a\0b"}).status_code == 422
     assert browser.post("/jobs", data={f"f{at}": "1" for at in range(300)}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [
+        ("/jobs", "keep a large model, cluster or profile under a name"),  # POST /v1/jobs takes 256 KiB
+        ("/own", "keep a large model, cluster or profile under a name"),  # as does POST /v1/predictions
+        ("/models", "PUT /v1/models/{name}"),
+        ("/profiles", "POST /v1/profiles"),
+    ],
+)
+def test_a_form_beyond_its_limit_advises_what_the_api_takes(
+    browser: TestClient, address: str, advice: str
+) -> None:
+    answer = browser.post(address, data={"name": "a", "document": "x" * 2**20})
+    assert answer.status_code == 413
+    assert advice in answer.text
+    programs = {"/jobs": "/v1/jobs", "/own": "/v1/predictions", "/profiles": "/v1/profiles"}
+    if address in programs:  # the API refuses the same bytes exactly where the page does not name it
+        headers = {"content-type": "application/json"}
+        sent = browser.post(programs[address], content=b" " * 2**20, headers=headers)
+        assert (sent.status_code == 413) == ("/v1" not in advice)
 
 
 def test_a_launch_file_is_priced_at_once(browser: TestClient) -> None:

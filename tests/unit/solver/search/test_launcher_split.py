@@ -19,6 +19,7 @@ from solver.plan import Answer, Configuration
 from solver.predict import predict_all
 from solver.problem import Problem
 from solver.ramp_stages import ramp_stages
+from solver.space import enumerate_space
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 GPUS = 8
@@ -154,3 +155,24 @@ def test_every_stage_of_a_batch_ramp_has_nanotrons_split() -> None:
     assert answer.plans
     assert {plan.config.stage_layers for plan in answer.plans} == {(7, 5)}
     assert len(ramp_stages(problem)) == 2
+
+
+def nanotron_runs(zero_stage: int, dp: int, cp: int) -> bool:
+    """nanotron 2411b022 with ``accumulate_grad_in_fp32``, which its exported files set.
+
+    trainer.py:1093 ``make_ddp = dp > 1 or cp > 1 and not (fp32 and zero_stage > 0)``; under DDP the hook of
+    optim/gradient_accumulator.py:355 raises for a ZeRO optimizer, without DDP trainer.py:645 raises for
+    context parallelism.
+    """
+    wrapped = dp > 1 or (cp > 1 and not zero_stage > 0)
+    return zero_stage == 0 if wrapped else cp == 1
+
+
+def test_no_plan_of_nanotron_raises_not_implemented_in_its_trainer() -> None:
+    problem = nanotron_problem()
+    rows = enumerate_space(problem, legal_only=True).columns
+    meshes = set(zip(rows.zero_stage, rows.data_parallel_size, rows.context_parallel_size, strict=True))
+    assert {(dp > 1, cp > 1) for _, dp, cp in meshes} == {
+        (a, b) for a in (False, True) for b in (False, True)
+    }
+    assert [mesh for mesh in meshes if not nanotron_runs(*mesh)] == []
