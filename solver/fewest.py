@@ -94,7 +94,7 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
     if priced.kinds is None:
         pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
         return any(fitting(priced.take(piece)).any() for piece in pieces)
-    able = np.flatnonzero(priced.price_of >= 0)  # as many rows together as there are in a piece
+    able = np.sort(priced.families.members)  # as many rows together as there are in a piece
     ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
     return any(fitting(priced.take(priced.kinds.rows(some))).any() for some in np.split(able, ends))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from profiles.collectives import Group
 from profiles.model import LayerKind
 from profiles.profile import Profile
 from solver.columns import Columns, FloatArray
@@ -192,13 +193,12 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
     return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
-def _time_prices(parts: list[PartPrice], tails: list[Tail]) -> dict[str, FloatArray]:
-    """The (n, P) time fields of RowPrices."""
+def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
+    """The (n, P) times of passes in RowPrices."""
     return {
         "forward_s": columns_of([part.passes.forward for part in parts]),
         "backward_s": columns_of([part.passes.backward for part in parts]),
         "replay_s": columns_of([part.replay for part in parts]),
-        "tail_s": columns_of([tail.data_parallel + tail.optimizer for tail in tails]),
     }
 
 
@@ -223,6 +223,38 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     return with_residuals(prices, problem, columns, profile)
 
 
+def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+    """Prices of which the times alone are filled in, none larger than under any size of the shard sets.
+
+    Collectives among the ranks that share or replicate weights, and what follows the last micro-batch, are
+    free; every other time is the same for all sizes.
+
+    Raises:
+        InvalidProblemError: as ``price``.
+    """
+    look()
+    ctx = context_of(problem, columns, profile)
+    one = np.ones_like(ctx.t)
+    alone = Group.of(one, one, ctx.fabric)
+    ctx = replace(ctx, data_group=alone, shard_group=alone, expert_data_group=alone)
+    layout = LayerLayout.of(problem.model)
+    parts = _part_prices(ctx, layout)
+    zero, nothing = np.zeros_like(ctx.t), np.zeros((len(columns), len(parts)))
+    prices = RowPrices(
+        **{**_pass_prices(parts), "tail_s": nothing},
+        weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
+        transfer_s=transfer(ctx),
+        rank_tail_s=rank_tail_s(ctx),
+        fixed_s=fixed_s(ctx),
+        straggler=profile.time_factor * straggler_share(columns, profile),
+        weights_bytes=nothing, gradients_bytes=nothing, optimizer_bytes=nothing, activation_bytes=nothing,
+        checkpoint_bytes=nothing, head_workspace_bytes=zero, replay_workspace_bytes=zero, buffer_bytes=zero,
+        context_bytes=zero, reserve=one,
+        breakdown_s={}, tail_breakdown_s={},
+    )  # fmt: skip
+    return with_residuals(prices, problem, columns, profile)
+
+
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Prices of every row; linear in the split, so any split's time and memory are sums of them.
 
@@ -237,7 +269,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     trained = trained_parts(ctx, layout.kinds, weights)
     tails = _tails(ctx, trained, parts)
     prices = RowPrices(
-        **_time_prices(parts, tails),
+        **_pass_prices(parts),
+        tail_s=columns_of([tail.data_parallel + tail.optimizer for tail in tails]),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),

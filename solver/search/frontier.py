@@ -77,10 +77,10 @@ class Frontier:
         """
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)))
         if isinstance(rows, Priced) and rows.kinds is not None:
-            unopened = frontier._unopened = Unopened.of(rows, rows.kinds, stopped)
+            unopened = frontier._unopened = Unopened.of(rows, stopped)
             if unopened is None:
                 return cls(rows=rows.take([]), top_k=top_k, bound_s=Bounds(0))
-            frontier.fits = unopened.rows_within(np.inf) + rows.pruned.rows
+            frontier.fits = unopened.rows_within(np.inf)
             frontier._open_kinds(unopened)
             return frontier
         for start in range(0, len(rows), CHUNK):
@@ -155,7 +155,7 @@ class Frontier:
     @property
     def least_objective_s(self) -> float:
         """No row's closed form is less, by the bounds of kinds; -inf where rows have none."""
-        return -np.inf if self._unopened is None else float(self._unopened.objective_s.min(initial=np.inf))
+        return -np.inf if self._unopened is None else self._unopened.least_objective_s
 
     @property
     def settled(self) -> int:

@@ -7,7 +7,7 @@ the fewest chunks and the fewest recomputed layers of its rows, so that what gro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -20,6 +20,47 @@ from solver.crossing import OF_CHUNKS, Crossing
 Values = TypeVar("Values", IntArray, FloatArray)
 _FULL = RECOMPUTE.index("full")
 _SPLIT = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+_APART = ("zero_shard_size", *OF_CHUNKS)  # what rows of one outer family differ in
+_HASH_SEED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Families:
+    """Kinds that differ in the size of their shard sets alone, family by family, smallest size first."""
+
+    members: IntArray  # kinds
+    begin: IntArray  # (f + 1,) where the members of each family begin, and their number
+
+    def __len__(self) -> int:
+        """Number of families."""
+        return len(self.begin) - 1
+
+    @property
+    def sizes(self) -> IntArray:
+        """Members of each family, (f,)."""
+        return np.diff(self.begin)
+
+    def members_of(self, index: IntArray) -> IntArray:
+        """The members of some families, family by family."""
+        sizes = self.sizes[index]
+        ends = np.cumsum(sizes)
+        return np.asarray(self.members[np.arange(sizes.sum()) + np.repeat(self.begin[index] - ends + sizes, sizes)])
+
+    def take(self, index: IntArray) -> Families:
+        """Some families, in that order."""
+        return Families(
+            members=self.members_of(index), begin=np.concatenate([[0], np.cumsum(self.sizes[index])])
+        )
+
+    def without(self, dropped: IntArray) -> Families:
+        """The families without so many of their first members each, (f,); those with none left are gone."""
+        sizes = self.sizes
+        place = np.arange(len(self.members)) - np.repeat(self.begin[:-1], sizes)
+        left = sizes - dropped
+        return Families(
+            members=self.members[place >= np.repeat(dropped, sizes)],
+            begin=np.concatenate([[0], np.cumsum(left[left > 0])]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +104,50 @@ class Kinds:
     def __len__(self) -> int:
         """Number of kinds."""
         return len(self._pairs[0])
+
+    @cached_property
+    def families(self) -> Families:
+        """All kinds by family."""
+        outer, begin = self._outer_families
+        number = np.bincount(self._pairs[0], minlength=len(outer))  # kinds of each outer row
+        first = np.cumsum(number) - number
+        each, many = number[outer[begin[:-1]]], np.diff(begin)  # families of each run, and members of each
+        run = np.repeat(np.arange(len(each)), each)
+        kind = np.arange(len(run)) - np.repeat(np.cumsum(each) - each, each)
+        sizes = many[run]
+        ends = np.cumsum(sizes)
+        place = np.arange(sizes.sum()) + np.repeat(begin[run] - ends + sizes, sizes)
+        return Families(
+            members=first[outer[place]] + np.repeat(kind, sizes), begin=np.concatenate([[0], ends])
+        )
+
+    def least_of_family(self, values: FloatArray) -> FloatArray:
+        """The least of the values of the outer rows of each one's family, (o,)."""
+        outer, begin = self._outer_families
+        least = np.empty_like(values)
+        least[outer] = np.repeat(np.minimum.reduceat(values[outer], begin[:-1]), np.diff(begin))
+        return least
+
+    @cached_property
+    def _outer_families(self) -> tuple[IntArray, IntArray]:
+        """Outer rows in runs that differ in ``zero_shard_size`` alone, and where each run begins.
+
+        Rows with equal random linear hashes come together; what differs all the same is no run.
+        """
+        columns = self.crossing.outer
+        values = [getattr(columns, f.name) for f in fields(columns) if f.name not in _APART]
+        values = [value for value in [self.crossing.begin, *values] if (value != value[:1]).any()]
+        odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+        hashed = np.zeros(len(columns), dtype=np.int64)
+        with np.errstate(over="ignore"):
+            for value, factor in zip(values, odd, strict=True):
+                hashed += value * factor
+        order = np.lexsort((columns.zero_shard_size, hashed))
+        new = np.ones(len(order), dtype=np.bool_)
+        new[1:] = False
+        for value in values:
+            new[1:] |= np.diff(value[order]) != 0
+        return order, np.append(np.flatnonzero(new), len(order))
 
     @cached_property
     def sizes(self) -> IntArray:

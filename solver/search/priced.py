@@ -17,53 +17,61 @@ from profiles.capabilities import launcher_capabilities
 from profiles.profile import Profile
 from solver.columns import BoolArray, Columns, FloatArray, IntArray
 from solver.cost.memory import memory_budget_bytes
-from solver.cost.price import price, price_memory
+from solver.cost.price import price, price_memory, price_unsharded
 from solver.cost.prices import LayerLayout, RowPrices
 from solver.crossing import Crossing
 from solver.objective import Weighing, is_plain, is_weighed_by_kind, weighing_of
 from solver.problem import Problem
-from solver.search.bounds import least_of_kind_s, objective_bound_s
-from solver.search.kinds import Kinds
+from solver.search.kinds import Families, Kinds
 from solver.search.mixed import may_fit
 from solver.search.rows import Rows
 from solver.search.watch import look
 from solver.splits import ANY_SPLIT, Prescribed
 
-_MOST_KINDS = 700_000  # that have a price, of some 600 bytes each
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
 _HASH_SEED = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """Rows of kinds that cannot be ranked: their bounds are beyond what was known before."""
+class PriceList:
+    """Prices by number, each of which is found once: at the start, or when somebody asks for it first."""
 
-    rows: int = 0
-    objective_s: float = np.inf  # the closed form of none of them is less
+    def __init__(
+        self, table: RowPrices, entry: IntArray, find: Callable[[IntArray], RowPrices] | None = None
+    ) -> None:
+        self.table = table  # one entry for each distinct price that was found, without its breakdown
+        self.entry = entry  # which of them a row's is (n,), or a kind's (k,); -1: none was found yet
+        self._find = find
 
+    def at(self, numbers: IntArray) -> RowPrices:
+        """The prices of these numbers, in that order."""
+        if self._find is not None:
+            missing = np.unique(numbers[self.entry[numbers] < 0])
+            if len(missing):
+                self.table = RowPrices.concatenate([self.table, self._find(missing)])
+                self.entry[missing] = np.arange(len(self.table) - len(missing), len(self.table))
+        return self.table.take(self.entry[numbers])
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What plans that were found before say about all others."""
-
-    cutoff_s: float = np.inf  # the K-th best score
-    objective_s: float = np.inf  # rows whose closed form may be less are kept
+    def afresh(self) -> PriceList:
+        """The same, which finds its prices anew and keeps them by itself."""
+        if self._find is None:
+            return self
+        return PriceList(self.table.take(slice(0)), np.full_like(self.entry, -1), self._find)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """Rows whose prices lie in a table; ``take`` lays them side by side."""
+    """Rows whose prices lie in a list; ``take`` lays them side by side."""
 
     columns: Columns | Crossing
-    table: RowPrices  # one entry for each distinct price, without its breakdown
-    price_of: IntArray  # which entry is a row's (n,), or a kind's (k,): -1 where it is refuted or pruned
+    prices: PriceList  # of rows, or of kinds
     layout: LayerLayout
     budget_bytes: float
     uneven_stages: bool
     only_split: Prescribed = ANY_SPLIT
-    pruned: Pruned = Pruned()  # kinds that were bounded away before their prices were kept
     weighing: Weighing | None = None  # of rows, or outer rows (``weight_of``); None: the step time
     kinds: Kinds | None = None
+    families: Families | None = None  # of the kinds that memory does not refute at sight
+    unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -90,19 +98,29 @@ class Priced:
         """The rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
         kind = picked if self.kinds is None else self.kinds.of(picked)
-        return self._beside(self.columns.take(picked), self.price_of[kind])
+        return self._beside(self.columns.take(picked), self.prices.at(kind))
 
     def quickest(self, kinds: IntArray) -> Rows:
-        """The representatives of kinds that memory does not refute at sight (``Kinds.quickest``)."""
+        """The representatives of kinds (``Kinds.quickest``)."""
+        return self._beside(self._kinds.quickest(kinds), self.prices.at(kinds))
+
+    def quickest_of_families(self, kinds: IntArray) -> Rows:
+        """The same with times that those of no other kind of their families are less than."""
+        if self.unsharded is None:
+            raise ValueError("rows that were written down have no families")
+        return self._beside(self._kinds.quickest(kinds), self.unsharded(kinds))
+
+    @property
+    def _kinds(self) -> Kinds:
         if self.kinds is None:
             raise ValueError("rows that were written down have no kinds")
-        return self._beside(self.kinds.quickest(kinds), self.price_of[kinds])
+        return self.kinds
 
-    def _beside(self, columns: Columns, entry: IntArray) -> Rows:
+    def _beside(self, columns: Columns, prices: RowPrices) -> Rows:
         """Rows with their prices."""
         return Rows(
             columns=columns,
-            prices=self.table.take(entry),
+            prices=prices,
             layout=self.layout,
             budget_bytes=self.budget_bytes,
             uneven_stages=self.uneven_stages,
@@ -132,97 +150,94 @@ def priced_space(
     profile: Profile,
     columns: Columns | Crossing,
     interrupted: Callable[[], bool] = lambda: False,
-    known: Known | None = None,
 ) -> Priced:
-    """All rows of ``columns`` with one price for each kind of row; none when ``interrupted`` gives up.
+    """All rows of ``columns`` with their prices; none when ``interrupted`` gives up.
 
-    None where more than _MOST_KINDS kinds need a price; kinds that ``known`` plans bound away need none
-    (``Priced.pruned``).
-
-    Rows of a crossing are priced by kind, those kinds alone that memory does not refute at sight. Where
-    they are ranked by anything but the step they are written down first.
+    Rows of a crossing are priced by kind, when somebody asks for one. Where they are ranked by what no kind
+    has in common they are written down first.
     """
-    plain, weighing = is_plain(problem), None
-    if isinstance(columns, Crossing) and (not is_weighed_by_kind(problem) or not len(columns)):
-        columns = columns.take(np.arange(len(columns)))
     if isinstance(columns, Crossing):
-        kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
-        able = _kinds_that_may_fit(problem, profile, kinds, interrupted)
-        if able is None:
+        if is_weighed_by_kind(problem) and len(columns):
+            return _priced_kinds(problem, profile, columns, interrupted)
+        columns = columns.take(np.arange(len(columns)))
+    columns = columns.take(slice(0)) if interrupted() else columns
+    first, price_of = _distinct(_priced_by(columns, profile))
+    parts = list[RowPrices]()
+    for start in range(0, max(len(first), 1), CHUNK):
+        if len(first) and interrupted():
             return priced_space(problem, profile, columns.take(np.arange(0)))
-        priced, price_of = np.flatnonzero(able), np.where(able, np.cumsum(able) - 1, -1)
-        weighing = None if plain else weighing_of(problem, profile, columns.outer)
-        wanted: Callable[[IntArray], Columns] = kinds.quickest
-    else:
-        columns = columns.take(slice(0)) if interrupted() else columns
-        kinds, written = None, columns
-        priced, price_of = _distinct(_priced_by(columns, profile))
-        wanted = written.take
-    parts, pruned, kept = list[RowPrices](), Pruned(), list[IntArray]()
-    number = 0
-    for start in range(0, max(len(priced), 1), CHUNK):
-        if len(priced) and (interrupted() or (kinds is not None and number > _MOST_KINDS)):
-            return priced_space(problem, profile, columns.take(np.arange(0)))
-        here = priced[start : start + CHUNK]
-        number += len(here)
-        prices = _bare(price(problem, wanted(here), profile))
-        if kinds is not None and weighing is not None:
-            prices = _scaled(prices, weighing, kinds.outer_of(here))
-        if known is not None and kinds is not None:
-            some = _rows(problem, profile, wanted(here), prices)
-            able, pruned = _not_pruned(some, kinds, here, known, pruned)
-            kept.append(here[able])
-            number += int(able.sum()) - len(here)
-            prices = prices.take(np.flatnonzero(able))
-        parts.append(prices)
-    if kept:
-        price_of = np.full(len(price_of), -1, dtype=np.int64)
-        left = np.concatenate(kept)
-        price_of[left] = np.arange(len(left))
+        some = columns.take(first[start : start + CHUNK])
+        parts.append(_bare(price(problem, some, profile)))
+    found = _priced(problem, profile, columns, PriceList(RowPrices.concatenate(parts), price_of))
+    return found if is_plain(problem) else weighed(found, weighing_of(problem, profile, columns))
+
+
+def _priced(problem: Problem, profile: Profile, columns: Columns | Crossing, prices: PriceList) -> Priced:
+    """Rows with a list of prices."""
     rows = priced_rows(problem, profile, columns.take(np.arange(0)))
-    found = Priced(
+    return Priced(
         columns=columns,
-        table=RowPrices.concatenate(parts),
-        price_of=price_of,
+        prices=prices,
         layout=rows.layout,
         budget_bytes=rows.budget_bytes,
         uneven_stages=rows.uneven_stages,
         only_split=rows.only_split,
-        kinds=kinds,
-        pruned=pruned,
-        weighing=weighing,
     )
-    if isinstance(columns, Crossing) or plain:
-        return found
-    return weighed(found, weighing_of(problem, profile, columns))
 
 
-def _not_pruned(
-    rows: Rows, kinds: Kinds, index: IntArray, known: Known, before: Pruned
-) -> tuple[BoolArray, Pruned]:
-    """Kinds that may be ranked or have a lesser closed form; and what is pruned with the others.
+def _priced_kinds(
+    problem: Problem, profile: Profile, columns: Crossing, interrupted: Callable[[], bool]
+) -> Priced:
+    """All rows of a crossing, whose kinds are priced when somebody asks; none when ``interrupted`` gives up."""
+    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
+    families = _families_that_may_fit(problem, profile, kinds, interrupted)
+    if families is None:
+        return priced_space(problem, profile, columns.take(np.arange(0)))
+    weighing = least = None
+    if not is_plain(problem):
+        weighing = weighing_of(problem, profile, columns.outer)
+        scale, offset = map(kinds.least_of_family, (weighing.scale, weighing.offset))
+        least = replace(weighing, scale=scale, offset=offset)
 
-    ``rows`` are the quickest of the kinds at ``index``.
-    """
-    objectives = objective_bound_s(rows, kinds.least_fill[index])
-    kept = (least_of_kind_s(rows) <= known.cutoff_s) | (objectives < known.objective_s)
-    lost = float(objectives[~kept].min(initial=before.objective_s))
-    number = before.rows + int(kinds.sizes[index[~kept]].sum())
-    return np.asarray(kept), Pruned(rows=number, objective_s=lost)
+    def find(some: IntArray) -> RowPrices:
+        parts = [some[start : start + CHUNK] for start in range(0, max(len(some), 1), CHUNK)]
+        found = [_bare(price(problem, kinds.quickest(part), profile)) for part in parts]
+        prices = RowPrices.concatenate(found)
+        return prices if weighing is None else _scaled(prices, weighing, kinds.outer_of(some))
+
+    def unsharded(some: IntArray) -> RowPrices:
+        prices = price_unsharded(problem, kinds.quickest(some), profile)
+        return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
+
+    prices = PriceList(find(np.arange(0)), np.full(len(kinds), -1, dtype=np.int64), find)
+    return replace(
+        _priced(problem, profile, columns, prices), weighing=weighing, kinds=kinds, families=families,
+        unsharded=unsharded,
+    )  # fmt: skip
 
 
-def _kinds_that_may_fit(
+def _families_that_may_fit(
     problem: Problem, profile: Profile, kinds: Kinds, interrupted: Callable[[], bool]
-) -> BoolArray | None:
-    """The kinds whose lightest representative may fit; None when ``interrupted`` gives up."""
-    able = np.zeros(len(kinds), dtype=np.bool_)
-    for start in range(0, len(kinds), CHUNK):
-        if interrupted():
-            return None  # a kind that nobody looked at is not refuted
-        index = np.arange(start, min(start + CHUNK, len(kinds)))
-        columns = kinds.lightest(index)
-        able[index] = may_fit(_rows(problem, profile, columns, price_memory(problem, columns, profile)))
-    return able
+) -> Families | None:
+    """The kinds whose lightest representative may fit; None when ``interrupted`` gives up.
+
+    More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
+    set that fits is bisected.
+    """
+    families = kinds.families
+    low, high = np.zeros(len(families), dtype=np.int64), families.sizes
+    index, turn = np.arange(len(families)), 0
+    while len(index):  # most families fit with every size or with none: the ends are tried first
+        for start in range(0, len(index), CHUNK):
+            if interrupted():
+                return None  # a kind that nobody looked at is not refuted
+            here = index[start : start + CHUNK]
+            tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
+            columns = kinds.lightest(families.members[families.begin[here] + tried])
+            able = may_fit(_rows(problem, profile, columns, price_memory(problem, columns, profile)))
+            high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
+        index, turn = np.flatnonzero(low < high), turn + 1
+    return families.without(high)
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:
@@ -232,14 +247,14 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
     """
     if not len(rows):
         return rows
-    key = rows.price_of
+    key = rows.prices.entry
     for weights in (weighing.scale, weighing.offset):
         look()
         values, which = np.unique(weights, return_inverse=True)
         key = key * len(values) + which
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    table = _scaled(rows.table.take(rows.price_of[first]), weighing, first)
-    return replace(rows, table=table, price_of=inverse.ravel(), weighing=weighing)
+    table = _scaled(rows.prices.table.take(rows.prices.entry[first]), weighing, first)
+    return replace(rows, prices=PriceList(table, inverse.ravel()), weighing=weighing)
 
 
 def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:

@@ -11,7 +11,7 @@ from solver.cost.assemble import objective_s
 from solver.search.bounds import Bounds, objective_bound_s
 from solver.search.by_kind import may_reach_objective
 from solver.search.frontier import Frontier
-from solver.search.priced import CHUNK, Priced
+from solver.search.priced import CHUNK
 from solver.search.stages import best_splits
 from solver.search.watch import Watch, look
 
@@ -52,8 +52,6 @@ def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Ri
                 rest = _that_may_reach(frontier, rest[bounds[rest] < lower], lower, watch)
             least, rivals, order = lower, rivals + found, rest
             left_s = float(bounds[order].min(initial=np.inf))
-    if isinstance(frontier.rows, Priced):
-        left_s = min(left_s, frontier.rows.pruned.objective_s)
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), left_s
 
 

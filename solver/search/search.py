@@ -60,7 +60,7 @@ from solver.search.fitting import lightest_of
 from solver.search.frontier import Frontier
 from solver.search.known import rows_of
 from solver.search.opening import first_plan
-from solver.search.priced import Known, priced_rows, priced_space
+from solver.search.priced import priced_rows, priced_space
 from solver.search.rivals import rivals_of
 from solver.search.unweighed import least_step_s, steps_s
 from solver.search.watch import Watch, look, relative_gap
@@ -79,7 +79,6 @@ _NO_TIME = "nothing is legal and fits; the time limit came before the reasons we
 _LEAST_S = 0.01  # a search is given this much
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a sample of a large space
-_BEYOND = 1.01  # times what plans of a sample reach: kinds whose bounds are beyond that are pruned
 _MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
 _MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
@@ -272,11 +271,7 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier | None:
         return False
 
     stopped()
-    known = None
-    if before.ranked and not found.space.whole:
-        own = before.solved[before.ranked[0].row].objective_s
-        known = Known(cutoff_s=before.cutoff_s * _BEYOND, objective_s=own * _BEYOND)
-    rows = priced_space(problem, profile, space.rows, stopped, known)
+    rows = priced_space(problem, profile, space.rows, stopped)
     if len(rows) < len(space.rows):  # too many to price
         return None
     return Frontier.of(rows, problem.options.top_k, stopped)

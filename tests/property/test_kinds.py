@@ -31,11 +31,14 @@ def bounds_of_kinds(problem: Problem) -> tuple[Crossing, Kinds, FloatArray, Floa
     )
     assert isinstance(crossing, Crossing)
     assert rows.kinds is not None
-    queue = Unopened.of(rows, rows.kinds, lambda: False)
+    assert rows.families is not None
+    queue = Unopened.of(rows, lambda: False)
     assert queue is not None
+    queue.open_objectives(np.inf)  # takes all families apart
     steps, objectives = (np.zeros(len(rows.kinds)) for _ in range(2))
     steps[queue.order], objectives[queue.order] = queue.bound_s, queue.objective_s
-    return crossing, rows.kinds, steps, objectives, rows.price_of >= 0
+    able = np.isin(np.arange(len(rows.kinds)), rows.families.members)
+    return crossing, rows.kinds, steps, objectives, able
 
 
 def profile_of(problem: Problem) -> Profile:
