@@ -38,6 +38,7 @@ _MOST_CUT = 4  # layers that the last chunk may lack
 _ALL_PAIRS = 8  # ranks up to which a layer moves between any two, beyond to or from an end
 _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
 _GLANCED_PASSES = MAX_PASSES // 16
+_MOST_ENDS = 2**18  # ends of ranks that are kept, 2 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,41 @@ class Candidates:
     which: IntArray  # the row of each split
     splits: list[Split]
     bound_s: FloatArray  # no simulation of a split is shorter
+
+
+class Ends:
+    """When ranks end in pipelines that were simulated of late.
+
+    Rows of other shard sets, or other memory, often have the same times of passes, of which alone their
+    ends depend; their tails come on top.
+    """
+
+    def __init__(self) -> None:
+        self._found = OrderedDict[tuple[bytes, tuple[int, ...], int, int, str], FloatArray]()
+        self._size = 0
+
+    def finish_s(
+        self, passes_s: FloatArray, *, pp: int, num_microbatches: int, schedule: str
+    ) -> FloatArray:
+        """``finish_of_many_s``, (k, pp), of forward, backward and weight gradients' times, (3, k, C)."""
+        digest = blake2b(passes_s, digest_size=16).digest()
+        key = (digest, passes_s.shape, pp, num_microbatches, schedule)
+        if key not in self._found:
+            forward_s, backward_s, weight_s = passes_s
+            finish = finish_of_many_s(
+                forward_s,
+                backward_s,
+                weight_s=weight_s,
+                pp=pp,
+                num_microbatches=num_microbatches,
+                schedule=schedule,
+            )
+            self._found[key] = finish
+            self._size += finish.size
+            while self._size > _MOST_ENDS:
+                self._size -= self._found.popitem(last=False)[1].size
+            return finish
+        return self._found[key]
 
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
@@ -117,7 +153,7 @@ def _windowed(row: Rows, split: Split) -> list[Split]:
     heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
     smallest = int(row.smallest_chunk[0])
     tried = _all_windows(row.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
-    even = balanced(split, rank_of_chunk(row.columns, len(split))[0].tolist())
+    even = balanced(split, tuple(rank_of_chunk(row.columns, len(split))[0].tolist()))
     ends = [one for plain in even for one in ends_in_a_v(plain, smallest, _ENDS)] if row.in_a_v[0] else []
     return [*even, *ends, *tried]
 
@@ -142,11 +178,15 @@ def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
     return np.asarray(row.prices.straggler[0] * last + row.prices.fixed_s[0])
 
 
-def fastest(row: Rows, splits: list[Split]) -> tuple[float, Split]:
-    """The least simulated step time of one row among ``splits``, and its split; the first on a tie."""
+def fastest(row: Rows, splits: list[Split], ends: Ends | None = None) -> tuple[float, Split]:
+    """The least simulated step time of one row among ``splits``, and its split; the first on a tie.
+
+    ``ends``: of other rows, simulated before.
+    """
+    ends = ends or Ends()
     m = int(row.columns.num_microbatches[0])
     if len(splits) > 1:
-        steps = _simulated_s(row, splits, _glanced(row, len(splits[0])))
+        steps = _simulated_s(row, splits, _glanced(row, len(splits[0])), ends)
         made = makes_its_order(row)
         order = np.argsort(steps, kind="stable")
         if _glanced(row, len(splits[0])) == m and not made:  # all of them were simulated
@@ -181,59 +221,22 @@ def _glanced(row: Rows, chunks: int) -> int:
     return min(int(row.columns.num_microbatches[0]), max(_GLANCED_PASSES // (2 * chunks * p), 2) * p)
 
 
-class _Kept:
-    """The ends of pipelines simulated of late: rows that differ in their shard sets have the same passes."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most  # numbers kept
-        self._found = OrderedDict[tuple[bytes, int, int, str], FloatArray]()
-        self._size = 0
-
-    def finish_s(
-        self, passes_s: FloatArray, pp: int, num_microbatches: int, schedule: str
-    ) -> FloatArray:
-        """``finish_of_many_s`` for forward, backward and weight gradients' times (3, k, C), (k, pp)."""
-        digest = blake2b(np.ascontiguousarray(passes_s), digest_size=16).digest()
-        key = (digest, pp, num_microbatches, schedule)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = finish_of_many_s(
-                passes_s[0],
-                passes_s[1],
-                weight_s=passes_s[2],
-                pp=pp,
-                num_microbatches=num_microbatches,
-                schedule=schedule,
-            )
-            self._size += found.size
-            print("MISS", passes_s.shape) if DEBUG else None
-            while self._size > self._most:
-                self._size -= self._found.popitem(last=False)[1].size
-        else: print("HIT") if DEBUG else None
-        return found
-
-
-import os
-DEBUG=os.environ.get("DEBUG")
-_KEPT = _Kept(2**18)
-
-
 def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
     """The simulated step time of each split of a row whose schedule fixes the order of passes."""
-    return _simulated_s(row, splits, int(row.columns.num_microbatches[0]))
+    return _simulated_s(row, splits, int(row.columns.num_microbatches[0]), Ends())
 
 
-def _simulated_s(row: Rows, splits: list[Split], few: int) -> FloatArray:
+def _simulated_s(row: Rows, splits: list[Split], few: int, ends: Ends) -> FloatArray:
     """About the step time of each split by its first micro-batches; exact where those are all."""
     look()
     p, stages = int(row.p[0]), _stages(row, splits)
     chunks = len(splits[0])
     passes = (stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s)
-    finish = _KEPT.finish_s(
+    finish = ends.finish_s(
         np.stack([seconds[:, :chunks] for seconds in passes]),
-        p,
-        few,
-        SCHEDULES[int(row.columns.pipeline_schedule[0])],
+        pp=p,
+        num_microbatches=few,
+        schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
     )
     further = (row.m[0] - few) * stages.rank_time_s[:, :p]
     return _step_s(row, finish + further, stages)

@@ -17,7 +17,7 @@ import numpy as np
 
 from solver.columns import BoolArray, FloatArray, IntArray
 from solver.cost.assemble import objective_s
-from solver.search.arrange import candidates_of, fastest
+from solver.search.arrange import Ends, candidates_of, fastest
 from solver.search.bounds import Bounds
 from solver.search.fitting import bound_at_sight_s
 from solver.search.mixed import tightened_s
@@ -63,6 +63,7 @@ class Frontier:
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
+    _ends: Ends = field(default_factory=Ends)
     _unopened: Unopened | None = None  # where rows are opened kind by kind
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
@@ -324,4 +325,4 @@ class Frontier:
 
     def score(self, solved: Solved) -> tuple[float, Split]:
         """The simulated step time of a solved row, and the split that reaches it."""
-        return fastest(self.rows.take([solved.row]), list(solved.candidates))
+        return fastest(self.rows.take([solved.row]), list(solved.candidates), self._ends)

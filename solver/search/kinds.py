@@ -44,7 +44,9 @@ class Families:
         """The members of some families, family by family."""
         sizes = self.sizes[index]
         ends = np.cumsum(sizes)
-        return np.asarray(self.members[np.arange(sizes.sum()) + np.repeat(self.begin[index] - ends + sizes, sizes)])
+        return np.asarray(
+            self.members[np.arange(sizes.sum()) + np.repeat(self.begin[index] - ends + sizes, sizes)]
+        )
 
     def take(self, index: IntArray) -> Families:
         """Some families, in that order."""

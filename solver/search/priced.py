@@ -15,7 +15,7 @@ import numpy as np
 
 from profiles.capabilities import launcher_capabilities
 from profiles.profile import Profile
-from solver.columns import BoolArray, Columns, FloatArray, IntArray
+from solver.columns import Columns, FloatArray, IntArray
 from solver.cost.memory import memory_budget_bytes
 from solver.cost.price import price, price_memory, price_unsharded
 from solver.cost.prices import LayerLayout, RowPrices
@@ -188,7 +188,7 @@ def _priced(problem: Problem, profile: Profile, columns: Columns | Crossing, pri
 def _priced_kinds(
     problem: Problem, profile: Profile, columns: Crossing, interrupted: Callable[[], bool]
 ) -> Priced:
-    """All rows of a crossing, whose kinds are priced when somebody asks; none when ``interrupted`` gives up."""
+    """Rows whose kinds are priced when somebody asks for one; none when ``interrupted`` gives up."""
     kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
     families = _families_that_may_fit(problem, profile, kinds, interrupted)
     if families is None:

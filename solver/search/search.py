@@ -260,7 +260,7 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
 
 
 def _frontier(found: Found, space: Space, watch: Watch) -> Frontier | None:
-    """All legal rows, priced and bounded; rows that plans of a sample bound away without their prices."""
+    """All legal rows, bounded; none where the time is over before."""
     problem, profile, before = found.problem, found.profile, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
 
@@ -272,7 +272,7 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier | None:
 
     stopped()
     rows = priced_space(problem, profile, space.rows, stopped)
-    if len(rows) < len(space.rows):  # too many to price
+    if len(rows) < len(space.rows):
         return None
     return Frontier.of(rows, problem.options.top_k, stopped)
 

@@ -3,7 +3,7 @@
 ``bounds.least_of_kind_s`` bounds every row of a kind, and memory refutes most kinds at sight, so a kind's
 rows are numbered, priced and bounded one by one only when its turn comes. Kinds that differ in the size of
 their shard sets alone are one *family*: its bound is that of prices that no size undercuts
-(``cost.price.price_unsharded``), and its kinds are priced and bounded one by one only when that comes first.
+(``cost.price.price_unsharded``), and its kinds are priced and bounded one by one once that comes first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _none() -> FloatArray:
 
 @dataclass(slots=True, kw_only=True)
 class Unopened:
-    """Kinds in the order of their bounds; those before ``at`` are open. Families that were not taken apart."""
+    """Kinds in the order of their bounds, those before ``at`` open, and families not taken apart."""
 
     rows: Priced
     kinds: Kinds
@@ -82,7 +82,10 @@ class Unopened:
         left = np.ones(len(self.families), dtype=np.bool_)
         left[index] = False
         self.families, self.families_s = self.families.take(np.flatnonzero(left)), self.families_s[left]
-        self.families_objective_s, self.families_rows = self.families_objective_s[left], self.families_rows[left]
+        self.families_objective_s, self.families_rows = (
+            self.families_objective_s[left],
+            self.families_rows[left],
+        )
         order, bounds = np.append(self.order, fresh), np.append(self.bound_s, bounds)
         waiting = self.at + np.lexsort((order[self.at :], bounds[self.at :]))
         by_bound = np.concatenate([np.arange(self.at), waiting])
@@ -123,7 +126,9 @@ class Unopened:
     @property
     def least_objective_s(self) -> float:
         """No row's closed form is less, open or not."""
-        return float(min(self.objective_s.min(initial=np.inf), self.families_objective_s.min(initial=np.inf)))
+        return float(
+            min(self.objective_s.min(initial=np.inf), self.families_objective_s.min(initial=np.inf))
+        )
 
     def rows_within(self, limit_s: float) -> int:
         """How many rows that are not open may have no larger bound."""

@@ -35,7 +35,8 @@ def windows(
     return found
 
 
-def balanced(split: Split, ranks: list[int]) -> list[Split]:
+@lru_cache(maxsize=256)
+def balanced(split: Split, ranks: tuple[int, ...]) -> list[Split]:
     """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last.
 
     Args:

@@ -1,22 +1,27 @@
 """What holds for a kind of rows holds for every row of it, and looking kind by kind changes no answer."""
 
 import os
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from profiles.profile import Profile, default_profile
-from solver.columns import BoolArray, FloatArray
+from solver.columns import BoolArray, Columns, FloatArray
 from solver.crossing import Crossing
 from solver.plan import Answer
 from solver.problem import Problem
 from solver.search import unopened
+from solver.search.bounds import least_of_kind_s, objective_bound_s
+from solver.search.frontier import Frontier
 from solver.search.kinds import Kinds
+from solver.search.mixed import may_fit
 from solver.search.priced import priced_rows, priced_space
 from solver.search.search import search
 from solver.search.unopened import Unopened
 from solver.space import enumerate_space
+from tests.builders import a_cluster, a_model, a_problem
 from tests.property.exhaustive import exhaust
 from tests.small_problems import small_problems
 
@@ -78,3 +83,57 @@ def test_how_many_rows_are_opened_together_changes_no_plan_and_no_claim(problem:
     assert (one.plans, one.status, one.explored) == (many.plans, many.status, many.space_size)
     for name in ("bound_step_time_s", "objective_excess") if one.plans else ():  # bounds are halved to 1e-5
         assert getattr(one, name) == pytest.approx(getattr(many, name), rel=2e-5, abs=1e-9), name
+
+
+def with_every_shard_size(launcher: str) -> Problem:
+    """Eight nodes whose launcher shards over some of the ranks that share weights, in every size."""
+    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=8), batch=64)
+    return replace(problem, launcher=launcher)
+
+
+@pytest.mark.parametrize("launcher", ["none", "megatron-lm", "torchtitan"])
+def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(launcher: str) -> None:
+    problem = with_every_shard_size(launcher)
+    profile = profile_of(problem)
+    crossing = enumerate_space(problem, legal_only=True, wide=True).rows
+    assert isinstance(crossing, Crossing)
+    rows = priced_space(problem, profile, crossing)
+    kinds, families = rows.kinds, rows.families
+    assert kinds is not None
+    assert families is not None
+    every = kinds.families
+    assert sorted(every.members.tolist()) == list(range(len(kinds)))
+    lightest = kinds.lightest(np.arange(len(kinds)))
+    fits = may_fit(priced_rows(problem, profile, lightest))
+    assert np.array_equal(np.flatnonzero(fits), np.sort(families.members))
+
+    which = np.repeat(np.arange(len(families)), families.sizes)
+    sizes = kinds.quickest(families.members).zero_shard_size
+    assert families.sizes.max() > 3
+    assert (np.diff(sizes)[np.diff(which) == 0] > 0).all()
+    alike = [f.name for f in fields(Columns) if f.name != "zero_shard_size"]
+    first = kinds.quickest(families.members[families.begin[:-1]])
+    for name in alike:
+        own = getattr(kinds.quickest(families.members), name)
+        assert np.array_equal(own, getattr(first, name)[which]), name
+    together = rows.quickest_of_families(families.members[families.begin[:-1]])
+    apart = rows.quickest(families.members)
+    assert (least_of_kind_s(together)[which] <= least_of_kind_s(apart) * ROUNDING).all()
+    assert (objective_bound_s(together)[which] <= objective_bound_s(apart) * ROUNDING).all()
+    for name in ("forward_s", "backward_s", "replay_s", "tail_s"):
+        assert (getattr(together.prices, name)[which] <= getattr(apart.prices, name) * ROUNDING).all(), name
+
+
+def test_a_search_prices_few_of_the_shard_sizes_one_by_one() -> None:
+    problem = with_every_shard_size("megatron-lm")
+    space = enumerate_space(problem, legal_only=True, wide=True)
+    rows = priced_space(problem, profile_of(problem), space.rows)
+    usual, unopened.AT_ONCE = unopened.AT_ONCE, 256
+    try:
+        frontier = Frontier.of(rows, 3)
+        frontier.run(lambda _: False)
+    finally:
+        unopened.AT_ONCE = usual
+    assert frontier.finished
+    assert rows.families is not None
+    assert len(rows.prices.table) < len(rows.families.members) / 2
