@@ -89,14 +89,15 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
     """Whether some legal row may have a split that fits; False is a proof."""
     memory_only = replace(problem.options, objective="step_time", deadline_days=None)
     priced = priced_space(replace(problem, options=memory_only), profile, rows)
-    if len(priced) < len(rows):  # too many to price
-        return True
-    if priced.kinds is None:
+    if priced.kinds is None or priced.families is None:
         pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
         return any(fitting(priced.take(piece)).any() for piece in pieces)
     able = np.sort(priced.families.members)  # as many rows together as there are in a piece
     ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
-    return any(fitting(priced.take(priced.kinds.rows(some))).any() for some in np.split(able, ends))
+    pieces = (priced.kinds.rows(some) for some in np.split(able, ends))
+    return any(
+        fitting(replace(priced, prices=priced.prices.afresh()).take(piece)).any() for piece in pieces
+    )
 
 
 def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:

@@ -86,8 +86,6 @@ def _add_points(
         which = np.flatnonzero(gpus == count)
         some = space.rows.take(which) if isinstance(space.rows, Columns) else space.rows.among(which)
         rows = priced_space(problem, variant.profile, some)
-        if len(rows) < len(some):  # too many to price
-            return False
         for _ in range(_MOST_POINTS):
             plan = _fastest(problem, variant.profile, rows)
             look()  # without a plan for want of time there is no front

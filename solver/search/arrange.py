@@ -65,7 +65,7 @@ class Ends:
         self, passes_s: FloatArray, *, pp: int, num_microbatches: int, schedule: str
     ) -> FloatArray:
         """``finish_of_many_s``, (k, pp), of forward, backward and weight gradients' times, (3, k, C)."""
-        digest = blake2b(passes_s, digest_size=16).digest()
+        digest = blake2b(passes_s.tobytes(), digest_size=16).digest()
         key = (digest, passes_s.shape, pp, num_microbatches, schedule)
         if key not in self._found:
             forward_s, backward_s, weight_s = passes_s

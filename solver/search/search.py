@@ -215,9 +215,9 @@ def _of_whole(
         if not found.space.whole:
             adopted = rows_of(space.rows, _configurations(found.frontier))
         frontier = _frontier(found, space, watch)
-        if frontier is None:
-            return found
-        for row in (*adopted, *rows_of(space.rows, known)):
+        adopted += rows_of(space.rows, known)
+        frontier.rows.take(adopted)  # prices all of them together
+        for row in adopted:
             frontier.adopt(row)
         return replace(found, space=space, frontier=frontier)
     return found
@@ -259,8 +259,8 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
     return [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(frontier.ranked)]
 
 
-def _frontier(found: Found, space: Space, watch: Watch) -> Frontier | None:
-    """All legal rows, bounded; none where the time is over before."""
+def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
+    """All legal rows, priced and bounded as far as they need be."""
     problem, profile, before = found.problem, found.profile, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
 
@@ -272,8 +272,6 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier | None:
 
     stopped()
     rows = priced_space(problem, profile, space.rows, stopped)
-    if len(rows) < len(space.rows):
-        return None
     return Frontier.of(rows, problem.options.top_k, stopped)
 
 

@@ -1,13 +1,17 @@
 """Many simulations at once end like one at a time."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.columns import SCHEDULES
+from solver.columns import SCHEDULES, FloatArray
 from solver.cost.schedule import AUTOMATIC, V_SHAPED, takes_chunks
 from solver.errors import InvalidPlanError
+from solver.search import arrange
+from solver.search.arrange import Ends
 from solver.search.simulate import rank_finish_s
 from solver.search.wavefront import finish_of_many_s, waves_of
 from solver.search.windows import windows
@@ -30,6 +34,26 @@ def test_many_simulations_end_like_one_at_a_time(schedule: str, pp: int, seed: i
         one = rank_finish_s(forward[at].tolist(), backward[at].tolist(), pp=pp, num_microbatches=m,
                             schedule=schedule, weight_s=weight[at].tolist())  # fmt: skip
         assert many[at].tolist() == pytest.approx(one, rel=1e-12)
+
+
+def test_pipelines_with_the_same_passes_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = list[int]()
+
+    def counted(*passes: FloatArray, **shape: Any) -> FloatArray:  # noqa: ANN401 - as the function has them
+        simulated.append(len(passes[0]))
+        return finish_of_many_s(*passes, **shape)
+
+    monkeypatch.setattr(arrange, "finish_of_many_s", counted)
+    passes = np.random.default_rng(0).uniform(0.5, 2.0, (3, 7, 8))
+    passes[2] = 0.0
+    ends, kept = Ends(), {"schedule": "interleaved_1f1b", "pp": 4, "num_microbatches": 8}
+    expected = finish_of_many_s(passes[0], passes[1], pp=4, num_microbatches=8, schedule="interleaved_1f1b")
+    for _ in range(2):
+        assert np.array_equal(ends.finish_s(passes.copy(), **kept), expected)
+    assert simulated == [7]
+    ends.finish_s(passes[:, :, ::-1].copy(), **kept)  # other passes, and another number of micro-batches
+    ends.finish_s(passes, **{**kept, "num_microbatches": 12})
+    assert simulated == [7, 7, 7]
 
 
 def test_micro_batches_that_do_not_fit_the_groups_are_refused() -> None:
