@@ -94,10 +94,8 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
         return any(fitting(priced.take(piece)).any() for piece in pieces)
     able = np.sort(priced.families.members)  # as many rows together as there are in a piece
     ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
-    pieces = (priced.kinds.rows(some) for some in np.split(able, ends))
-    return any(
-        fitting(replace(priced, prices=priced.prices.afresh()).take(piece)).any() for piece in pieces
-    )
+    some = (priced.kinds.rows(kinds) for kinds in np.split(able, ends))
+    return any(fitting(replace(priced, prices=priced.prices.afresh()).take(one)).any() for one in some)
 
 
 def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:

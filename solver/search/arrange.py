@@ -58,17 +58,17 @@ class Ends:
     """
 
     def __init__(self) -> None:
-        self._found = OrderedDict[tuple[bytes, tuple[int, ...], int, int, str], FloatArray]()
+        self._found = OrderedDict[tuple[bytes, int, int, str], FloatArray]()
         self._size = 0
 
     def finish_s(
         self, passes_s: FloatArray, *, pp: int, num_microbatches: int, schedule: str
     ) -> FloatArray:
-        """``finish_of_many_s``, (k, pp), of forward, backward and weight gradients' times, (3, k, C)."""
-        digest = blake2b(passes_s.tobytes(), digest_size=16).digest()
-        key = (digest, passes_s.shape, pp, num_microbatches, schedule)
-        if key not in self._found:
-            forward_s, backward_s, weight_s = passes_s
+        """``finish_of_many_s``, (k, pp), of forward, backward and weight gradients' times, (k, 3, C)."""
+        digests = [blake2b(one.tobytes(), digest_size=16).digest() for one in passes_s]
+        keys = [(digest, pp, num_microbatches, schedule) for digest in digests]
+        if missing := [at for at, key in enumerate(keys) if key not in self._found]:
+            forward_s, backward_s, weight_s = passes_s[missing].transpose(1, 0, 2)
             finish = finish_of_many_s(
                 forward_s,
                 backward_s,
@@ -77,12 +77,12 @@ class Ends:
                 num_microbatches=num_microbatches,
                 schedule=schedule,
             )
-            self._found[key] = finish
-            self._size += finish.size
-            while self._size > _MOST_ENDS:
-                self._size -= self._found.popitem(last=False)[1].size
-            return finish
-        return self._found[key]
+            self._found.update(zip((keys[at] for at in missing), finish, strict=True))
+        ends = np.array([self._found[key] for key in keys])
+        self._size += len(missing) * pp
+        while self._size > _MOST_ENDS and self._found:
+            self._size -= len(self._found.popitem(last=False)[1])
+        return ends
 
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
@@ -233,7 +233,7 @@ def _simulated_s(row: Rows, splits: list[Split], few: int, ends: Ends) -> FloatA
     chunks = len(splits[0])
     passes = (stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s)
     finish = ends.finish_s(
-        np.stack([seconds[:, :chunks] for seconds in passes]),
+        np.stack([seconds[:, :chunks] for seconds in passes], axis=1),
         pp=p,
         num_microbatches=few,
         schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],

@@ -44,16 +44,23 @@ def test_pipelines_with_the_same_passes_are_simulated_once(monkeypatch: pytest.M
         return finish_of_many_s(*passes, **shape)
 
     monkeypatch.setattr(arrange, "finish_of_many_s", counted)
-    passes = np.random.default_rng(0).uniform(0.5, 2.0, (3, 7, 8))
-    passes[2] = 0.0
-    ends, kept = Ends(), {"schedule": "interleaved_1f1b", "pp": 4, "num_microbatches": 8}
-    expected = finish_of_many_s(passes[0], passes[1], pp=4, num_microbatches=8, schedule="interleaved_1f1b")
+    passes = np.random.default_rng(0).uniform(0.5, 2.0, (7, 3, 8))
+    passes[:, 2] = 0.0
+    ends = Ends()
+    kept: dict[str, Any] = {"schedule": "interleaved_1f1b", "pp": 4, "num_microbatches": 8}
+    expected = finish_of_many_s(
+        passes[:, 0], passes[:, 1], pp=4, num_microbatches=8, schedule="interleaved_1f1b"
+    )
     for _ in range(2):
         assert np.array_equal(ends.finish_s(passes.copy(), **kept), expected)
     assert simulated == [7]
-    ends.finish_s(passes[:, :, ::-1].copy(), **kept)  # other passes, and another number of micro-batches
     ends.finish_s(passes, **{**kept, "num_microbatches": 12})
-    assert simulated == [7, 7, 7]
+    assert simulated == [7, 7]
+    passes[3:5] = passes[3:5, :, ::-1]  # two splits with other passes
+    found = ends.finish_s(passes, **kept)
+    assert simulated == [7, 7, 2]
+    assert np.array_equal(found[[0, 1, 2, 5, 6]], expected[[0, 1, 2, 5, 6]])
+    assert np.array_equal(found, Ends().finish_s(passes, **kept))
 
 
 def test_micro_batches_that_do_not_fit_the_groups_are_refused() -> None:
