@@ -22,7 +22,7 @@ from solver.ramp import ramp_search
 from solver.search.search import places_stages, search
 from solver.search.watch import Watch
 from solver.variants import searchable, variants_of
-from solver.why.explained import with_reasons
+from solver.why.explained import unsaid, with_reasons
 from solver.why.in_time import More, Run, fastest_run, too_late
 from solver.why.relaxed import on_nodes
 from solver.why.remedies import with_remedies
@@ -41,11 +41,11 @@ def ask(
 
     ``known``: configurations that a search had found which was broken off; placed stages begin anew.
     """
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     if places_stages(problem, profile):
-        return ask_placed(problem, profile, on_progress=on_progress, should_stop=should_stop)
+        return ask_placed(problem, profile, watch, on_progress=on_progress)
     variants, skipped = searchable(variants_of(problem, profile))
     answered = list[Answered]()
-    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
         options = replace(variant.problem.options, time_limit_s=limit_s)
@@ -64,6 +64,7 @@ def ask(
     if is_plain(problem):  # odds are of the shortest step
         with watch.closing().cut():
             answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
+    answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=is_plain(problem))))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
     return with_baseline(first.problem, first.profile, answer)
@@ -88,9 +89,7 @@ def _answer(
     elif answer.infeasible is not None and run is search:
         reasons = with_remedies(problem, profile, answer.infeasible, watch)
         answer = replace(answer, infeasible=reasons)
-    with watch.closing().cut():
-        return replace(answer, plans=with_reasons(problem, profile, answer.plans))
-    return answer
+    return replace(answer, plans=with_reasons(problem, profile, answer.plans, watch.closing()))
 
 
 def _too_late(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:

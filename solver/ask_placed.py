@@ -13,39 +13,33 @@ from solver.objective import slowdown
 from solver.outlook import claim_of, is_asked_for, outlook_of
 from solver.plan import Answer, Plan, Status
 from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
+from solver.progress import OnProgress
 from solver.search.search import search
 from solver.search.watch import Watch, relative_gap
-from solver.why.explained import with_reasons
+from solver.why.explained import unsaid, with_reasons
 from solver.why.in_time import More, Run, too_late
 from solver.why.placed_remedies import on_nodes_of, placed_infeasibility
 from solver.why.robust import with_odds
 
 
 def ask_placed(
-    problem: Problem,
-    profile: Profile,
-    *,
-    on_progress: OnProgress | None = None,
-    should_stop: ShouldStop | None = None,
+    problem: Problem, profile: Profile, watch: Watch, *, on_progress: OnProgress | None = None
 ) -> Answer:
     """The answer with reasons, odds, the whole run, and the client's own plan; errors as ``search``.
 
     A deadline leaves out the plans that are late.
     """
-    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
-    answer = search(problem, profile, on_progress=on_progress, should_stop=should_stop)
+    answer = search(problem, profile, on_progress=on_progress, should_stop=watch.should_stop)
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible":
-        with watch.cut():
-            found = placed_infeasibility(problem, profile, watch.interrupted)
-            answer = replace(answer, infeasible=found)
+        answer = replace(answer, infeasible=placed_infeasibility(problem, profile, watch))
     elif is_asked_for(problem):
         answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
+    plans = with_reasons(problem, profile, answer.plans, watch.closing())
     with watch.closing().cut():
-        plans = with_odds(problem, profile, with_reasons(problem, profile, answer.plans))
-        answer = replace(answer, plans=plans)
-    answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
+        plans = with_odds(problem, profile, plans)
+    said = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
+    answer = replace(answer, plans=plans, warnings=(*answer.warnings, *said))
     return with_baseline(problem, profile, answer)
 
 

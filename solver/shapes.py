@@ -32,3 +32,4 @@ class ShapeAdvice:
     prediction: Prediction
     num_parameters: int
     shapes: tuple[Shape, ...]
+    not_searched: tuple[str, ...] = ()  # changes with too many configurations to look at all of them

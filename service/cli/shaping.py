@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from service.cli.calibrating import profile_for
-from service.cli.exits import FOUND, INFEASIBLE, say_error
+from service.cli.exits import FOUND, INFEASIBLE, NO_PLAN, say_error
 from service.cli.problem_options import Request
 from service.cli.screen import screen
 from service.report.shapes import render_shapes
@@ -36,6 +36,9 @@ def run_shapes(
     if advice is None:
         say_error("the model has no plan here as it is: meshwright plan says why")
         return INFEASIBLE
+    if advice == "unknown":
+        say_error("the model has too many configurations here to look at all of them: pin some variables")
+        return NO_PLAN
     if as_json:
         sys.stdout.write(json.dumps(asdict(advice), indent=1, allow_nan=False) + "\n")
         return FOUND

@@ -20,8 +20,11 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
     own = f"as asked: {figures.seconds(advice.prediction.step_time_s)} in "
     own += figures.configuration_words(advice.config)
     lines: list[RenderableType] = [header(problem, width), wrapped(own, width, indent=2), Text()]
+    left_out = "; ".join(advice.not_searched)
+    unsaid = [f"not known, too many configurations to look at all of them: {left_out}"] if left_out else []
     if not advice.shapes:
-        return Group(*lines, wrapped("no nearby shape is faster for its size", width, indent=2))
+        notes = ["no nearby shape is faster for its size", *unsaid]
+        return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("change", "parameters", "step", "saves*", "in place", "tp", "why"):
         table.add_column(title, overflow="fold")
@@ -39,6 +42,7 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
         "* time of a token for each parameter that it uses, against the asked shape, each in its best plan",
         "in place: in the layout of the asked shape's plan; tp: sizes within a node that divide the shape",
         "Quality is not predicted: a shape is offered for its speed alone.",
+        *unsaid,
     ]
     return Group(*lines, table, *(wrapped(note, width, indent=2) for note in notes))
 

@@ -7,9 +7,8 @@ carried over, from the listed plans and the best of the single changes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
@@ -20,9 +19,10 @@ from service.report.what_if import WhatIf, WhatIfs
 from service.request_run import places_stages
 from service.what_if.carried import Candidate, Found, candidate_of, carried_over
 from service.what_if.changes import SUBJECTS, Question, changes_of, settled
-from service.what_if.pairs import PAIR_METHOD, Outcome, Pairs, Single
+from service.what_if.pairs import PAIR_METHOD, SAID, Outcome, Pairs, Single
 from solver.plan import Answer
 from solver.problem import Problem
+from solver.search.watch import Watch, look
 from solver.variants import variants_of, workload_of
 from solver.why.remedies import fastest
 
@@ -49,17 +49,6 @@ _LISTED = " Of the launchers, precisions and optimizers left open those of the l
 _MEASURED = " The network is left as it is: its collectives were measured on this cluster."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Clock:
-    """When the time for changed questions is over."""
-
-    until_s: float
-
-    def is_over(self) -> bool:
-        """Whether it is."""
-        return time.monotonic() > self.until_s
-
-
 def what_ifs(
     problem: Problem, profile: Profile, answer: Answer, *, method: Method, budget_s: float = inf
 ) -> WhatIfs | None:
@@ -76,12 +65,12 @@ def what_ifs(
         return None
     if problem.options.batch_ramp:
         return WhatIfs(method=_RAMP)
-    clock, best = _Clock(until_s=time.monotonic() + budget_s), answer.plans[0]
+    watch, best = Watch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
     asked = settled(Question(problem=problem, profile=profile), best)
     listed = [candidate_of(plan, problem) for plan in answer.plans[:_CARRIED]]
     now = Found(candidate=listed[0], prediction=best.prediction)
     singles = [
-        Single(change=change, outcome=_answered(asked, change.question, listed, method, clock))
+        Single(change=change, outcome=_answered(asked, change.question, listed, method, watch))
         for change in changes_of(asked)
     ]
     pairs = Pairs(
@@ -89,7 +78,7 @@ def what_ifs(
         now=now,
         singles=singles,
         listed=listed[:_PAIRED],
-        until_s=time.monotonic() + _PAIRS_S,
+        watch=Watch(time_limit_s=_PAIRS_S),
     )
     tables = pairs.tables()
     return WhatIfs(
@@ -114,55 +103,70 @@ def _said(method: Method, asked: Question, settled_to: Question) -> str:
 
 
 def _answered(
-    asked: Question, changed: Question, listed: Sequence[Candidate], method: Method, clock: _Clock
+    asked: Question, changed: Question, listed: Sequence[Candidate], method: Method, watch: Watch
 ) -> Outcome:
-    """The best plan of a changed question; None where nothing fits."""
-    if clock.is_over():
-        return "late"
-    try:
-        if method == "predict":
-            return carried_over(asked, changed, listed)
-        if places_stages(changed.problem):
-            both = (_placed(changed, clock), carried_over(asked, changed, listed))
-            return max((one for one in both if one), key=lambda one: one.rate, default=None)
-        found = searched(changed, listed, clock.is_over)
-    except PlannerError:  # a pin or a limit that the changed question cannot hold
-        return None
-    return "late" if found is None and clock.is_over() else found
+    """The best plan of a changed question; what is known where there is none."""
+    outcome: Outcome = "late"
+    with watch.cut():
+        look()
+        try:
+            if method == "predict":
+                outcome = carried_over(asked, changed, listed)
+            elif places_stages(changed.problem):
+                carried = carried_over(asked, changed, listed)
+                outcome = carried or outcome
+                outcome = _best([_placed(changed), carried])
+            else:
+                outcome = searched(changed, listed)
+        except PlannerError:  # a pin or a limit that the changed question cannot hold
+            outcome = None
+    return outcome
 
 
-def searched(
-    changed: Question, listed: Sequence[Candidate] = (), stopped: Callable[[], bool] = lambda: False
-) -> Found | None:
+def _best(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest plan of one question; without any, nothing is found only where each outcome says so."""
+    found = [one for one in outcomes if isinstance(one, Found)]
+    if found:
+        return max(found, key=lambda one: one.rate)
+    return next((one for one in outcomes if one is not None), None)
+
+
+def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
     """The fastest plan of the launchers, precisions and optimizers that the question leaves open.
 
-    ``listed``: only those that one of these settled on; empty: all.
+    ``listed``: only those that one of these settled on; empty: all. One that is too large to be searched
+    whole leaves it open which is the fastest.
+
+    Raises:
+        OutOfTime: the clock that this runs under was over first.
     """
-    found, ways = [], {(one.launcher, one.workload) for one in listed}
+    found, ways = list[Outcome](), {(one.launcher, one.workload) for one in listed}
     for variant in variants_of(changed.problem, changed.profile):
         workload = tuple(sorted(workload_of(variant.problem, changed.problem).items()))
         if ways and (variant.problem.launcher, workload) not in ways:
             continue
-        best = fastest(variant.problem, variant.profile, stopped)
-        if best is not None:
-            candidate = Candidate(
-                configuration=best[0], launcher=variant.problem.launcher, workload=workload
-            )
-            found.append(Found(candidate=candidate, prediction=best[1]))
-    return max(found, key=lambda one: one.rate, default=None)
+        best = fastest(variant.problem, variant.profile)
+        if best is None or best == "unknown":
+            found.append(best)
+            continue
+        candidate = Candidate(configuration=best[0], launcher=variant.problem.launcher, workload=workload)
+        found.append(Found(candidate=candidate, prediction=best[1]))
+    return _best(found)
 
 
-def _placed(changed: Question, clock: _Clock) -> Found | None:
+def _placed(changed: Question) -> Outcome:
     """The best plan that a short search places on node groups."""
     from solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
 
-    left_s = min(max(clock.until_s - time.monotonic(), 0.01), _PLACED_S)
-    options = replace(changed.problem.options, top_k=1, certify="none", time_limit_s=left_s, pareto=False)
+    options = replace(
+        changed.problem.options, top_k=1, certify="none", time_limit_s=_PLACED_S, pareto=False
+    )
     problem = replace(changed.problem, options=options)
-    plans = search(problem, changed.profile).plans
-    if not plans:
-        return None
-    return Found(candidate=candidate_of(plans[0], problem), prediction=plans[0].prediction)
+    answer = search(problem, changed.profile)
+    if not answer.plans:
+        return None if answer.status == "infeasible" else "late"
+    best = answer.plans[0]
+    return Found(candidate=candidate_of(best, problem), prediction=best.prediction)
 
 
 def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[WhatIf, ...]:
@@ -188,8 +192,7 @@ def _now(problem: Problem) -> str:
 def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
     """One line."""
     if not isinstance(found, Found):
-        said = "not computed: the time for it was over" if found == "late" else "nothing found that fits"
-        return WhatIf(subject=subject, change=change, found=said)
+        return WhatIf(subject=subject, change=change, found=SAID[found])
     return WhatIf(
         subject=subject,
         change=change,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,8 +10,9 @@ from service.report import figures
 from service.report.what_if import HeatCell, HeatTable
 from service.what_if.carried import Candidate, Found, carried_over
 from service.what_if.changes import Change, Question, batches, network
+from solver.search.watch import Watch
 
-Outcome = Found | Literal["late"] | None  # None: nothing fits
+Outcome = Found | Literal["late", "unknown"] | None  # None: nothing fits of what was asked
 LEVELS = 6  # of colour
 PAIR_METHOD = (
     "Two changes at once: tokens per second of all GPUs over those of the question as asked, and the step. "
@@ -21,7 +21,11 @@ PAIR_METHOD = (
 )
 _BESIDE: Mapping[str, Callable[[Question], Iterator[Change]]] = {"batch": batches, "network": network}
 _TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes"}
-_SAID = {"late": "not computed: the time for it was over", None: "nothing carried over fits"}
+SAID: Mapping[Literal["late", "unknown"] | None, str] = {
+    "late": "not computed: the time for it was over",
+    "unknown": "not known: too many configurations to look at all of them",
+    None: "nothing found that fits",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class Pairs:
     now: Found
     singles: Sequence[Single]
     listed: Sequence[Candidate]  # the best plans of the question as asked
-    until_s: float  # of the monotonic clock
+    watch: Watch  # of all cells
 
     def tables(self) -> tuple[HeatTable, ...]:
         """GPUs in rows, batches or networks in columns; none where one of them cannot be changed."""
@@ -72,7 +76,7 @@ class Pairs:
         if row is None or column is None:
             one = row or column
             return one.outcome if one else self.now
-        if time.monotonic() > self.until_s:
+        if self.watch.interrupted():
             return "late"
         both = _BESIDE[subject](row.change.question)
         for change in both:
@@ -84,7 +88,7 @@ class Pairs:
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
         """One place of a table."""
         if not isinstance(outcome, Found):
-            return HeatCell(text="–", title=_SAID[outcome])
+            return HeatCell(text="–", title=SAID[outcome] if outcome else "nothing carried over fits")
         return HeatCell(
             text=f"×{outcome.rate / self.now.rate:.2f}",
             step=figures.seconds(outcome.prediction.step_time_s),

@@ -1,8 +1,8 @@
-"""Whether a problem on a mixed cluster has a plan at all; *no* is a proof unless the search was stopped."""
+"""Whether a problem on a mixed cluster has a plan at all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Literal
 
 from profiles.profile import Profile
 from solver.mixed.fleet import Fleet
@@ -13,32 +13,35 @@ from solver.mixed.sets import sets_of
 from solver.mixed.shares import shares_of, solve_split
 from solver.plan import Configuration
 from solver.problem import Problem
+from solver.search.watch import look
+
+First = Configuration | Literal["unknown"] | None
 
 
-def first_plan(
-    problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
-) -> Configuration | None:
-    """A configuration that is legal and fits; None: there is none, or ``stopped`` said so first.
+def first_plan(problem: Problem, profile: Profile) -> First:
+    """A configuration that is legal and fits; None: there is none (proved); unknown: none among a sample.
 
     Of the usual candidates and, where none of them does, of all (``outer_of``), as the search itself.
+
+    Raises:
+        OutOfTime: the clock that this runs under was over first.
     """
     fleet = Fleet.of(problem, profile)
-    found = _first(outer_of(fleet)[0], stopped)
-    if found is None and not stopped():
-        found = _first(outer_of(fleet, wide=True)[0], stopped)
-    return found
+    found = _first(outer_of(fleet)[0])
+    return found if isinstance(found, Configuration) else _first(outer_of(fleet, wide=True)[0])
 
 
-def _first(outer: Outer, stopped: Callable[[], bool]) -> Configuration | None:
+def _first(outer: Outer) -> First:
     """The first one that is met."""
     frontier = PlacedFrontier.of(outer, 1)
-    frontier.run(lambda state: bool(state.ranked) or stopped())
+    frontier.run(lambda state: bool(state.ranked))
     if frontier.ranked:
         return of_placement(outer, frontier.ranked[0]).config
+    look()  # a frontier ends in silence where the time is over
     shares = shares_of(outer) if len(outer) else []
     for groups in sets_of(len(shares)):
         exchange = outer.fleet.exchange_s(groups)
-        split = solve_split(shares, groups, exchange, stopped=stopped)
+        split = solve_split(shares, groups, exchange)
         if split is not None:
             return of_split(outer.fleet, shares, split).config
-    return None
+    return None if outer.whole else "unknown"

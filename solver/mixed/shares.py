@@ -13,7 +13,6 @@ split has solved entries only. All others are then proved to be no better.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -245,13 +244,12 @@ def solve_split(
     groups: tuple[int, ...],
     exchange_s: float,
     *,
-    stopped: Callable[[], bool] = lambda: False,
     limit_s: float = np.inf,
 ) -> Split | None:
     """The proved best split of the batch over all of ``groups``; None: nothing fits within the limit."""
     mine = [shares[at] for at in groups]
     batch = len(mine[0].least_s) - 1
-    while not stopped():
+    while True:
         look()
         found = best_split([one.least_s for one in mine], batch)
         if found is None or found[0] + exchange_s > limit_s:
@@ -263,4 +261,3 @@ def solve_split(
             chosen = [one.solved[n] for one, n in zip(mine, found[1], strict=True)]
             slowest = max(share.objective_s for share in chosen if share is not None)
             return Split(groups, found[1], found[0] + exchange_s, slowest + exchange_s)
-    return None

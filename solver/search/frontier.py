@@ -209,8 +209,11 @@ class Frontier:
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
         scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises, limit_s=self.cutoff_s)
         waiting = self._order
-        promising = scout.promising(waiting, most, lambda: interrupted(self))
-        self.fits -= int(np.isinf(self.bound_s[waiting]).sum())  # all of them were finite
+        before = int(np.isinf(self.bound_s[waiting]).sum())  # of a run that was cut
+        try:
+            promising = scout.promising(waiting, most, lambda: interrupted(self))
+        finally:
+            self.fits -= int(np.isinf(self.bound_s[waiting]).sum()) - before
         for start in range(0, len(promising), _TOGETHER):
             solved = self.solve(promising[start : start + _TOGETHER])
             for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):
@@ -255,14 +258,20 @@ class Frontier:
         limit = self._limit_s(index)
         able = self._able(index, limit)
         lost = index[~able]
-        self.bound_s[lost] = np.maximum(self.bound_s[lost], np.nextafter(limit[~able], np.inf))
-        self.fits -= int((~able & ~np.isfinite(limit)).sum())
+        self._raise(lost, np.nextafter(limit[~able], np.inf))
         left = index[able]
         if not (self.rows.is_uniform or self.rows.only_split):
             self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left], limit[able])
         self._next += len(index)
         for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
             heapq.heappush(self._heap, (bound, row))
+
+    def _raise(self, index: IntArray, bounds_s: FloatArray) -> None:
+        """Raise the bounds of rows; those whose bound becomes +inf no longer count as fitting."""
+        before = self.bound_s[index]
+        after = np.maximum(before, bounds_s)
+        self.fits -= int((np.isinf(after) & np.isfinite(before)).sum())
+        self.bound_s[index] = after
 
     def _able(self, index: IntArray, limit_s: FloatArray) -> BoolArray:
         """Whether each row may have a split that fits and simulates to ``limit_s`` or less."""
@@ -282,8 +291,7 @@ class Frontier:
         splits = best_splits(self.rows.take(fresh)) if fresh else []
         fitting = [(row, split) for row, split in zip(fresh, splits, strict=True) if split is not None]
         lost = [row for row, split in zip(fresh, splits, strict=True) if split is None]
-        self.bound_s[lost] = np.inf
-        self.fits -= len(lost)
+        self._raise(np.array(lost, dtype=np.int64), np.full(len(lost), np.inf))
         if fitting:
             self._record(*zip(*fitting, strict=True))
         return [self.solved[row] for row in indices if row in self.solved]

@@ -59,7 +59,7 @@ from solver.search.closing import least_of_candidates_s, least_step_bound_s
 from solver.search.fitting import lightest_of
 from solver.search.frontier import Frontier
 from solver.search.known import rows_of
-from solver.search.opening import first_plan
+from solver.search.opening import Opening, first_plan
 from solver.search.priced import priced_rows, priced_space
 from solver.search.rivals import rivals_of
 from solver.search.unweighed import least_step_s, steps_s
@@ -78,7 +78,7 @@ from solver.space import (
 _NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
 _LEAST_S = 0.01  # a search is given this much
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
-_SAMPLE_SHARE = 0.3  # of the time, for a sample of a large space
+_SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
 _MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
 _MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
@@ -122,11 +122,15 @@ def search(
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
     answer = answer_of(found, plans, watch)
     if answer.status == "infeasible":
-        left = replace(options, time_limit_s=max(watch.left_s, _LEAST_S))
-        again = partial(
-            search, profile=profile, on_progress=on_progress, should_stop=should_stop, wide=True
-        )
-        answer = _told(replace(problem, options=left), profile, answer, watch, again)
+
+        def again(asked: Problem) -> Answer:
+            left = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
+            return search(
+                replace(asked, options=left), profile, on_progress=on_progress,
+                should_stop=watch.should_stop, wide=True,
+            )  # fmt: skip
+
+        answer = _told(problem, profile, answer, watch, again)
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
@@ -153,6 +157,8 @@ def _told(
         lighter = again(replace(problem, options=unweighed))
         if lighter.status == "infeasible":
             return lighter
+        if watch.interrupted():
+            return replace(answer, status="unknown", certified_by=())
     return again(problem)
 
 
@@ -202,13 +208,12 @@ def _of_whole(
     found: Found, space: Space, watch: Watch, first: Watch, known: Sequence[Configuration]
 ) -> Found:
     """The search over all legal rows; over the rows of its first plan where the time is over before."""
-    problem, profile = found.problem, found.profile
     watch.report("enumerating", total=space.size, now=True)
     adopted = list[int]()
     if not found.frontier.ranked:
         found = replace(found, space=space)
         with first.cut():
-            opening = first_plan(problem, profile, space, watch.tick)
+            opening = _opening(found, space, watch)
             if opening is not None:
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
     with watch.cut():
@@ -235,7 +240,7 @@ def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
     """The best rows of a sample, for at most a share of the time."""
     problem = found.problem
     space = sampled_space(problem, wide=wide)
-    opening = first_plan(problem, found.profile, space, watch.tick)
+    opening = _opening(found, space, watch)
     if opening is not None:
         opening.frontier.covers_all = False
         found = replace(found, space=space, frontier=opening.frontier)
@@ -249,6 +254,14 @@ def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
         frontier.run(lambda state: _interrupt(problem, watch, space, state) or watch.elapsed_s > until_s)
         frontier.finished = False
     return found
+
+
+def _opening(found: Found, space: Space, watch: Watch) -> Opening | None:
+    """A first plan of a space, sought for at most a share of the time."""
+    share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
+    with share.cut():
+        return first_plan(found.problem, found.profile, space, watch.tick)
+    return None
 
 
 def _configurations(frontier: Frontier) -> list[Configuration]:

@@ -7,6 +7,7 @@ does nothing. A watch that is made inside such a block ends with it at the lates
 
 from __future__ import annotations
 
+import math
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,20 @@ class OutOfTime(Exception):  # noqa: N818 - not an error: the time is over
     """The watch that this work runs under is over; ``Watch.cut`` catches it."""
 
 
+@dataclass(slots=True)
+class _Stop:
+    """A caller's wish to stop, with the moment at which it was first heard."""
+
+    asked: ShouldStop
+    heard_s: float = math.inf  # of the monotonic clock
+
+    def __call__(self) -> bool:
+        """Whether the caller asked; stays true once it did."""
+        if self.heard_s == math.inf and self.asked():
+            self.heard_s = time.monotonic()
+        return self.heard_s < math.inf
+
+
 @dataclass(slots=True, kw_only=True)
 class Watch:
     """Time, progress and interruption of one search."""
@@ -35,6 +50,11 @@ class Watch:
     _start_s: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - a test may set another clock
     _reported_s: float = -1.0
     quiet_until_s: float = 0.0  # until then ``look`` takes the time to be left
+
+    def __post_init__(self) -> None:
+        """Remember when the caller asks to stop; watches that share ``should_stop`` share that moment."""
+        if self.should_stop is not None and not isinstance(self.should_stop, _Stop):
+            self.should_stop = _Stop(self.should_stop)
 
     @property
     def elapsed_s(self) -> float:
@@ -69,9 +89,16 @@ class Watch:
         return Watch(time_limit_s=max(self.left_s, seconds - self.elapsed_s), should_stop=asked)
 
     def closing(self, seconds: float = 0.5) -> Watch:
-        """The clock of what is said about plans that were found: a little beyond the limit, or a stop."""
-        asked = self.should_stop is not None and self.should_stop()
-        return Watch(time_limit_s=seconds if asked else max(self.left_s, seconds))
+        """The clock of what is said about plans that were found: so long beyond the limit, or a stop.
+
+        All of an answer's end at one moment, however many are made: they do not add up.
+        """
+        stop = self.should_stop
+
+        def over() -> bool:
+            return isinstance(stop, _Stop) and stop() and time.monotonic() - stop.heard_s >= seconds
+
+        return Watch(time_limit_s=max(self.time_limit_s + seconds - self.elapsed_s, 0.0), should_stop=over)
 
     def cut(self) -> _Cut:
         """Work that ends where the time does: what comes after its last ``look`` is left out.
@@ -141,9 +168,12 @@ def look() -> None:
         OutOfTime: its time is over, or its caller asked it to stop.
     """
     watch = _RUNNING.get()
-    if watch is None or (now_s := time.monotonic()) < watch.quiet_until_s:
+    if watch is None:
         return
-    watch.quiet_until_s = now_s + _LOOK_EVERY_S
+    if not watch.stopped:
+        if (now_s := time.monotonic()) < watch.quiet_until_s:
+            return
+        watch.quiet_until_s = now_s + _LOOK_EVERY_S
     if watch.interrupted():
         raise OutOfTime
 

@@ -12,6 +12,7 @@ from solver.plan import Configuration, Plan
 from solver.predictions import predicted_all
 from solver.problem import Problem
 from solver.reasons import Limit, Loss, Why
+from solver.search.watch import Watch, look
 from solver.why.advice import Way, ways_of
 from solver.why.alternatives import Alternative, alternatives_of
 from solver.why.placed import placed_all, placed_waterfalls
@@ -23,6 +24,7 @@ _LOSSES = 3
 _MOST_LIMITS = 4
 _LOWERED = 0.1  # of a term: what a change must take off it
 _NOTICEABLE = 1e-3  # of the step: what a limit must cost to be said to bind
+_TOGETHER = 16  # plans explained between two looks at the clock
 _TRIED = 2  # changes that are simulated for each loss or limit, the best by the closed form
 
 
@@ -161,11 +163,30 @@ def _alternatives(
     return [next(uneven if one.is_placed else even) for one in configurations]
 
 
-def with_reasons(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """The plans, each with its reasons."""
-    steps = [plan.prediction.step_time_s for plan in plans]
-    found = reasons_of(problem, profile, [plan.config for plan in plans], steps)
-    return tuple(replace(plan, why=why) for plan, why in zip(plans, found, strict=True))
+def with_reasons(
+    problem: Problem, profile: Profile, plans: Sequence[Plan], watch: Watch
+) -> tuple[Plan, ...]:
+    """The plans with their reasons, the first of them as far as the time of ``watch`` goes."""
+    found = list[Plan]()
+    with watch.cut():
+        for start in range(0, len(plans), _TOGETHER):
+            look()
+            some = plans[start : start + _TOGETHER]
+            steps = [plan.prediction.step_time_s for plan in some]
+            whys = reasons_of(problem, profile, [plan.config for plan in some], steps)
+            found += [replace(plan, why=why) for plan, why in zip(some, whys, strict=True)]
+    return (*found, *plans[len(found) :])
+
+
+def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
+    """What the time cut of that which is said about plans; ``odds``: whether those were to be said."""
+    explained, said = sum(plan.why is not None for plan in plans), list[str]()
+    if explained < len(plans):
+        number = f"{explained} of {len(plans)}"
+        said.append(f"the time limit came before more than {number} plans were explained")
+    if odds and any(plan.odds is None for plan in plans):
+        said.append("the time limit came before the plans' odds were found")
+    return tuple(said)
 
 
 def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:

@@ -2,14 +2,14 @@
 
 Limits are those of the request and the GPUs' memory. A set is a conflict when no plan keeps all of it, with
 every other limit dropped; it is minimal when each of its parts has a plan. Both are what the search itself
-says of the changed problem, so that every member of a conflict is needed.
+proves of the changed problem, so that every member of a conflict is needed; what it leaves open is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -23,12 +23,15 @@ from solver.problem import Problem
 from solver.request_rules import request_rules
 from solver.rule import Rule
 from solver.rules import rules_of, violation_masks
+from solver.search.watch import Watch
 from solver.why.placed_nearest import Lack
 from solver.why.relaxed import without_limits
 
 _MOST_LIMITS = 6  # limits whose sets are all tried; of more, one minimal set is found
 _MOST_CONFLICTS = 4
 _ABUNDANT_BYTES = 2**50  # memory that nothing fills
+_CUT = "the time limit came before all conflicts of limits were found: there may be others"
+_SAMPLED = "whether some limits conflict is not known: not all of their configurations could be searched"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,24 +40,28 @@ class Limits:
 
     problem: Problem
     profile: Profile
-    stopped: Callable[[], bool]
     memory: str
-    known: dict[frozenset[str], bool] = field(default_factory=dict)
+    known: dict[frozenset[str], bool | None] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         """Limits of the request, then memory."""
         return [*(rule.name for rule in request_rules(self.problem)), self.memory]
 
-    def leave_a_plan(self, kept: frozenset[str]) -> bool:
-        """Whether a plan keeps these limits, and may break the others."""
+    def leave_a_plan(self, kept: frozenset[str]) -> bool | None:
+        """Whether a plan keeps these limits, and may break the others; None: that is not known."""
         if kept not in self.known:
             dropped = [name for name in self.names if name not in kept and name != self.memory]
             problem = without_limits(self.problem, dropped)
             if self.memory not in kept:
                 problem = with_abundant_memory(problem)
-            self.known[kept] = first_plan(problem, self.profile, self.stopped) is not None
+            found = first_plan(problem, self.profile)
+            self.known[kept] = None if found == "unknown" else found is not None
         return self.known[kept]
+
+    def is_minimal(self, conflict: Sequence[str]) -> bool:
+        """Whether each part of a conflict is known to have a plan."""
+        return all(self.leave_a_plan(frozenset(conflict) - {name}) for name in conflict)
 
 
 def with_abundant_memory(problem: Problem) -> Problem:
@@ -66,56 +73,56 @@ def with_abundant_memory(problem: Problem) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, groups=groups))
 
 
-def limits_of(problem: Problem, profile: Profile, stopped: Callable[[], bool]) -> Limits:
+def limits_of(problem: Problem, profile: Profile) -> Limits:
     """The limits with memory in words."""
     fleet, chance = Fleet.of(problem, profile), problem.options.max_out_of_memory_probability
     rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
     memory = f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)"
-    return Limits(problem=problem, profile=profile, stopped=stopped, memory=memory)
+    return Limits(problem=problem, profile=profile, memory=memory)
 
 
-def conflicts_of(limits: Limits) -> list[tuple[str, ...]]:
+def conflicts_of(limits: Limits) -> Iterator[tuple[str, ...]]:
     """Minimal sets of limits that no plan keeps together, the smallest first; (): the rules alone."""
-    found = _conflicts(limits)
-    return [] if limits.stopped() else found[:_MOST_CONFLICTS]  # a search cut short refutes nothing
+    names, found = limits.names, list[tuple[str, ...]]()
+    if limits.leave_a_plan(frozenset()) is False:
+        yield ()
+    elif len(names) > _MOST_LIMITS:
+        yield from filter(limits.is_minimal, [_without_plan(limits, names)])
+    else:
+        for size in range(1, len(names) + 1):
+            for some in combinations(names, size):
+                if any(set(one) <= set(some) for one in found):
+                    continue
+                if limits.leave_a_plan(frozenset(some)) is False and limits.is_minimal(some):
+                    found.append(some)
+                    yield some
 
 
-def _conflicts(limits: Limits) -> list[tuple[str, ...]]:
-    """The same, as far as ``stopped`` lets them be found."""
-    names = limits.names
-    if not limits.leave_a_plan(frozenset()):
-        return [()]
-    if len(names) > _MOST_LIMITS:
-        return [_minimal(limits, names)]
-    found = list[tuple[str, ...]]()
-    for size in range(1, len(names) + 1):
-        for some in combinations(names, size):
-            if any(set(one) <= set(some) for one in found) or limits.stopped():
-                continue
-            if not limits.leave_a_plan(frozenset(some)):
-                found.append(some)
-    return found
-
-
-def _minimal(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
-    """One minimal set: limits are dropped one by one while no plan appears."""
+def _without_plan(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
+    """One set: limits are dropped one by one while it is proved that no plan appears."""
     kept = list(names)
     for name in names:
         left = frozenset(kept) - {name}
-        if not limits.leave_a_plan(left):
+        if limits.leave_a_plan(left) is False:
             kept.remove(name)
     return tuple(kept)
 
 
-def explained(limits: Limits, lack: Lack | None) -> Infeasibility:
-    """Conflicts, the nearest configuration and sentences on both."""
-    conflicts = conflicts_of(limits)
-    cut_short = not conflicts  # what is legal and lacks memory is told all the same
-    about_memory = lack is not None and (cut_short or any(limits.memory in one for one in conflicts))
+def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
+    """Conflicts, the nearest configuration and sentences on both, as far as the time goes; they say so."""
+    conflicts, of_request, complete = list[tuple[str, ...]](), list[str](), False
+    with watch.cut():
+        for one in islice(conflicts_of(limits), _MOST_CONFLICTS):
+            conflicts.append(one)
+            if limits.memory not in one:
+                of_request += _of_request(limits, one)
+        complete = True
+    sampled = None in limits.known.values()
+    # what is legal and lacks memory is told where conflicts with memory may be missing, too
+    open_ended = sampled or not complete or not conflicts
+    about_memory = lack is not None and (open_ended or any(limits.memory in one for one in conflicts))
     reasons = [lack.reason] if lack is not None and about_memory else []
-    for one in conflicts:
-        if limits.memory not in one:
-            reasons += _of_request(limits, one)
+    reasons += [*of_request, *([_SAMPLED] if sampled else []), *([] if complete else [_CUT])]
     return Infeasibility(
         reasons=tuple(dict.fromkeys(reasons)),
         conflicts=tuple(one for one in conflicts if one),

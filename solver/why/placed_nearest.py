@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
@@ -22,6 +22,7 @@ from solver.mixed.program import Program
 from solver.plan import Shortfall
 from solver.problem import Problem
 from solver.search.fitting import lightest
+from solver.search.watch import Watch, look
 
 _ROWS = 24  # rows looked at closely, those with most room for their layers
 _FIELDS = 512  # choices of berths of these rows
@@ -41,24 +42,20 @@ class Lack:
     log_memory_sigma: float  # of that group's predictions
 
 
-def nearest_lack(
-    problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
-) -> Lack | None:
+def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | None:
     """The placement that lacks least, among the rows that have most room; None where no row is legal.
 
-    A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed.
+    A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed. Where the
+    time is over before, it is the least of what was tried, if anything was.
     """
-    outer, _ = outer_of(Fleet.of(problem, profile), wide=True)
-    if not len(outer):
-        return None
-    least, found = _LARGEST_BYTES, None
-    for one in islice(_fields(outer, _roomiest(outer)), _FIELDS):
-        if stopped():
-            break
-        if _fits_with(one, least - _CLOSE_BYTES) is None:
-            continue
-        least, found = _least_more(one, least, stopped)
-    return None if found is None else _told(problem, profile, outer, found)
+    tried = list[tuple[float, Placed]]()
+    outer = Outer.of_nothing(fleet := Fleet.of(problem, profile))
+    with watch.cut():
+        outer, _ = outer_of(fleet, wide=True)
+        for one in islice(_fields(outer, _roomiest(outer)) if len(outer) else (), _FIELDS):
+            look()
+            _try_less(one, tried)
+    return _told(problem, profile, outer, tried[-1][1]) if tried else None
 
 
 def _roomiest(outer: Outer) -> list[int]:
@@ -106,19 +103,23 @@ def _fits_with(one: Field, more_bytes: float) -> Placed | None:
     return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
 
 
-def _least_more(
-    one: Field, enough_bytes: float, stopped: Callable[[], bool]
-) -> tuple[float, Placed | None]:
-    """The least further memory with which a field has a placement, and that placement.
-
-    Once ``stopped`` says so: the least of what was tried.
-    """
-    low, high, found = 0.0, enough_bytes, _fits_with(one, enough_bytes)
-    while high - low > _CLOSE_BYTES and not stopped():
+def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
+    """Add placements of a field with ever less further memory than those before, and that memory."""
+    least = tried[-1][0] if tried else _LARGEST_BYTES
+    able = _fits_with(one, least - _CLOSE_BYTES)
+    if able is None:
+        return
+    low, high = 0.0, least - _CLOSE_BYTES
+    tried.append((high, able))
+    while high - low > _CLOSE_BYTES:
+        look()
         middle = (low + high) / 2.0
         able = _fits_with(one, middle)
-        low, high, found = (low, middle, able) if able else (middle, high, found)
-    return high, found
+        if able is None:
+            low = middle
+        else:
+            high = middle
+            tried.append((high, able))
 
 
 def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:

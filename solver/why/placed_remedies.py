@@ -5,7 +5,7 @@ A change is offered only after its own space was searched and its best plan pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from math import ceil
@@ -17,6 +17,7 @@ from solver.mixed.fleet import Fleet
 from solver.plan import Infeasibility, Remedy
 from solver.problem import Problem
 from solver.search.search import search
+from solver.search.watch import Watch, look
 from solver.why.placed_conflicts import Limits, explained, limits_of
 from solver.why.placed_nearest import Lack, nearest_lack
 from solver.why.relaxed import (
@@ -26,6 +27,7 @@ from solver.why.relaxed import (
     larger_gpus,
     less_work,
     lighter,
+    missing,
     remedy_of,
     with_gpu,
     without_limits,
@@ -37,23 +39,28 @@ _SEARCH_S = 10.0  # for each change
 _ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 
 
-def placed_infeasibility(
-    problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
-) -> Infeasibility:
-    """Reasons, minimal conflicts, the nearest configuration and verified changes."""
-    limits, lack = limits_of(problem, profile, stopped), nearest_lack(problem, profile, stopped)
-    found = explained(limits, lack)
-    cheap = list(_fitting(_free(limits, lack), _MOST, stopped))
-    work = list(_fitting(less_work(problem, profile), _ENOUGH, stopped))
-    hardware = [
-        remedy
-        for group in range(len(Fleet.of(problem, profile).groups))
-        for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group))
-        for remedy in _fitting(changes, 1, stopped)
-    ]
+def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> Infeasibility:
+    """Reasons, minimal conflicts, the nearest configuration and verified changes.
+
+    Those that were found before the time was over; the reasons say what was cut.
+    """
+    lack = nearest_lack(problem, profile, watch)
+    limits = limits_of(problem, profile)
+    found = explained(limits, lack, watch)
+    cheap, work, hardware = list[Remedy](), list[Remedy](), list[Remedy]()
+    complete, judged = False, True
+    with watch.cut():
+        judged &= _add_fitting(cheap, _free(limits, lack), _MOST)
+        judged &= _add_fitting(work, less_work(problem, profile), _ENOUGH)
+        for group in range(len(problem.cluster.distinct_groups)):
+            for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
+                judged &= _add_fitting(hardware, changes, len(hardware) + 1)
+        complete = True
     kinds = [sorted(kind, key=lambda one: one.gpu_s_per_token) for kind in (cheap, work, hardware)]
     remedies = (*kinds[0][: _MOST - 4], *kinds[1][:1], *kinds[2][:3])
-    return replace(found, remedies=remedies, changes=tuple(one.change for one in remedies))
+    reasons = (*found.reasons, *missing(complete=complete, judged=judged))
+    offered = tuple(one.change for one in remedies)
+    return replace(found, reasons=reasons, remedies=remedies, changes=offered)
 
 
 def _free(limits: Limits, lack: Lack | None) -> Iterator[Change]:
@@ -85,7 +92,7 @@ def _asked_less(limits: Limits) -> Iterator[Change]:
     for size in range(1, len(names) + 1):
         for some in combinations(names, size):
             known = any(one <= set(some) for one in dropped)
-            if known or limits.stopped() or not limits.leave_a_plan(every - set(some)):
+            if known or not limits.leave_a_plan(every - set(some)):
                 continue
             dropped.append(set(some))
             problem = without_limits(limits.problem, some)
@@ -126,21 +133,23 @@ def _with_group(problem: Problem, profile: Profile, at: int, group: NodeGroup, w
     return Change(words=words, problem=changed, profile=fresh)
 
 
-def _fitting(changes: Iterator[Change], enough: int, stopped: Callable[[], bool]) -> Iterator[Remedy]:
-    """Changes that have a plan, ``enough`` of them at most."""
-    count = 0
+def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) -> bool:
+    """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
+    judged = True
     for change in changes:
-        if count == enough or stopped():
-            return
-        if change.last_resort and count:
+        if len(group) == enough:
+            break
+        look()
+        if change.last_resort and group:
             continue
         options = replace(
             change.problem.options, top_k=1, certify="none", deadline_days=None, time_limit_s=_SEARCH_S
         )
-        answer = search(replace(change.problem, options=options), change.profile, should_stop=stopped)
+        answer = search(replace(change.problem, options=options), change.profile)
         if not answer.plans:
+            judged &= answer.status == "infeasible"
             continue
-        count += 1
         config, prediction = answer.plans[0].config, answer.plans[0].prediction
         tokens = change.problem.workload.global_batch_size * change.problem.workload.seq_length
-        yield remedy_of(change.words, config, prediction, tokens=tokens)
+        group.append(remedy_of(change.words, config, prediction, tokens=tokens))
+    return judged

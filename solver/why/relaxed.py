@@ -22,6 +22,7 @@ LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
 _ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 _SMALLEST = "adamw-8bit"
 CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
+_OPEN = "some changes could not be searched whole: whether they have a plan is not known"
 NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 _SHORTEST = 1024  # tokens of a sequence that is still offered
 _MOST_GPUS = 6  # sizes of memory that are tried
@@ -35,6 +36,11 @@ class Change:
     problem: Problem
     profile: Profile
     last_resort: bool = False  # of no interest where a smaller change is enough
+
+
+def missing(*, complete: bool, judged: bool) -> tuple[str, ...]:
+    """What is said where not all changes were tried, or not all of those could be judged."""
+    return (*(() if judged else (_OPEN,)), *(() if complete else (CUT,)))
 
 
 def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[Change]:

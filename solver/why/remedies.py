@@ -7,8 +7,9 @@ work, that before hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from profiles.profile import Profile
 from solver.check import violations
@@ -21,11 +22,11 @@ from solver.search.priced import priced_space
 from solver.search.watch import Watch, look
 from solver.space import enumerate_space, is_too_large
 from solver.why.relaxed import (
-    CUT,
     Change,
     asked_less,
     done_otherwise,
     less_work,
+    missing,
     more_hardware,
     other_gpus,
     remedy_of,
@@ -33,6 +34,8 @@ from solver.why.relaxed import (
 
 _MOST = 8
 _ENOUGH = 2  # of the kinds where each further change only goes further
+
+Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
 
 
 def with_remedies(
@@ -43,7 +46,7 @@ def with_remedies(
 ) -> Infeasibility:
     """The reasons with verified changes, those that were found before the time was over; they say so."""
     groups: list[list[Remedy]] = [[] for _ in range(4)]
-    complete = False
+    complete, judged = False, True
     with watch.cut():
         kinds = (
             (_free(problem, profile, found), _MOST),
@@ -52,9 +55,9 @@ def with_remedies(
             (other_gpus(problem), 1),
         )
         for group, (changes, enough) in zip(groups, kinds, strict=True):
-            _add_fitting(group, changes, enough)
+            judged &= _add_fitting(group, changes, enough)
         complete = True
-    found = found if complete else replace(found, reasons=(*found.reasons, CUT))
+    found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
     hardware = sorted([*nodes, *gpus], key=lambda one: one.gpu_s_per_token)
     remedies = (*cheap[: _MOST - 3], *work[:1], *hardware)
@@ -69,41 +72,56 @@ def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[
     yield from done_otherwise(problem, profile)
 
 
-def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) -> None:
-    """Add changes that have a plan, ``enough`` of them at most."""
+def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) -> bool:
+    """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
+    judged = True
     for change in changes:
-        look()
         if len(group) == enough:
-            return
+            break
+        look()
         if change.last_resort and group:
             continue
         best = fastest(change.problem, change.profile)
-        if best is None:
+        if best is None or best == "unknown":
+            judged &= best is None
             continue
         config, prediction = best
         workload = change.problem.workload
         tokens = workload.global_batch_size * workload.seq_length
         group.append(remedy_of(change.words, config, prediction, tokens=tokens))
+    return judged
 
 
-def fastest(
-    problem: Problem, profile: Profile, stopped: Callable[[], bool] = lambda: False
-) -> tuple[Configuration, Prediction] | None:
+def fastest(problem: Problem, profile: Profile, *, wide: bool = False) -> Fastest:
     """The first plan of a problem, proved and checked; no reasons are sought.
 
-    None where nothing fits, or where ``stopped`` says to give up before it is proved.
+    Of the usual candidates and, where none of them fits, of all (``wide``), as the search itself. None:
+    nothing fits (proved); unknown: there are too many configurations to look at all of them.
+
+    Raises:
+        OutOfTime: the clock that this runs under was over first.
     """
-    if is_too_large(problem):
-        return None
-    rows = enumerate_space(problem, stopped, legal_only=True).rows
-    if not some_fits(problem, profile, rows):
-        return None
-    frontier = Frontier.of(priced_space(problem, profile, rows, stopped), 1, stopped)
-    frontier.run(lambda _: stopped())
-    if not frontier.ranked or not frontier.finished:
-        return None
+    if is_too_large(problem, wide=wide):
+        return "unknown"
+    space = enumerate_space(problem, legal_only=True, wide=wide)
+    if not _ties(problem) and not some_fits(problem, profile, space.rows):
+        return None if space.every else fastest(problem, profile, wide=True)
+    priced = priced_space(problem, profile, space.rows)
+    if len(priced) < len(space.rows):  # too many to price
+        return "unknown"
+    frontier = Frontier.of(priced, 1)
+    frontier.run(lambda _: False)
+    look()  # a frontier ends in silence where the time is over
+    if not frontier.ranked:
+        return None if space.every else fastest(problem, profile, wide=True)
     first = frontier.ranked[0]
     row = frontier.rows.take([first.row])
     config = row.columns.configuration(0, first.split, row.replayed([first.split])[0])
-    faults: Sequence[str] = list(violations(problem, profile, config))
-    return None if faults else (config, predict(problem, profile, config))
+    if any(violations(problem, profile, config)):
+        return "unknown"
+    return config, predict(problem, profile, config)
+
+
+def _ties(problem: Problem) -> bool:
+    """Whether the request ties variables to one another: then the lightest rows do not stand for all."""
+    return bool(problem.options.constraints) or "num_microbatches" in problem.options.named

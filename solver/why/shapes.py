@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from profiles.errors import InvalidProblemError
 from profiles.model import ModelSpec
@@ -32,8 +33,8 @@ _WORTH = 0.002  # gain below which a shape is not worth a change
 
 def shape_advice(
     problem: Problem, profile: Profile, *, tolerance: float = 0.02, most: int = 8
-) -> ShapeAdvice | None:
-    """Nearby shapes, best first; None where the asked shape has no plan.
+) -> ShapeAdvice | Literal["unknown"] | None:
+    """Nearby shapes, best first; None where the asked shape has no plan, as far as that is known.
 
     Args:
         problem: the asked model, cluster and workload.
@@ -43,16 +44,25 @@ def shape_advice(
     """
     profile = replace(profile, layers=None)
     best = fastest(problem, profile)
-    if best is None:
-        return None
+    if best is None or best == "unknown":
+        return best
     own = problem.model.num_parameters()
-    found = []
+    found, not_searched = list[Shape](), list[str]()
     for change, why, model in nearby(problem.model, problem.cluster.groups[0].island_gpus):
         if _alike(problem.model, model, tolerance):
             shape = _priced(problem, profile, best, (change, why, model))
-            found += [shape] if shape is not None and shape.gain > _WORTH else []
+            if shape == "unknown":
+                not_searched.append(change)
+            elif shape is not None and shape.gain > _WORTH:
+                found.append(shape)
     found.sort(key=lambda shape: (-shape.gain, shape.change))
-    return ShapeAdvice(config=best[0], prediction=best[1], num_parameters=own, shapes=tuple(found[:most]))
+    return ShapeAdvice(
+        config=best[0],
+        prediction=best[1],
+        num_parameters=own,
+        shapes=tuple(found[:most]),
+        not_searched=tuple(not_searched),
+    )
 
 
 def _alike(one: ModelSpec, other: ModelSpec, tolerance: float) -> bool:
@@ -69,13 +79,13 @@ def _priced(
     profile: Profile,
     best: tuple[Configuration, Prediction],
     nearby_shape: tuple[str, str, ModelSpec],
-) -> Shape | None:
-    """One shape under a search of its own, and in the layout of the asked one."""
+) -> Shape | Literal["unknown"] | None:
+    """One shape under a search of its own, and in the layout of the asked one, as far as that is known."""
     change, why, model = nearby_shape
     there = replace(problem, model=model)
     found = fastest(there, profile)
-    if found is None:
-        return None
+    if found is None or found == "unknown":
+        return found
     config, prediction = found
     own, used = problem.model.num_parameters(), model.num_active_parameters()
     price = best[1].step_time_s / problem.model.num_active_parameters()

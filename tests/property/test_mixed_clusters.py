@@ -116,7 +116,7 @@ def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Probl
     shares = shares_of(outer) if len(outer) else []
     for groups in every_set(len(shares)):
         exchange = outer.fleet.exchange_s(groups)
-        best = solve_split(shares, groups, exchange, stopped=lambda: False)
+        best = solve_split(shares, groups, exchange)
         if best is not None:
             assert least_split_s(shares, groups) + exchange <= best.score_s
             assert split_bound_s(shares, groups, exchange, best.score_s) <= best.score_s

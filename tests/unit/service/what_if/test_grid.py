@@ -6,6 +6,7 @@ import pytest
 
 from profiles.profile import default_profile
 from service.report.what_if import WhatIfs
+from service.what_if.carried import Found
 from service.what_if.changes import Question
 from service.what_if.grid import Method, searched, what_ifs
 from solver.ask import ask
@@ -62,6 +63,19 @@ def test_what_there_was_no_time_for_is_said() -> None:
     assert {row.found for row in found.rows[1:]} == {"not computed: the time for it was over"}
 
 
+def test_what_is_too_large_to_be_searched_whole_is_not_said_to_fit_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, answer = small_answer()
+    profile = default_profile(problem.cluster, problem.launcher)
+    monkeypatch.setattr("solver.why.remedies.is_too_large", lambda *_, **__: True)
+    found = what_ifs(problem, profile, answer, method="search")
+    assert found is not None
+    assert {row.found for row in found.rows[1:]} == {
+        "not known: too many configurations to look at all of them"
+    }
+
+
 def test_a_pair_agrees_with_the_lines_of_its_single_changes(grids: dict[Method, WhatIfs]) -> None:
     found = grids["search"]
     assert [table.title for table in found.tables] == [
@@ -101,8 +115,8 @@ def test_any_launcher_is_as_fast_as_the_fastest_and_carried_plans_keep_theirs() 
     of_any = replace(problem, launcher="any")
     union = searched(Question(problem=of_any, profile=profile))
     alone = searched(Question(problem=problem, profile=profile))
-    assert union is not None
-    assert alone is not None
+    assert isinstance(union, Found)
+    assert isinstance(alone, Found)
     assert union.rate >= alone.rate
     plans = tuple(replace(plan, launchers=("megatron-lm",)) for plan in answer.plans)
     carried = what_ifs(of_any, profile, replace(answer, plans=plans), method="predict")

@@ -1,14 +1,24 @@
 """Best first, where rows that look best turn out to have no split."""
 
+import math
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
+import pytest
 
+from profiles.library import find_model
+from profiles.profile import default_profile
 from solver.columns import ALL_LAYERS
+from solver.search import watch
 from solver.search.frontier import Frontier
+from solver.search.priced import priced_rows
 from solver.search.rows import Rows
 from solver.search.scout import RAISES
 from solver.search.stages import best_splits
+from solver.search.watch import Watch
+from solver.space import enumerate_space
+from tests.builders import a_cluster, a_problem
 from tests.strategies import FULL, Shape, columns_of, layout_of, prices_of
 
 GB = 1e9
@@ -53,3 +63,26 @@ def test_a_promising_row_without_a_split_leaves_the_search_to_the_other_rows() -
     frontier.run(lambda _: False)
     assert frontier.finished
     assert [one.row for one in frontier.ranked] == [1]
+
+
+def test_a_run_that_was_cut_anywhere_and_went_on_counts_every_row_that_fits_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 0.0)
+    pin = {"context_parallel_size": 1, "virtual_pipeline_size": 1}
+    problem = a_problem(model=find_model("glm-4.5"), cluster=a_cluster(num_nodes=16), batch=16, pin=pin)
+    space = enumerate_space(problem, legal_only=True)
+    rows = priced_rows(problem, default_profile(problem.cluster, problem.launcher), space.columns)
+    refuted = 0
+    for looks in range(0, 2000, 40):
+        frontier, asked = Frontier.of(rows, 3), count()
+        first = frontier.fits
+        with Watch(time_limit_s=math.inf, should_stop=lambda: next(asked) >= looks).cut():  # noqa: B023
+            frontier.run(lambda _: False)
+        done = frontier.finished
+        frontier.run(lambda _: False)
+        assert frontier.fits == int(np.isfinite(frontier.bound_s[:]).sum())
+        refuted = max(refuted, first - frontier.fits)
+        if done:
+            break
+    assert refuted > 0

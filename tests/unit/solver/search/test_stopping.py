@@ -6,6 +6,7 @@ import pytest
 
 from profiles.profile import default_profile
 from solver.search.search import search
+from solver.search.watch import look
 from tests.builders import a_problem
 
 
@@ -17,3 +18,13 @@ def test_a_search_stopped_at_any_look_has_a_plan_or_knows_nothing(looks: int) ->
     answer = search(problem, profile, should_stop=lambda: next(asked) >= looks)
     assert answer.status in {"unknown", "feasible"}
     assert bool(answer.plans) == (answer.status == "feasible")
+
+
+def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_vain(*_: object) -> None:
+        while True:
+            look()
+
+    monkeypatch.setattr("solver.search.search.first_plan", in_vain)
+    problem = a_problem(time_limit_s=10.0)
+    assert search(problem, default_profile(problem.cluster, problem.launcher)).plans

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import count
 
 import pytest
 
@@ -11,9 +12,12 @@ from solver.check import violations
 from solver.plan import Answer, plan_from_json
 from solver.predict import predict
 from solver.problem import Problem
+from solver.search.watch import OutOfTime
+from solver.why import explained
 from solver.why.alternatives import alternatives_of
 from solver.why.explained import reasons_of
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.mixed_clusters import a_group, a_mixed_problem
 
 SMALL = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
 
@@ -79,3 +83,45 @@ def test_a_pin_that_alone_stops_a_faster_plan_binds() -> None:
     assert free.plans[0].prediction.step_time_s < best.prediction.step_time_s
     without = reasons_of(problem, profile, [best.config], [best.prediction.step_time_s])[0]
     assert not any(limit.name.startswith("pin ") for limit in without.limits)
+
+
+def test_reasons_that_the_time_cut_are_missed_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_problem(certify="none", top_k=20)
+    whole = ask(problem, default_profile(problem.cluster, problem.launcher))
+    assert not any("the time limit came" in warning for warning in whole.warnings)
+    real, calls = explained.reasons_of, count()
+
+    def first_alone(*args: object) -> object:
+        if next(calls):
+            raise OutOfTime
+        return real(*args)  # type: ignore[arg-type]
+
+    def no_odds(*_: object) -> object:
+        raise OutOfTime
+
+    monkeypatch.setattr(explained, "reasons_of", first_alone)
+    monkeypatch.setattr("solver.ask.with_odds", no_odds)
+    cut = ask(problem, default_profile(problem.cluster, problem.launcher))
+    assert [plan.config for plan in cut.plans] == [plan.config for plan in whole.plans]
+    assert [plan.why for plan in cut.plans] == [plan.why for plan in whole.plans[:16]] + [None] * 4
+    assert cut.warnings == (
+        *whole.warnings,
+        "the time limit came before more than 16 of 20 plans were explained",
+        "the time limit came before the plans' odds were found",
+    )
+
+
+def test_odds_of_placed_stages_that_the_time_cut_are_missed_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(*_: object) -> object:
+        raise OutOfTime
+
+    monkeypatch.setattr(explained, "reasons_of", out_of_time)
+    monkeypatch.setattr("solver.ask_placed.with_odds", out_of_time)
+    groups = (a_group(nodes=1), a_group(nodes=1, speed=0.5, slug="slow"))
+    problem = replace(a_mixed_problem(groups, batch=16, certify="none", top_k=2), launcher="none")
+    answer = ask(problem, default_profile(problem.cluster, "none"))
+    assert len(answer.plans) == 2
+    assert answer.warnings[-2:] == (
+        "the time limit came before more than 0 of 2 plans were explained",
+        "the time limit came before the plans' odds were found",
+    )

@@ -1,5 +1,6 @@
 """Nothing fits on a mixed cluster: every conflict is minimal, every change has its plan."""
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -8,15 +9,23 @@ import pytest
 from profiles.profile import default_profile
 from solver.ask import ask
 from solver.check import violations
+from solver.mixed.field import Field
 from solver.mixed.first import first_plan
 from solver.mixed.fleet import Fleet
+from solver.mixed.frontier import Placed
+from solver.mixed.outer import Outer, outer_of
 from solver.mixed.pipeline import placed_pipeline
-from solver.plan import Answer, Infeasibility
+from solver.plan import Answer, Configuration, Infeasibility
 from solver.problem import Problem
+from solver.search.watch import Watch
+from solver.why import placed_nearest, placed_remedies
 from solver.why.placed_conflicts import conflicts_of, explained, limits_of
 from solver.why.placed_nearest import nearest_lack
+from solver.why.relaxed import remedy_of
 from tests.mixed_clusters import a_group, a_mixed_problem
 
+ENOUGH = Watch(time_limit_s=math.inf)
+CONFLICTS_CUT = "the time limit came before all conflicts of limits were found: there may be others"
 ROOMY = (a_group(slug="fast"), a_group(speed=0.4, slug="slow"))
 
 
@@ -57,8 +66,10 @@ def test_the_stage_that_lacks_memory_is_named_with_its_group_and_by_how_much() -
 def test_what_lacks_memory_is_told_where_the_time_is_over_before_conflicts_are_known() -> None:
     problem, whole = reasons(2.6)
     profile = default_profile(problem.cluster, "none")
-    found = explained(limits_of(problem, profile, lambda: True), nearest_lack(problem, profile))
-    assert (found.conflicts, found.reasons, found.nearest) == ((), whole.reasons[:1], whole.nearest)
+    lack = nearest_lack(problem, profile, ENOUGH)
+    found = explained(limits_of(problem, profile), lack, Watch(time_limit_s=0.0))
+    assert (found.conflicts, found.reasons[0], found.nearest) == ((), whole.reasons[0], whole.nearest)
+    assert found.reasons[1:] == (CONFLICTS_CUT,)
 
 
 def test_so_much_more_memory_is_enough_and_a_mebibyte_less_is_not() -> None:
@@ -92,13 +103,13 @@ def test_no_plan_keeps_a_conflict_and_each_part_of_it_has_one(
     profile = default_profile(problem.cluster, "none")
     if first_plan(problem, profile) is not None:
         pytest.fail("the problem was to be infeasible")
-    limits = limits_of(problem, profile, lambda: False)
-    found = conflicts_of(limits)
+    limits = limits_of(problem, profile)
+    found = list(conflicts_of(limits))
     assert found
     for conflict in found:
-        assert not limits.leave_a_plan(frozenset(conflict))
+        assert limits.leave_a_plan(frozenset(conflict)) is False
         assert all(limits.leave_a_plan(frozenset(conflict) - {name}) for name in conflict)
-    assert explained(limits, nearest_lack(problem, profile)).reasons
+    assert explained(limits, nearest_lack(problem, profile, ENOUGH), ENOUGH).reasons
 
 
 @pytest.mark.parametrize(("options", "names"), [
@@ -115,8 +126,8 @@ def test_a_conflict_is_named_as_the_request_wrote_its_limits(
     options: dict[str, object], names: tuple[str, ...]
 ) -> None:
     problem = tight(79.0, **options)
-    limits = limits_of(problem, default_profile(problem.cluster, "none"), lambda: False)
-    assert conflicts_of(limits) == [names]
+    limits = limits_of(problem, default_profile(problem.cluster, "none"))
+    assert list(conflicts_of(limits)) == [names]
 
 
 def test_a_conflict_with_memory_names_what_every_group_has_for_a_predicted_peak() -> None:
@@ -124,7 +135,7 @@ def test_a_conflict_with_memory_names_what_every_group_has_for_a_predicted_peak(
     profile = default_profile(problem.cluster, "none")
     fast, slow = (f"{Fleet.of(problem, profile).budget_bytes(at) / 2**30:.1f}" for at in (0, 1))
     words = f"memory of {fast} GiB on fast, {slow} GiB on slow (out-of-memory risk 1 %)"
-    assert conflicts_of(limits_of(problem, profile, lambda: False)) == [(words,)]
+    assert list(conflicts_of(limits_of(problem, profile))) == [(words,)]
 
 
 def test_a_slice_that_only_all_candidates_have_is_no_conflict() -> None:
@@ -133,7 +144,7 @@ def test_a_slice_that_only_all_candidates_have_is_no_conflict() -> None:
     short = replace(problem, workload=replace(problem.workload, seq_length=128, global_batch_size=1))
     wide = replace(short, options=replace(short.options, pin={"data_parallel_size": 1, "zero_stage": 1}))
     plan = first_plan(wide, default_profile(wide.cluster, "none"))
-    assert plan is not None
+    assert isinstance(plan, Configuration)
     assert plan.context_parallel_size > 1
 
 
@@ -208,11 +219,66 @@ def test_a_priced_run_costs_its_gpu_hours() -> None:
     assert outlook.cost == pytest.approx(outlook.days * 24.0 * outlook.num_gpus * 2.0)
 
 
-def test_who_has_no_more_time_is_told_of_a_placement_that_lacks_more() -> None:
+def test_who_has_no_more_time_is_told_of_a_placement_that_lacks_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem, whole = reasons(2.6)
-    looks = iter([False, True])  # time for one field, none to halve what it lacks
-    hasty = nearest_lack(problem, default_profile(problem.cluster, "none"), lambda: next(looks, True))
+    real, met = placed_nearest._fits_with, list[Placed]()
+
+    def fits_with(one: Field, more_bytes: float) -> Placed | None:
+        found = real(one, more_bytes)
+        met.extend([found] if found else [])
+        return found
+
+    monkeypatch.setattr(placed_nearest, "_fits_with", fits_with)
+    watch = Watch(time_limit_s=math.inf, should_stop=lambda: bool(met))  # no time to halve what it lacks
+    hasty = nearest_lack(problem, default_profile(problem.cluster, "none"), watch)
     assert hasty is not None
     assert whole.nearest is not None
     lacks = [one.needed_bytes - one.limit_bytes for one in (whole.nearest, hasty.shortfall)]
     assert lacks[0] < lacks[1]
+
+
+def test_limits_are_not_said_to_conflict_where_only_a_sample_of_their_rows_was_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # no limit of the request stands in the way: memory alone does, so that a pin of pp is in no conflict
+    problem = tight(2.6, pin={"pipeline_parallel_size": 1})
+    profile = default_profile(problem.cluster, "none")
+
+    def a_sample(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
+        outer, size = outer_of(fleet, wide=wide)
+        return replace(outer, whole=False), size
+
+    monkeypatch.setattr("solver.mixed.first.outer_of", a_sample)
+    found = explained(limits_of(problem, profile), None, ENOUGH)
+    assert found.conflicts == ()
+    assert any("is not known: not all of their configurations" in reason for reason in found.reasons)
+
+
+def test_reasons_that_were_found_before_the_time_was_over_are_kept_and_the_cut_is_said() -> None:
+    problem, whole = reasons(2.6)
+    profile = default_profile(problem.cluster, "none")
+    over = False
+
+    def stop_later(*_: object) -> bool:
+        return over
+
+    real = remedy_of
+
+    def first_remedy(*args: object, **options: object) -> object:
+        nonlocal over
+        over = True
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placed_remedies, "remedy_of", first_remedy)
+        watch = Watch(time_limit_s=math.inf, should_stop=stop_later)
+        found = placed_remedies.placed_infeasibility(problem, profile, watch)
+    assert found.reasons[: len(whole.reasons)] == whole.reasons
+    assert found.conflicts == whole.conflicts
+    assert len(found.remedies) == 1
+    assert "the time limit came before all changes were tried" in found.reasons[-1]
+    none = placed_remedies.placed_infeasibility(problem, profile, Watch(time_limit_s=0.0))
+    assert (none.conflicts, none.remedies) == ((), ())
+    assert len(none.reasons) == 2  # conflicts and changes may be missing

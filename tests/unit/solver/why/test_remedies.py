@@ -1,5 +1,6 @@
 """What would make an infeasible problem feasible: every change has the plan that it shows."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,6 +11,8 @@ from solver.check import violations
 from solver.plan import Infeasibility
 from solver.problem import Problem
 from solver.search.search import search
+from solver.search.watch import Watch
+from solver.why import remedies, shapes
 from solver.why.relaxed import (
     Change,
     asked_less,
@@ -18,7 +21,7 @@ from solver.why.relaxed import (
     more_hardware,
     other_gpus,
 )
-from solver.why.remedies import fastest
+from solver.why.remedies import fastest, with_remedies
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
@@ -80,3 +83,48 @@ def test_a_pin_that_costs_the_memory_is_given_up_first() -> None:
     _, found = reasons(79.0, zero_stage=0, tensor_parallel_size=1, pipeline_parallel_size=1)
     assert any(words.startswith("without pin ") for words in found.changes)
     assert not found.changes[0].endswith(" nodes")
+
+
+def test_a_change_that_only_all_candidates_have_a_plan_for_is_no_change_that_does_not_fit() -> None:
+    # usual candidates keep 2 048 tokens a rank; on 141 GB shorter slices fit, which the search itself finds
+    problem, found = reasons(79.0, zero_stage=0, tensor_parallel_size=1, pipeline_parallel_size=1)
+    first = next(words for words in found.changes if words.endswith(" instead"))
+    changed = list(changes_of(problem, found).values())
+    smaller = [one for one in changed if one.words.endswith(" instead")]
+    for one in smaller:
+        status = search(one.problem, one.profile).status
+        assert (status == "infeasible") == (one.words != first)
+        if one.words == first:
+            break
+
+
+def test_too_many_configurations_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, _ = reasons(12.0)
+    profile = default_profile(problem.cluster, problem.launcher)
+    assert fastest(problem, profile) is None
+    monkeypatch.setattr(remedies, "is_too_large", lambda *_, **__: True)
+    assert fastest(problem, profile) == "unknown"
+    assert shapes.shape_advice(problem, profile) == "unknown"
+    found = with_remedies(problem, profile, Infeasibility(reasons=("why",)), Watch(time_limit_s=60.0))
+    assert found.reasons == (
+        "why",
+        "some changes could not be searched whole: whether they have a plan is not known",
+    )
+
+
+def test_variables_that_a_constraint_ties_together_are_all_looked_at() -> None:
+    # ZeRO 3 alone fits on these GPUs, and the request has it without recomputation only: the rows that
+    # recompute most are not the ones that need least memory
+    gpu = a_gpu(memory_bytes=int(16.0 * 2**30))
+    cluster = a_cluster(num_nodes=2, gpu=gpu)
+    pin = {"pipeline_parallel_size": 1, "tensor_parallel_size": 1, "micro_batch_size": 1}
+    tied = ("zero_stage == 3 => recompute_granularity == 'none'",)
+    problem = a_problem(model=SMALL, cluster=cluster, batch=64, certify="none", pin=pin, constraints=tied)
+    problem = replace(problem, workload=replace(problem.workload, seq_length=2048))
+    profile = default_profile(cluster, problem.launcher)
+    plans = search(problem, profile).plans
+    found = fastest(problem, profile)
+    assert plans
+    assert found is not None
+    assert found != "unknown"
+    assert found[1].step_time_s == pytest.approx(plans[0].prediction.step_time_s)

@@ -7,6 +7,7 @@ import pytest
 from profiles.profile import default_profile
 from solver.problem import Problem
 from solver.search.search import search
+from solver.shapes import ShapeAdvice
 from solver.why.shapes import nearby, shape_advice
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
@@ -50,7 +51,7 @@ def test_shapes_that_are_offered_are_faster_for_their_size_and_so_by_a_search() 
     problem = asked()
     profile = default_profile(problem.cluster, problem.launcher)
     advice = shape_advice(problem, profile, tolerance=0.03, most=3)
-    assert advice is not None
+    assert isinstance(advice, ShapeAdvice)
     assert advice.shapes
     assert [shape.gain for shape in advice.shapes] == sorted((s.gain for s in advice.shapes), reverse=True)
     best = advice.shapes[0]
@@ -69,7 +70,7 @@ def test_a_shape_that_a_pinned_layout_cannot_hold_has_no_price_in_place() -> Non
     advice = shape_advice(
         problem, default_profile(problem.cluster, problem.launcher), tolerance=0.1, most=16
     )
-    assert advice is not None
+    assert isinstance(advice, ShapeAdvice)
     for shape in advice.shapes:
         assert shape.gain_in_place is None or shape.gain_in_place <= shape.gain + 1e-6
 
