@@ -36,19 +36,20 @@ class _Start:
     moves: Sequence[Alternative]
 
     def moved(self, words: str, name: str, sign: int) -> list[Way]:
-        """The single change of a size in one direction that lowers the term most by the closed form."""
+        """The single legal change of a size in one direction that lowers the term most, in closed form."""
         own, keep = self.configuration, () if name in _RECOMPUTATION else _RECOMPUTATION
         batch = self.problem.workload.global_batch_size
         able = [
             one
             for one in self.moves
-            if one.move.configuration.global_batch_size == batch
+            if one.stands
+            and one.move.configuration.global_batch_size == batch
             and sign * (getattr(one.move.configuration, name) - getattr(own, name)) > 0
             and all(getattr(one.move.configuration, field) == getattr(own, field) for field in keep)
         ]
         if not able:
             return []
-        best = min(able, key=lambda one: (not one.stands, one.waterfall_s[self.term]))
+        best = min(able, key=lambda one: one.waterfall_s[self.term])
         return [Way(words=words, problem=self.problem, configuration=best.move.configuration)]
 
     def option(self, words: str, name: str, value: str | bool = True) -> list[Way]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from profiles.frameworks import FrameworkFacts, with_options
 from profiles.profile import Profile
 from profiles.units import GIB
+from solver.check import violations_of_all
 from solver.plan import Configuration, Plan
 from solver.predictions import predicted_all
 from solver.problem import Problem
@@ -44,7 +45,8 @@ def reasons_of(
         _Start(problem, facts, one, float(step), fall, tuple(some))
         for one, step, fall, some in zip(configurations, steps_s, falls, others, strict=True)
     ]
-    tried = _Tried.of(profile, [way for start in starts for way in start.ways()])
+    advised = [way for start in starts for way in start.advised()]
+    tried = _Tried.of(profile, advised, [way for start in starts for way in start.hindered()])
     return [
         Why(waterfall_s=start.fall_s, losses=tuple(_losses(start, tried)), limits=_limits(start, tried))
         for start in starts
@@ -90,11 +92,14 @@ class _Start:
                 found.setdefault(name.partition(":")[0], []).append(one)
         return {key: some[:_TRIED] for key, some in found.items()}
 
-    def ways(self) -> Iterator[Way]:
-        """Everything that is to be simulated."""
+    def advised(self) -> Iterator[Way]:
+        """What may be advised once it is checked and simulated."""
         for term in self.terms():
             yield from self.advice(term)
             yield from map(self.way, self.lowering(term))
+
+    def hindered(self) -> Iterator[Way]:
+        """What a limit stops, to be simulated."""
         for some in self.stopped().values():
             yield from map(self.way, some)
 
@@ -108,16 +113,18 @@ class _Tried:
     """What every way that was simulated comes to, for the whole global batch."""
 
     outcomes: Mapping[tuple[str, Configuration], Outcome]
+    right: frozenset[tuple[str, Configuration]]  # of those to be advised: past the independent check
 
     @classmethod
-    def of(cls, profile: Profile, ways: Iterable[Way]) -> _Tried:
-        """Simulate each way once."""
+    def of(cls, profile: Profile, advised: Sequence[Way], hindered: Iterable[Way]) -> _Tried:
+        """Simulate each way once; check those that may be advised."""
         problems = dict[str, Problem]()
         wanted = dict[str, dict[Configuration, None]]()
-        for way in ways:
+        checked = {(way.name, way.configuration) for way in advised}
+        for way in (*advised, *hindered):
             problems[way.name] = way.problem
             wanted.setdefault(way.name, {})[way.configuration] = None
-        found = dict[tuple[str, Configuration], Outcome]()
+        found, right = dict[tuple[str, Configuration], Outcome](), set[tuple[str, Configuration]]()
         for name, some in wanted.items():
             problem, batch = problems[name], problems[name].workload.global_batch_size
             steps = [one.step_time_s for one in predicted_all(problem, profile, list(some))]
@@ -125,7 +132,14 @@ class _Tried:
                 some, steps, fallen(problem, profile, list(some), steps), strict=True
             ):
                 found[name, one] = (step * batch / one.global_batch_size, fall)
-        return cls(found)
+            asked = [one for one in some if (name, one) in checked]
+            faults = violations_of_all(problem, profile, asked)
+            right |= {(name, one) for one, wrong in zip(asked, faults, strict=True) if not wrong}
+        return cls(found, frozenset(right))
+
+    def is_right(self, way: Way) -> bool:
+        """Whether the independent check lets a way pass that may be advised."""
+        return (way.name, way.configuration) in self.right
 
     def step_s(self, way: Way) -> float:
         """The step under a way."""
@@ -193,14 +207,15 @@ def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:
     """The largest terms, each with what lowers it and the single change that costs the step least."""
     for term in start.terms():
         seconds = start.fall_s[term]
-        words = [way.words for way in start.advice(term) if tried.saved_s(way, start, term) > 0.0]
+        ways = filter(tried.is_right, start.advice(term))
+        words = [way.words for way in ways if tried.saved_s(way, start, term) > 0.0]
         loss = Loss(
             term=term,
             seconds=seconds,
             share=seconds / sum(start.fall_s.values()),
             lowered_by=", ".join(dict.fromkeys(words)),
         )
-        moves = [start.way(one) for one in start.lowering(term)]
+        moves = filter(tried.is_right, map(start.way, start.lowering(term)))
         able = [way for way in moves if tried.saved_s(way, start, term) > _LOWERED * seconds]
         best = min(able, key=tried.step_s, default=None)
         if best is not None:

@@ -6,14 +6,16 @@ from itertools import count
 
 import pytest
 
+from profiles.frameworks import with_options
 from profiles.profile import default_profile
 from solver.ask import ask
 from solver.check import violations
-from solver.plan import Answer, plan_from_json
+from solver.plan import Answer, Configuration, plan_from_json
 from solver.predict import predict
 from solver.problem import Problem
 from solver.search.watch import OutOfTime
 from solver.why import explained
+from solver.why.advice import Way, ways_of
 from solver.why.alternatives import alternatives_of
 from solver.why.explained import reasons_of
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
@@ -125,3 +127,34 @@ def test_odds_of_placed_stages_that_the_time_cut_are_missed_aloud(monkeypatch: p
         "the time limit came before more than 0 of 2 plans were explained",
         "the time limit came before the plans' odds were found",
     )
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "pin"), [(79, {}), (40, {}), (79, {"micro_batch_size": 1}), (30, {"recompute": "full"})]
+)
+def test_what_is_said_to_lower_a_loss_is_legal_and_fits(memory_gib: int, pin: dict[str, object]) -> None:
+    # a pin says that the request allows nothing else; on small GPUs fewer recomputed layers do not fit
+    pin = {"recompute_granularity" if name == "recompute" else name: value for name, value in pin.items()}
+    cluster = a_cluster(num_nodes=2, gpu=a_gpu(memory_bytes=memory_gib * 2**30))
+    problem = a_problem(model=SMALL, cluster=cluster, batch=128, certify="none", pin=pin, top_k=3)
+    profile = default_profile(cluster, problem.launcher)
+    said = 0
+    for plan in ask(problem, profile).plans:
+        assert plan.why is not None
+        for loss in plan.why.losses:
+            for words in filter(None, loss.lowered_by.split(", ")):
+                assert any(
+                    not list(violations(way.problem, profile, way.configuration))
+                    for way in ways_in_words(problem, plan.config, loss.term)
+                    if way.words == words
+                ), (loss.term, words)
+                said += 1
+    assert said
+
+
+def ways_in_words(problem: Problem, config: Configuration, term: str) -> list[Way]:
+    """Everything that the words of a loss may stand for."""
+    profile = default_profile(problem.cluster, problem.launcher)
+    facts = with_options(profile.framework, problem.workload.framework_options)
+    (moves,) = alternatives_of(problem, profile, [config])
+    return ways_of(term, problem, facts, config, moves)
