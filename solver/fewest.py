@@ -2,7 +2,8 @@
 
 Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it, of all
 candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
-deadline. So the first one with a plan is the fewest, and its ranking is the answer.
+deadline. So the first one with a plan is the fewest, and its ranking is the answer. A number of nodes whose
+GPUs no legal configuration uses all of is searched as a cluster of that size: on as many as can be used.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def fewest(
         cut, covered = watch.interrupted(), 0
         last = count == counts[-1] or cut
         with watch.cut():
+            here = _usable(problem, here, count)
             covered = 0 if last else _refuted(here, profile)
         watch.report("enumerating", explored=refuted, total=refuted + covered)
         if covered:
@@ -72,6 +74,15 @@ def fewest(
             return _with_refuted(answer, refuted, watch)
         refuted += answer.space_size
     raise AssertionError("there is at least one node")
+
+
+def _usable(problem: Problem, here: Problem, count: int) -> Problem:
+    """The problem on ``count`` nodes; as a cluster of its own where no legal row uses all of their GPUs."""
+    if problem.options.num_nodes or enumerate_space(here, legal_only=True).num_legal:
+        return here
+    (group,) = here.cluster.groups
+    cluster = replace(here.cluster, groups=(replace(group, num_nodes=count),))
+    return replace(here, cluster=cluster, options=replace(here.options, num_nodes=(), reserve_nodes=0))
 
 
 def _refuted(problem: Problem, profile: Profile) -> int:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from solver.baseline import score_s
+from solver.columns import Columns
+from solver.objective import DAY_S, slowdown
 from solver.plan import Answer, Infeasibility, ObjectiveClaim, Plan, SkippedLauncher, Status
 from solver.problem import Problem
+from solver.search.ranking import layouts_of
 from solver.search.watch import relative_gap
-from solver.variants import Variant, workload_of
+from solver.variants import Variant, with_launchers, workload_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +39,21 @@ def merged(
     """
     if len(answered) == 1 and not unasked and asked.launcher != "any":
         return answered[0].answer
-    plans, told = _ranked(asked, answered), min(answered, key=_effort)
-    first = told.answer
-    if plans:
-        first = next(one.answer for one in answered if one.answer.plans and _has(one, asked, plans[0]))
+    reached = _on_fewest(asked, answered)
+    ranked, told = _ranked(asked, reached), min(answered, key=_effort)
+    plans = _named(asked, answered, ranked)
+    first = ranked[0][0].answer if ranked else told.answer
     answers = [one.answer for one in answered]
     missing: list[Status] = ["unknown"] * unasked
     status = _status([*(one.status for one in answers), *missing])
-    claim, proved = _claim(answers, first, unasked), status == "optimal"
+    kept = [one.answer for one in reached]
+    claim, proved = _claim(kept, first, unasked), status == "optimal"
     return replace(
         first,
         status=status,
         plans=plans,
         certified_by=first.certified_by if proved else (),
-        bound_step_time_s=min(
-            _bounds([one.bound_step_time_s for one in _open(answers)], unasked), default=None
-        ),
+        bound_step_time_s=_step_bound_s(asked, kept, plans, unasked),
         gap=claim.gap if claim else None,
         objective=claim,
         space_size=_sum(answers, lambda one: one.space_size),
@@ -122,32 +124,72 @@ def _status(found: Sequence[Status]) -> Status:
     return "optimal" if proved else "feasible" if some else "unknown"
 
 
-def _has(one: Answered, asked: Problem, plan: Plan) -> bool:
-    """Whether a merged plan is one of this variant's."""
-    return dict(workload_of(one.variant.problem, asked)) == dict(plan.workload) and any(
-        own.config == plan.config for own in one.answer.plans
-    )
+def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
+    """The variants that count: where the fewest nodes are asked for, those that need no more than another.
+
+    What is not decided counts too: it may need as few.
+    """
+    if asked.options.gpus != "fewest":
+        return list(answered)
+    each = asked.cluster.groups[0].gpus_per_node
+    nodes = [-(-one.answer.plans[0].config.num_gpus // each) if one.answer.plans else 0 for one in answered]
+    fewest = min((count for count in nodes if count), default=0)
+    return [one for one, count in zip(answered, nodes, strict=True) if count in (0, fewest)]
 
 
-def _ranked(asked: Problem, answered: Sequence[Answered]) -> tuple[Plan, ...]:
-    """The best K plans; layouts of one workload that several launchers run stand once."""
+def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered, Plan]]:
+    """The best K plans, each with the variant that found it; a layout of one workload stands once."""
     scored: list[tuple[float, int, Plan]] = []
-    launchers: dict[tuple[object, ...], list[str]] = {}
     for order, one in enumerate(answered):
-        problem, change = one.variant.problem, workload_of(one.variant.problem, asked)
-        for plan in one.answer.plans:
-            score = score_s(problem, one.variant.profile, plan.config, plan.prediction)
-            scored.append((score, order, replace(plan, workload=change, launchers=(problem.launcher,))))
-    kept: list[tuple[object, Plan]] = []
-    for _, _, plan in sorted(scored, key=lambda entry: (entry[0], entry[1], entry[2].rank)):
-        key = (plan.config, tuple(sorted(plan.workload.items())))
-        if key not in launchers:
-            kept.append((key, plan))
-        launchers.setdefault(key, []).extend(plan.launchers)
-    return tuple(
-        replace(plan, rank=rank, launchers=tuple(dict.fromkeys(launchers[key])))  # type: ignore[index]
-        for rank, (key, plan) in enumerate(kept[: asked.options.top_k], 1)
-    )
+        change = workload_of(one.variant.problem, asked)
+        scored += [
+            (_score(one.variant, plan), order, replace(plan, workload=change)) for plan in one.answer.plans
+        ]
+    kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
+    for _, order, plan in sorted(scored, key=lambda entry: (entry[0], entry[1], entry[2].rank)):
+        (layout,) = layouts_of(Columns.of([plan.config]), [0])
+        kept.setdefault((layout, tuple(sorted(plan.workload.items()))), (answered[order], plan))
+    best = list(kept.values())[: asked.options.top_k]
+    return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best, 1)]
+
+
+def _score(variant: Variant, plan: Plan) -> float:
+    """What plans of all variants are ranked by: the time of a whole batch ramp, else the objective."""
+    problem, config = variant.problem, plan.config
+    if problem.options.batch_ramp and plan.outlook is not None and plan.outlook.days is not None:
+        return plan.outlook.days * DAY_S / slowdown(problem, config.num_gpus)
+    return score_s(problem, variant.profile, config, plan.prediction)
+
+
+def _named(
+    asked: Problem, answered: Sequence[Answered], ranked: Sequence[tuple[Answered, Plan]]
+) -> tuple[Plan, ...]:
+    """The plans with the launchers that can run them."""
+    found = [(one.variant, plan) for one, plan in ranked]
+    among = [one.variant for one in answered] if asked.launcher == "any" else []
+    return tuple(with_launchers(among, found))
+
+
+def _step_bound_s(
+    asked: Problem, answers: Sequence[Answer], plans: Sequence[Plan], unasked: int
+) -> float | None:
+    """No step of any variant on the GPUs and sequences of the first plan is shorter; None: nobody knows.
+
+    A variant bounds steps like those of its own first plan; of others its objective tells, where that is
+    the step itself.
+    """
+    alike = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in plans[:1]]
+    found = list[float | None]()
+    for one in _open(answers):
+        own = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in one.plans[:1]]
+        bound = one.bound_step_time_s
+        if own and own != alike:
+            claim = one.objective
+            known = claim is not None and claim.name == "step_time" and claim.bound is not None
+            share = alike[0][1] / asked.workload.global_batch_size
+            bound = claim.bound * share if claim is not None and claim.bound and known else None
+        found.append(bound)
+    return min(_bounds(found, unasked), default=None)
 
 
 def _open(answers: Sequence[Answer]) -> list[Answer]:

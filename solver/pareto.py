@@ -25,7 +25,7 @@ from solver.search.frontier import Frontier
 from solver.search.priced import Priced, priced_space
 from solver.search.watch import Watch, look
 from solver.space import is_too_large
-from solver.variants import Variant, workload_of
+from solver.variants import Variant, with_launchers, workload_of
 
 STEP = 0.04  # of the peak before
 _MOST_POINTS = 48  # of one number of GPUs
@@ -37,20 +37,26 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
     Raises:
         InvalidProblemError: a calibration makes a point faster than its software stack has ever been.
     """
-    points = list[ParetoPoint]()
-    finished = not watch.interrupted()
+    points, finished = list[ParetoPoint](), not watch.interrupted()
+    found_by = dict[int, Variant]()
     for variant in variants:
-        complete = False
+        complete, before = False, len(points)
         with watch.cut():
             complete = _add_points(points, variant, workload_of(variant.problem, asked), watch)
         finished &= complete
-    kept = tuple(undominated(points))
+        found_by |= {id(point): variant for point in points[before:]}
+    kept = list(undominated(points))
+    if asked.launcher == "any":
+        plans = with_launchers(variants, [(found_by[id(point)], point.plan) for point in kept])
+        kept = [replace(point, plan=plan) for point, plan in zip(kept, plans, strict=True)]
+    of_its_own = " of its own launcher, precision and optimizer" if len(variants) > 1 else ""
     words = (
-        "every point is proved: no layout that stays within its budget_bytes on as many GPUs is faster"
+        f"every point is proved: no layout{of_its_own} that stays within its budget_bytes on as many GPUs"
+        " is faster"
         if finished
         else "the time limit came first: points that are listed are proved, slower ones may be missing"
     )
-    return ParetoFront(points=kept, complete=finished, memory_step=STEP, claim=words)
+    return ParetoFront(points=tuple(kept), complete=finished, memory_step=STEP, claim=words)
 
 
 def undominated(points: Iterable[ParetoPoint]) -> Iterator[ParetoPoint]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from profiles.capabilities import launcher_capabilities, launchers_of
 from profiles.optimizers import OPTIMIZERS
 from profiles.profile import Profile, default_profile, framework_of
+from solver.check import violations_of_all
 from solver.launcher_own import problem_faults
-from solver.plan import SkippedLauncher
+from solver.plan import Plan, SkippedLauncher
 from solver.problem import Problem, Workload
+from solver.ramp_stages import ramp_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +88,38 @@ def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
     names = ("precision", "optimizer")
     mine, theirs = problem.workload, asked.workload
     return {name: getattr(mine, name) for name in names if getattr(mine, name) != getattr(theirs, name)}
+
+
+def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, Plan]]) -> list[Plan]:
+    """Plans with the launchers that can run them: their own first, which prices them, then the others.
+
+    ``plans``: each with the variant that found it. One that another launcher did not rank, or runs
+    otherwise, may still be legal there and fit: the independent check says so, in every stage of a ramp.
+    """
+    named = [[variant.problem.launcher] for variant, _ in plans]
+    for other in variants:
+        asked = [
+            at
+            for at, (own, _) in enumerate(plans)
+            if own.problem.workload == other.problem.workload
+            and own.problem.launcher != other.problem.launcher
+        ]
+        able = _able(other, [plans[at][1] for at in asked])
+        for at in (at for at, runs in zip(asked, able, strict=True) if runs):
+            named[at].append(other.problem.launcher)
+    return [
+        replace(plan, launchers=tuple(dict.fromkeys(names)))
+        for (_, plan), names in zip(plans, named, strict=True)
+    ]
+
+
+def _able(variant: Variant, plans: Sequence[Plan]) -> list[bool]:
+    """Whether the configuration of each plan breaks no rule of a variant and fits."""
+    problem, configs = variant.problem, [plan.config for plan in plans]
+    faults = violations_of_all(replace(problem, options=replace(problem.options, batch_ramp=())),
+                               variant.profile, configs)  # fmt: skip
+    for stage in ramp_stages(problem) if problem.options.batch_ramp else ():
+        here = [stage.configuration(config) for config in configs]
+        found = violations_of_all(stage.problem, variant.profile, here)
+        faults = [[*before, *now] for before, now in zip(faults, found, strict=True)]
+    return [not fault for fault in faults]

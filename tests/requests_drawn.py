@@ -13,9 +13,16 @@ from profiles.units import GB, GIB, MICROSECOND_S
 from solver.check import violations_of_all
 from solver.options import INTEGER_VARIABLES, VARIABLES, Objective, SearchOptions
 from solver.plan import Configuration
+from solver.predict import predict
 from solver.problem import Problem, Workload
 from tests.builders import a_gpu, a_model
-from tests.property.meaning import configurations, numbers_of_gpus, some_configurations
+from tests.property.meaning import (
+    configurations,
+    numbers_of_gpus,
+    of_each_launcher,
+    run_days,
+    some_configurations,
+)
 
 MOST_CONFIGURATIONS = 300  # of a request, legal or not: pins are added until there are no more
 ETHERNET = LinkSpec(kind="ethernet", bytes_per_s=3 * GB, latency_s=30 * MICROSECOND_S)
@@ -81,6 +88,86 @@ def a_drawn_cluster(random: Random, *, mixed: bool) -> ClusterSpec:
 
 def a_drawn_request(random: Random) -> Problem:
     """A request of any launcher, model, cluster, objective and limits with few configurations."""
+    return _limited(random, _unlimited(random))
+
+
+def an_open_request(random: Random, kind: str) -> Problem:
+    """One of ``OPEN_KINDS``, with few configurations; of those that may, a quarter under any launcher."""
+    problem = _unlimited(random)
+    while kind == "fewest" and len(problem.cluster.groups) > 1:
+        problem = _unlimited(random)
+    if kind == "any" or random.randint(0, 3) == 0:
+        problem = replace(problem, launcher="any")
+    return _limited(random, OPEN_KINDS[kind](random, problem))
+
+
+def _with(problem: Problem, **options: object) -> Problem:
+    """The problem with other search options."""
+    return replace(problem, options=replace(problem.options, **options))  # type: ignore[arg-type]
+
+
+def _as_it_is(_random: Random, problem: Problem) -> Problem:
+    """Nothing more is asked."""
+    return problem
+
+
+def _fewest(random: Random, problem: Problem) -> Problem:
+    """On the fewest nodes, of some or of all numbers, now and then before a deadline."""
+    nodes = problem.cluster.num_nodes
+    some = tuple(sorted(random.sample(range(1, nodes + 1), random.randint(1, nodes))))
+    spare = 0 if nodes == 1 else random.choice([0, 0, 1])
+    counts = random.choice([(), (), some]) if spare == 0 else ()
+    problem = _with(problem, gpus="fewest", num_nodes=counts, reserve_nodes=spare)
+    return _with_deadline(random, problem) if random.randint(0, 2) == 0 else problem
+
+
+def _with_deadline(random: Random, problem: Problem) -> Problem:
+    """Tokens to be seen before a deadline: some share of what one of the configurations takes."""
+    if problem.options.gpus == "all" and problem.cluster.num_nodes > 1 and is_alone(problem):
+        counts = tuple(range(1, problem.cluster.num_nodes + 1))
+        problem = _with(problem, num_nodes=random.choice([counts, ()]), reserve_nodes=0)
+    problem = _with(problem, total_tokens=random.choice([10**7, 10**9, 10**11]))
+    one, config = _anchor(random, problem)
+    step_s = predict(one, default_profile(one.cluster, one.launcher), config).step_time_s
+    share = random.choice([0.3, 0.7, 1 - 1e-6, 1 + 1e-6, 1.3, 3.0])
+    return _with(problem, deadline_days=share * run_days(problem, config, step_s))
+
+
+def is_alone(problem: Problem) -> bool:
+    """Whether all nodes are of one kind."""
+    return len(problem.cluster.groups) == 1
+
+
+def _ramped(random: Random, problem: Problem) -> Problem:
+    """Smaller batches before the workload's own: a ramp is ranked by its time alone."""
+    batch, seq = problem.workload.global_batch_size, problem.workload.seq_length
+    able = [size for size in range(1, batch) if batch % size == 0 or size % 4 == 0]
+    batches = sorted(random.sample(able, min(random.randint(1, 2), len(able))))
+    tokens = sorted(random.sample(range(1, 2000), len(batches) + 1))
+    ramp = tuple((size, count * seq * 10) for size, count in zip(batches, tokens, strict=False))
+    return _with(problem, batch_ramp=ramp, total_tokens=tokens[-1] * seq * 10, batch_sizes=(),
+                 objective="step_time")  # fmt: skip
+
+
+def _with_front(random: Random, problem: Problem) -> Problem:
+    """The front of step time and peak memory, on one or several numbers of nodes."""
+    if problem.cluster.num_nodes > 1 and is_alone(problem) and random.randint(0, 2) == 0:
+        problem = _with(problem, num_nodes=(1, problem.cluster.num_nodes), reserve_nodes=0)
+    return _with(problem, pareto=True)
+
+
+# What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
+OPEN_KINDS = {
+    "any": _as_it_is,
+    "fewest": _fewest,
+    "deadline": _with_deadline,
+    "ramp": _ramped,
+    "front": _with_front,
+}
+
+
+def _unlimited(random: Random) -> Problem:
+    """The same without limits on single variables."""
     launcher = random.choice([*launcher_names(), "none", "accelerate", "torchtitan", "megatron-lm"])
     mixed = launcher != "none" and random.randint(0, 5) == 0
     model, cluster = a_drawn_model(random), a_drawn_cluster(random, mixed=mixed)
@@ -100,39 +187,41 @@ def a_drawn_request(random: Random) -> Problem:
         options = replace(options, reserve_nodes=int(wanted == 1),
                           num_nodes=(1, nodes) if wanted == 2 else ())  # fmt: skip
     seq = random.choice([512, 1024, 1536, 2048, 4096, 8192])
-    problem = Problem(model=model, cluster=cluster, launcher=launcher, options=options,
-                      workload=Workload(global_batch_size=batch, seq_length=seq))  # fmt: skip
-    return _limited(random, problem)
+    return Problem(model=model, cluster=cluster, launcher=launcher, options=options,
+                   workload=Workload(global_batch_size=batch, seq_length=seq))  # fmt: skip
 
 
 def _limited(random: Random, problem: Problem) -> Problem:
     """The problem with limits around one of its configurations, until few are left."""
-    anchor = _anchor(random, problem)
+    _, anchor = _anchor(random, problem)
     values = {name: getattr(anchor, name) for name in VARIABLES}
     if len(set(problem.model.layer_kinds())) > 1:  # splits into chunks of unlike layers are not all offered
         problem = with_limit(problem, "pin", "virtual_pipeline_size", 1)
         values["virtual_pipeline_size"] = 1
     if random.randint(0, 7) == 0:
         problem = replace(problem, options=replace(problem.options, stage_layers=anchor.stage_layers))
-    for name in random.sample(VARIABLES, len(VARIABLES)):
+    names = [name for name in VARIABLES if name != "num_microbatches" or not problem.options.batch_ramp]
+    for name in random.sample(names, len(names)):
         some = random.randint(0, 9) == 0
         if not some and has_at_most(problem, MOST_CONFIGURATIONS):
             continue
         forms = ["pin", "pin", "pin", "forbid", "constraint"]
         forms += ["bounds", "bounds"] if name in INTEGER_VARIABLES else []
         problem = with_limit(problem, random.choice(forms), name, values[name])
-    for name in VARIABLES:
+    for name in names:
         if not has_at_most(problem, MOST_CONFIGURATIONS):
             problem = with_limit(problem, "pin", name, values[name])
     return problem
 
 
-def _anchor(random: Random, problem: Problem) -> Configuration:
-    """A configuration of the problem, a legal one if one of a few is."""
-    few = list(some_configurations(problem, random, 12))
-    faults = violations_of_all(problem, default_profile(problem.cluster, problem.launcher), few)
+def _anchor(random: Random, problem: Problem) -> tuple[Problem, Configuration]:
+    """A configuration of the problem under one launcher that it means, a legal one if one of a few is."""
+    one = random.choice(of_each_launcher(problem))
+    few = list(some_configurations(one, random, 12))
+    faults = violations_of_all(one, default_profile(one.cluster, one.launcher), few)
     nothing = Configuration(stage_layers=(problem.model.num_layers,))  # where no batch divides: not legal
-    return next((one for one, wrong in zip(few, faults, strict=True) if not wrong), (*few, nothing)[0])
+    right = (config for config, wrong in zip(few, faults, strict=True) if not wrong)
+    return one, next(right, (*few, nothing)[0])
 
 
 def with_limit(problem: Problem, form: str, name: str, value: int | str | bool) -> Problem:
@@ -172,5 +261,10 @@ def has_at_most(problem: Problem, most: int) -> bool:
 
 
 def of_all_counts(problem: Problem) -> Iterable[Configuration]:
-    """Configurations on every number of GPUs that is open."""
-    return (one for count in numbers_of_gpus(problem) for one in configurations(problem, count))
+    """Configurations of every launcher on every number of GPUs that is open."""
+    return (
+        config
+        for one in of_each_launcher(problem)
+        for count in numbers_of_gpus(problem)
+        for config in configurations(one, count)
+    )

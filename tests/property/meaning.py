@@ -5,15 +5,19 @@ every micro-batch that divides a replica's batch, every ZeRO stage and shard siz
 recomputation, order of the ranks, offload and split of the layers. Whether one of them is legal and fits
 its memory is what ``solver.check.violations_of_all`` says of a finished configuration, one at a time; what
 it takes is ``solver.predict.predict_all``. A prefilter drops what the request or the launcher names.
+
+What a request weighs is written down here too: steps of a batch ramp, tokens per second, GPU hours with
+interruptions (Young 1974, Daly 2006), and the days of a run.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
+from math import ceil, sqrt
 from random import Random
 from typing import Any
 
-from profiles.capabilities import Capabilities, launcher_capabilities
+from profiles.capabilities import Capabilities, launcher_capabilities, launcher_names
 from profiles.profile import Profile
 from solver.check import violations_of_all
 from solver.columns import Columns
@@ -21,7 +25,7 @@ from solver.cost.assemble import assemble, objective_s
 from solver.cost.price import price
 from solver.cost.prices import LayerLayout
 from solver.objective import weighing_of
-from solver.plan import Configuration
+from solver.plan import Configuration, Prediction
 from solver.predict import padded, predict_all, replayed_layers
 from solver.problem import Problem
 
@@ -66,12 +70,21 @@ class Limits:
         return value not in self.forbid.get(name, ())
 
 
+def of_each_launcher(problem: Problem) -> list[Problem]:
+    """The request under every launcher that it means: ``any`` is each one whose limits are known."""
+    names = [name for name in launcher_names() if name != "none"]
+    return [replace(problem, launcher=name) for name in names] if problem.launcher == "any" else [problem]
+
+
 def numbers_of_gpus(problem: Problem) -> list[int]:
     """GPUs of all nodes but the spare ones, or of every number of nodes that the request leaves open."""
     options, groups = problem.options, problem.cluster.groups
     each = groups[0].gpus_per_node
     most = sum(group.num_nodes * group.gpus_per_node for group in groups) - options.reserve_nodes * each
-    return [nodes * each for nodes in options.num_nodes if nodes * each <= most] or [most]
+    nodes = options.num_nodes
+    if options.gpus == "fewest" and not nodes:
+        nodes = tuple(range(1, most // each + 1))
+    return [count * each for count in sorted(nodes) if count * each <= most] or [most]
 
 
 def configurations(problem: Problem, num_gpus: int) -> Iterator[Configuration]:
@@ -233,14 +246,79 @@ def _alike(split: tuple[int, ...], pp: int, *, in_a_v: bool) -> bool:
     return True
 
 
+def phases_of(problem: Problem) -> list[tuple[Problem, float]]:
+    """The batches of a ramp, each as a request of its own with its number of steps; else the request."""
+    options, seq = problem.options, problem.workload.seq_length
+    if not options.batch_ramp:
+        return [(problem, 1.0)]
+    plain = replace(problem, options=replace(options, batch_ramp=()))
+    ends = [*options.batch_ramp, (problem.workload.global_batch_size, options.total_tokens or 0)]
+    starts = [0, *(tokens for _, tokens in ends)]
+    return [
+        (
+            replace(plain, workload=replace(plain.workload, global_batch_size=batch)),
+            (end - start) / (batch * seq),
+        )
+        for start, (batch, end) in zip(starts, ends, strict=False)
+    ]
+
+
+def in_phase(config: Configuration, phase: Problem) -> Configuration:
+    """A configuration as one batch of the ramp runs it: with fewer micro-batches."""
+    if phase.options.batch_sizes:  # no ramp: each configuration has a batch of its own
+        return config
+    step = config.data_parallel_size * config.micro_batch_size
+    return replace(config, num_microbatches=phase.workload.global_batch_size // step)
+
+
+def slowdown(problem: Problem, num_gpus: int) -> float:
+    """Time of a run over the time of its steps (docs/requests.md, "GPU hours").
+
+    An interruption every 50 700 GPU hours (419 in 54 days of 16 384 GPUs, arXiv:2407.21783), checkpoints of
+    14 bytes a weight at 2 TB/s for 16 384 GPUs, a restart of 10 minutes.
+    """
+    between_s = 54 * 24 * 16384 / 419 * 3600 / num_gpus
+    write_s = 14 * problem.model.num_parameters() / (2e12 / 16384 * num_gpus)
+    interval_s = sqrt(2 * write_s * between_s)
+    return 1 + write_s / interval_s + (interval_s / 2 + 600) / between_s
+
+
+def run_days(problem: Problem, config: Configuration, step_s: float) -> float:
+    """Days until all tokens are seen, interruptions counted."""
+    tokens = config.global_batch_size * problem.workload.seq_length
+    steps = ceil((problem.options.total_tokens or 0) / tokens)
+    return steps * step_s * slowdown(problem, config.num_gpus) / 86400
+
+
+def objective_value(problem: Problem, profile: Profile, config: Configuration, step_s: float) -> float:
+    """What a configuration is ranked by, the smaller the better; rates as their inverse."""
+    name, batch, seq = problem.options.objective, config.global_batch_size, problem.workload.seq_length
+    gpu_s_per_token = step_s * config.num_gpus / (batch * seq)
+    if name == "tokens_per_s_per_gpu":
+        return gpu_s_per_token
+    if name == "gpu_hours_per_token":
+        return gpu_s_per_token * slowdown(problem, config.num_gpus) / 3600
+    if name == "energy_per_token":  # busy seconds are the cost model's
+        weighing = weighing_of(problem, profile, Columns.of([config]))
+        return float(weighing.scale[0] * step_s + weighing.offset[0])
+    return step_s * problem.workload.global_batch_size / batch
+
+
 @dataclass(frozen=True, slots=True)
 class Tried:
     """One legal configuration that fits."""
 
     config: Configuration
-    step_s: float
-    score_s: float  # what plans are ranked by
-    closed_s: float  # the closed form, in the unit of the score
+    launcher: str
+    steps_s: tuple[float, ...]  # in every phase of the batch ramp; else one
+    closed_s: tuple[float, ...]  # the closed form of each, in seconds
+    score: float  # what plans are ranked by: the smaller the better
+    peak_bytes: int
+
+    @property
+    def step_s(self) -> float:
+        """Of the workload's own batch."""
+        return self.steps_s[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +330,11 @@ class Judged:
 
     @classmethod
     def of(cls, problem: Problem, profile: Profile, some: list[Configuration]) -> "Judged":
-        """Its verdict on each of ``some``."""
-        found = violations_of_all(problem, profile, some)
+        """Its verdict on each of ``some``, in every phase of a ramp."""
+        found: list[list[str]] = [[] for _ in some]
+        for phase, _ in phases_of(problem):
+            here = violations_of_all(phase, profile, [in_phase(config, phase) for config in some])
+            found = [[*before, *now] for before, now in zip(found, here, strict=True)]
         return cls(
             legal=sum(all(" bytes, the budget is " in fault for fault in faults) for faults in found),
             fitting=[one for one, faults in zip(some, found, strict=True) if not faults],
@@ -261,18 +342,29 @@ class Judged:
 
 
 def tried(problem: Problem, profile: Profile, some: list[Configuration]) -> list[Tried]:
-    """Configurations that are legal and fit, predicted one by one; late ones are left out."""
+    """Configurations that are legal and fit, predicted one by one, in time or late."""
     if not some:
         return []
+    phases = phases_of(problem)
+    runs = [_run(phase, profile, [in_phase(config, phase) for config in some]) for phase, _ in phases]
+    found = list[Tried]()
+    for at, config in enumerate(some):
+        predictions = [run[0][at] for run in runs]
+        steps = tuple(one.step_time_s for one in predictions)
+        score = sum(number * step for (_, number), step in zip(phases, steps, strict=True))
+        if not problem.options.batch_ramp:
+            score = objective_value(problem, profile, config, steps[-1])
+        closed = tuple(run[1][at] for run in runs)
+        peak = max(one.peak_memory_bytes for one in predictions)
+        found.append(Tried(config, problem.launcher, steps, closed, score, peak))
+    return found
+
+
+def _run(
+    problem: Problem, profile: Profile, some: list[Configuration]
+) -> tuple[list[Prediction], list[float]]:
+    """Predictions of configurations, and their closed forms."""
     columns = Columns.of(some)
     prices, counts = price(problem, columns, profile), replayed_layers(some, columns)
     stages = assemble(prices, columns, LayerLayout.of(problem.model), padded(some), counts)
-    closed, weighing = objective_s(prices, columns, stages), weighing_of(problem, profile, columns)
-    predictions = predict_all(problem, profile, some)
-    return [
-        Tried(config, one.step_time_s, float(scale * one.step_time_s + offset), float(scale * own + offset))
-        for config, one, own, scale, offset, most in zip(
-            some, predictions, closed, weighing.scale, weighing.offset, weighing.most_s, strict=True
-        )
-        if one.step_time_s <= most
-    ]
+    return predict_all(problem, profile, some), objective_s(prices, columns, stages).tolist()

@@ -1,30 +1,43 @@
 """Answers to random requests against every configuration that the request means (``meaning``).
 
 Nothing here imports the product's enumeration. ``SEARCH_EXAMPLES=5000`` tries that many requests instead of
-the 200 of every day.
+the 200 of every day, and as many that leave the launcher or the nodes open or have a deadline, a batch ramp
+or a front.
 """
 
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
 from profiles.profile import Profile, default_profile
-from solver.baseline import score_s
-from solver.plan import Answer, Configuration, Plan
+from solver.ask import ask
+from solver.plan import Answer, Configuration, Infeasibility, Plan
 from solver.problem import Problem
 from solver.search.search import search
-from tests.property.meaning import Judged, Tried, configurations, numbers_of_gpus, tried
-from tests.requests_drawn import a_drawn_request
+from tests.property.meaning import (
+    Judged,
+    Tried,
+    configurations,
+    numbers_of_gpus,
+    of_each_launcher,
+    run_days,
+    slowdown,
+    tried,
+)
+from tests.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "200"))
 PARTS = 10
 ROUNDING = 1 + 1e-9
+RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
+MEMORY_STEP = 0.04  # between two points of a front (docs/requests.md)
 # What a layout is run with; layouts that differ in more are ranked apart (docs/how-the-search-works.md).
 HOW_IT_RUNS: dict[str, Any] = {
     "stage_layers": (), "stage_recompute_layers": (), "virtual_pipeline_size": 1,
@@ -34,72 +47,127 @@ HOW_IT_RUNS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass
-class Layout:
-    """The least score of one layout as far as its splits tell: J chooses among them, S is the score."""
+def most_of_row(row: list[Tried]) -> Tried:
+    """No score of a row is larger: J chooses among its splits, S is the score.
 
-    least_s: float = float("inf")  # of any split
-    rows: dict[Configuration, list[Tried]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def most_s(self) -> float:
-        """No score of the layout is larger: the slowest split of least closed form, of its fastest row."""
-        worst = []
-        for row in self.rows.values():
-            least = min(one.closed_s for one in row) * (1 + 1e-7)
-            worst.append(max(one.score_s for one in row if one.closed_s <= least))
-        return min(worst)
+    The slowest split of least closed form; of a batch ramp in the phase where that says most.
+    """
+    found = []
+    for phase in range(len(row[0].steps_s)):
+        least = min(one.closed_s[phase] for one in row) * (1 + 1e-7)
+        slowest = max(one.steps_s[phase] for one in row if one.closed_s[phase] <= least) * ROUNDING
+        known = [one for one in row if one.steps_s[phase] <= slowest]
+        found.append(max(known, key=lambda one: one.score))
+    return min(found, key=lambda one: one.score)
 
 
-def layouts_of(every: list[Tried]) -> dict[Configuration, Layout]:
-    """All that was tried, by layout and row."""
-    found: dict[Configuration, Layout] = defaultdict(Layout)
+def layout_of(config: Configuration) -> Configuration:
+    """What tells plans apart."""
+    return replace(config, **HOW_IT_RUNS)
+
+
+def rows_of(every: list[Tried]) -> list[list[Tried]]:
+    """All that was tried, together where it differs in the split alone."""
+    found: dict[tuple[str, Configuration], list[Tried]] = defaultdict(list)
     for one in every:
-        layout = found[replace(one.config, **HOW_IT_RUNS)]
         own = one.config.stage_recompute_layers
         row = replace(one.config, stage_layers=(), stage_recompute_layers=(),
                       recompute_layers=-1 if own else one.config.recompute_layers)  # fmt: skip
-        layout.rows[row].append(one)
-        layout.least_s = min(layout.least_s, one.score_s)
-    return found
+        found[one.launcher, row].append(one)
+    return list(found.values())
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_configuration_that_a_request_means_is_better_than_what_is_proved(part: int) -> None:
     for seed in range(part, EXAMPLES, PARTS):
-        with seeded(seed):
-            judge(a_drawn_request(Random(seed)))
+        with seeded(f"a_drawn_request(Random({seed}))"):
+            problem = a_drawn_request(Random(seed))
+            judge(problem, search(problem, profile_of(problem)))
+
+
+@pytest.mark.usefixtures("unexplained")
+@pytest.mark.parametrize("kind", OPEN_KINDS)
+def test_nothing_that_an_open_request_means_is_better_than_what_is_proved(kind: str) -> None:
+    for seed in range(EXAMPLES // len(OPEN_KINDS)):
+        with seeded(f"an_open_request(Random({seed}), {kind!r})"):
+            problem = an_open_request(Random(seed), kind)
+            judge(problem, ask(problem, profile_of(of_each_launcher(problem)[0])))
+
+
+@pytest.fixture
+def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers without reasons, remedies and odds: searches of their own, tested elsewhere."""
+    monkeypatch.setattr("solver.ask.with_remedies", lambda _problem, _profile, found, _watch: found)
+    monkeypatch.setattr("solver.ask._too_late", lambda _problem, _profile, answer, _watch: answer)
+    monkeypatch.setattr("solver.ask.with_reasons", lambda _problem, _profile, plans: plans)
+    monkeypatch.setattr("solver.ask.with_odds", lambda _problem, _profile, plans: plans)
+    nothing = Infeasibility(reasons=())
+    monkeypatch.setattr("solver.search.search._reasons", lambda _problem, _profile: nothing)
+
+
+def profile_of(problem: Problem) -> Profile:
+    """The one that ships."""
+    return default_profile(problem.cluster, problem.launcher)
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Add the seed to what fails, so that ``a_drawn_request(Random(seed))`` is the request."""
+def seeded(request: str) -> Iterator[None]:
+    """Add to what fails how its request is drawn."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"the request of seed {seed}")
+        error.add_note(f"the request is {request}")
         raise
 
 
-def judge(problem: Problem) -> None:
+def judge(problem: Problem, answer: Answer) -> None:
     """Hold the answer to a request against everything that the request means."""
-    profile = default_profile(problem.cluster, problem.launcher)
-    answer = search(problem, profile)
-    judged = judged_on(problem, profile, numbers_of_gpus(problem))
-    if not judged.legal and answer.plans:  # fewer GPUs: as many as can be used
-        used = {plan.config.num_gpus for plan in answer.plans}
-        each = problem.cluster.groups[0].gpus_per_node
-        whole = each if max(used) % each == 0 else 1  # whole nodes are used before others
-        more = range(max(used) + whole, max(numbers_of_gpus(problem)), whole)
-        assert not judged_on(problem, profile, more).legal
-        judged = judged_on(problem, profile, sorted(used))
-    found = tried(problem, profile, judged.fitting)
-    assert answer.status == ("optimal" if found else "infeasible")
+    found = everything(problem, answer)
+    sure = [most for row in rows_of(found) if in_time(problem, most := most_of_row(row))]
+    able = [one for one in found if in_time(problem, one)]
     assert answer.space == "every"
-    if found:
-        scores = [score_s(problem, profile, plan.config, plan.prediction) for plan in answer.plans]
-        assert_bounds(answer, found, scores[0])
-        assert_ranking(answer.plans, scores, layouts_of(found), problem.options.top_k)
+    assert answer.status in {"optimal" if able else "infeasible", "optimal" if sure else "infeasible"}
+    if answer.plans:
+        assert_named(problem, answer, found)
+        assert_bounds(problem, answer, able)
+        assert_ranking(problem, answer.plans, able, sure)
+    if problem.options.pareto and answer.plans:
+        assert_front(problem, answer, found)
+
+
+def everything(problem: Problem, answer: Answer) -> list[Tried]:
+    """Everything that the request means, legal and fitting, under each launcher that it leaves open."""
+    used = {plan.config.num_gpus for plan in answer.plans}
+    counts = numbers_of_gpus(problem)
+    for some in [[count] for count in counts] if problem.options.gpus == "fewest" else [counts]:
+        found = [each for one in of_each_launcher(problem) for each in tried_on(one, some, answer)]
+        if any(in_time(problem, most_of_row(row)) for row in rows_of(found)):
+            break
+        if any(in_time(problem, one) and one.config.num_gpus in used for one in found):
+            break
+    return found
+
+
+def in_time(problem: Problem, one: Tried) -> bool:
+    """Whether it meets the deadline."""
+    allowed = problem.options.deadline_days
+    return allowed is None or run_days(problem, one.config, one.step_s) <= allowed
+
+
+def tried_on(problem: Problem, counts: list[int], answer: Answer) -> list[Tried]:
+    """All configurations of one launcher on so many GPUs; where none is legal, on all that can be used."""
+    profile = profile_of(problem)
+    judged = judged_on(problem, profile, counts)
+    if not judged.legal and not problem.options.num_nodes:
+        each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
+        own = {plan.config.num_gpus for plan in answer.plans if problem.launcher in plan.launchers}
+        fewer = sorted(range(1, most), key=lambda count: (count % each > 0, -count))
+        for count in fewer:  # whole nodes before others
+            judged = judged_on(problem, profile, [count])
+            if judged.legal:  # nearly as many may be ranked beside them
+                judged = judged_on(problem, profile, {count, *own})
+                break
+    return tried(problem, profile, judged.fitting)
 
 
 def judged_on(problem: Problem, profile: Profile, counts: Iterable[int]) -> Judged:
@@ -108,31 +176,111 @@ def judged_on(problem: Problem, profile: Profile, counts: Iterable[int]) -> Judg
     return Judged.of(problem, profile, every)
 
 
-def assert_bounds(answer: Answer, found: list[Tried], first_s: float) -> None:
+def launcher_of(problem: Problem, plan: Plan) -> str:
+    """The launcher that a plan is priced under: the first that it names, where the request names none."""
+    return plan.launchers[0] if problem.launcher == "any" else problem.launcher
+
+
+def assert_named(problem: Problem, answer: Answer, found: list[Tried]) -> None:
+    """Each plan is one of the configurations, with its own time, run and launchers."""
+    known = {(one.launcher, one.config): one for one in found}
+    for plan in answer.plans:
+        one = known[launcher_of(problem, plan), plan.config]
+        assert plan.prediction.step_time_s == pytest.approx(one.step_s, rel=1e-9)
+        if problem.launcher == "any":
+            able = [each.launcher for each in of_each_launcher(problem)
+                    if Judged.of(each, profile_of(each), [plan.config]).fitting]  # fmt: skip
+            assert set(plan.launchers) == set(able)
+        if problem.options.total_tokens is not None:
+            assert_run(problem, plan, one)
+
+
+def assert_run(problem: Problem, plan: Plan, one: Tried) -> None:
+    """Days and goodput of a plan's run, written out."""
+    assert plan.outlook is not None
+    slower = slowdown(problem, plan.config.num_gpus)
+    days = run_days(problem, plan.config, one.step_s)
+    if problem.options.batch_ramp:
+        days = one.score * slower / 86400
+    assert plan.outlook.days == pytest.approx(days, rel=1e-9)
+    assert plan.outlook.goodput == pytest.approx(1 / slower, rel=1e-9)
+
+
+def assert_bounds(problem: Problem, answer: Answer, able: list[Tried]) -> None:
     """What is proved of the step and of the objective holds for every configuration."""
-    first = answer.plans[0].config
-    alike = [one.step_s for one in found if one.config.num_gpus == first.num_gpus
-             and one.config.global_batch_size == first.global_batch_size]  # fmt: skip
+    plan, claim = answer.plans[0], answer.objective
+    first = next(one for one in able
+                 if (one.launcher, one.config) == (launcher_of(problem, plan), plan.config))  # fmt: skip
+    alike = [one.step_s for one in able if one.config.num_gpus == first.config.num_gpus
+             and one.config.global_batch_size == first.config.global_batch_size]  # fmt: skip
     if answer.bound_step_time_s is not None:
         assert answer.bound_step_time_s <= min(alike) * ROUNDING
-    claim = answer.objective
     assert claim is not None
     assert claim.value is not None
+    rate = claim.name == "tokens_per_s_per_gpu"
+    if claim.name != "energy_per_token":
+        assert (1 / claim.value if rate else claim.value) == pytest.approx(first.score, rel=1e-9)
     if claim.bound is not None:
-        rate = claim.name == "tokens_per_s_per_gpu"
         share = claim.value / claim.bound if rate else claim.bound / claim.value
-        assert first_s * share <= min(one.score_s for one in found) * ROUNDING
+        assert first.score * share <= min(one.score for one in able) * ROUNDING
 
 
-def assert_ranking(
-    plans: tuple[Plan, ...], scores: list[float], layouts: dict[Configuration, Layout], top_k: int
-) -> None:
+def assert_ranking(problem: Problem, plans: tuple[Plan, ...], able: list[Tried], sure: list[Tried]) -> None:
     """The plans are the best layouts, in order, and none that is better is left out."""
-    assert scores == sorted(scores)
-    shown = [replace(plan.config, **HOW_IT_RUNS) for plan in plans]
-    assert len(shown) == len(set(shown)) == min(top_k, len(layouts))
-    for layout, score in zip(shown, scores, strict=True):
-        assert layouts[layout].least_s <= score * ROUNDING
-        assert score <= layouts[layout].most_s * ROUNDING
-    for layout in layouts.keys() - set(shown):
-        assert layouts[layout].most_s * ROUNDING >= scores[-1]
+    known = {(one.launcher, one.config): one.score for one in able}
+    scores = [known[launcher_of(problem, plan), plan.config] for plan in plans]
+    assert all(one <= other * RANKING for one, other in pairwise(scores))
+    shown = {layout_of(plan.config): score for plan, score in zip(plans, scores, strict=True)}
+    top_k, layouts = problem.options.top_k, {layout_of(one.config) for one in able}
+    assert len(shown) == len(plans)
+    assert (
+        min(top_k, len({layout_of(one.config) for one in sure})) <= len(plans) <= min(top_k, len(layouts))
+    )
+    for one in sure:
+        score = shown.get(layout_of(one.config), scores[-1])
+        if len(plans) == top_k or layout_of(one.config) in shown:
+            assert score <= one.score * RANKING
+
+
+def assert_front(problem: Problem, answer: Answer, found: list[Tried]) -> None:
+    """No configuration beats a point, and every one that none beats is reached to within a step of memory.
+
+    Drawn at the largest of several batches, whatever the deadline.
+    """
+    front, known = answer.pareto, {(one.launcher, one.config): one for one in found}
+    assert front is not None
+    assert front.complete
+    assert front.memory_step == MEMORY_STEP
+    points = [(point, known[launcher_of(problem, point.plan), point.plan.config]) for point in front.points]
+    for point, one in points:
+        assert point.plan.prediction.step_time_s == pytest.approx(one.step_s, rel=1e-9)
+        assert point.plan.prediction.peak_memory_bytes == one.peak_bytes <= point.budget_bytes
+        assert not any(dominates(other, one) for _, other in points)
+    for row in rows_of(found):
+        for one in row:
+            if one.config.global_batch_size != problem.workload.global_batch_size:
+                continue
+            most = within_memory(row, one.peak_bytes)
+            gpus = one.config.num_gpus
+            for point, other in points:
+                if (other.launcher, other.config.num_gpus) == (one.launcher, gpus):
+                    assert one.peak_bytes > point.budget_bytes or other.step_s <= most * RANKING
+            assert any(
+                other.step_s <= most * RANKING
+                and other.peak_bytes * (1 - MEMORY_STEP) <= one.peak_bytes
+                and other.config.num_gpus <= gpus
+                for _, other in points
+            )
+
+
+def dominates(one: Tried, other: Tried) -> bool:
+    """Whether it is no slower, no heavier, on no more GPUs, and better in one of them."""
+    mine, others = ((each.step_s, each.peak_bytes, each.config.num_gpus) for each in (one, other))
+    return mine != others and all(a <= b for a, b in zip(mine, others, strict=True))
+
+
+def within_memory(row: list[Tried], peak_bytes: int) -> float:
+    """No step of the row is longer under any budget that holds ``peak_bytes``: the slowest of least J."""
+    budgets = {one.peak_bytes for one in row if one.peak_bytes >= peak_bytes}
+    within = ([one for one in row if one.peak_bytes <= budget] for budget in budgets)
+    return max(most_of_row(some).step_s for some in within)

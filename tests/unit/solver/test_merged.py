@@ -6,10 +6,10 @@ import pytest
 
 from profiles.profile import default_profile
 from solver.merged import Answered, merged
-from solver.plan import Answer, Infeasibility, Remedy
+from solver.plan import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from solver.problem import Problem
 from solver.variants import Variant
-from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
+from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
 
 ASKED = replace(a_problem(), launcher="any")
 
@@ -59,3 +59,59 @@ def test_without_a_plan_the_launcher_whose_change_costs_least_is_told_and_named(
     assert [one.gpu_s_per_token for one in none.remedies] == [1.0]
     assert none.remedies[0].change == none.changes[0] == "16 nodes under megatron-lm"
     assert none.reasons == ("under megatron-lm: memory: 1 GiB short",)
+
+
+def stepping(step_s: float, days: float | None = None, **changes: object) -> Plan:
+    """A plan with that step; a run of so many days where they are given."""
+    run = Outlook(num_gpus=128, goodput=0.99, checkpoint_interval_s=600.0, gpu_hours_per_token=1e-6,
+                  energy_per_token_j=None, days=days, cost=None)  # fmt: skip
+    plan = a_plan(**changes)  # type: ignore[arg-type]
+    outlook = run if days is not None else None
+    return replace(plan, prediction=a_prediction(step_time_s=step_s), outlook=outlook)
+
+
+def claiming(step_s: float) -> Answer:
+    """An answer whose one plan, the same configuration in all of them, has that step."""
+    claim = ObjectiveClaim(name="step_time", unit="s", value=step_s, bound=step_s, gap=0.0)
+    return an_answer(stepping(step_s), objective=claim, bound_step_time_s=step_s)
+
+
+def test_the_objective_is_that_of_the_launcher_that_prices_the_first_plan() -> None:
+    # both rank the same configuration: 30 s under one of them, 20 s under the other
+    both = merged(ASKED, answered(claiming(30.0), claiming(20.0)))
+    assert both.plans[0].prediction.step_time_s == 20.0
+    assert both.objective is not None
+    assert (both.objective.value, both.objective.bound, both.bound_step_time_s) == (20.0, 20.0, 20.0)
+
+
+def test_a_layout_that_launchers_run_otherwise_stands_once() -> None:
+    slower = stepping(30.0, recompute_granularity="selective")
+    both = merged(ASKED, answered(an_answer(stepping(20.0)), an_answer(slower)))
+    assert [plan.prediction.step_time_s for plan in both.plans] == [20.0]
+
+
+def test_the_fewest_nodes_are_those_of_the_launcher_that_needs_fewest() -> None:
+    asked = replace(ASKED, options=replace(ASKED.options, gpus="fewest"))
+    half = stepping(60.0, data_parallel_size=2, zero_shard_size=2, num_microbatches=256)  # 64 of 128 GPUs
+    both = merged(asked, answered(an_answer(stepping(30.0)), an_answer(half)))
+    assert [plan.config.num_gpus for plan in both.plans] == [64]
+
+
+def test_ramps_of_several_launchers_are_ranked_by_the_time_of_all_steps() -> None:
+    # the step at the last batch is shorter, the whole ramp is not: 9 days against 8
+    options = replace(ASKED.options, batch_ramp=((256, 10**9),), total_tokens=10**10)
+    asked = replace(ASKED, options=options)
+    some = [an_answer(stepping(30.0, days=9.0)), an_answer(stepping(31.0, days=8.0, micro_batch_size=2,
+                                                                     num_microbatches=64))]  # fmt: skip
+    runs = [replace(one, variant=replace(one.variant, problem=replace(asked, launcher="megatron-lm")))
+            for one in answered(*some)]  # fmt: skip
+    both = merged(asked, runs)
+    assert [plan.outlook.days for plan in both.plans if plan.outlook] == [8.0, 9.0]
+
+
+def test_a_step_is_bounded_by_what_is_known_of_steps_on_as_many_gpus() -> None:
+    # 40 s bounds steps on 64 GPUs; on 128, those of the first plan, only its objective says something
+    half = stepping(60.0, data_parallel_size=2, zero_shard_size=2, num_microbatches=256)
+    claim = ObjectiveClaim(name="step_time", unit="s", value=60.0, bound=25.0, gap=0.5)
+    other = an_answer(half, bound_step_time_s=20.0, objective=claim)
+    assert merged(ASKED, answered(claiming(30.0), other)).bound_step_time_s == 25.0

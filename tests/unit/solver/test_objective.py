@@ -154,6 +154,17 @@ def test_the_fewest_nodes_are_the_first_with_a_plan_and_all_smaller_ones_are_ref
     assert answer.explored == answer.space_size
 
 
+def test_the_fewest_nodes_have_a_plan_where_the_cluster_has_one() -> None:
+    # 8 GPUs of one node, 5 sequences, no tensor, context or pipeline parallelism: 5 replicas, never 8
+    alone = {f"{axis}_parallel_size": 1 for axis in ("tensor", "context", "pipeline")}
+    problem = replace(
+        small(nodes=1, gpus="fewest", pin=alone), workload=replace(small().workload, global_batch_size=5)
+    )
+    every = replace(problem, options=replace(problem.options, gpus="all"))
+    assert [plan.config.num_gpus for plan in answered(problem).plans[:1]] == [5]
+    assert answered(every).plans[0].config == answered(problem).plans[0].config
+
+
 def test_the_cheapest_plan_that_meets_a_deadline_is_not_the_cheapest() -> None:
     tokens = 10**11
     free = small(objective="gpu_hours_per_token", total_tokens=tokens)

@@ -9,6 +9,7 @@ from profiles.profile import Profile, default_profile
 from solver import variants
 from solver.ask import ask
 from solver.batches import batch_sizes
+from solver.check import violations
 from solver.plan import Answer
 from solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
@@ -64,6 +65,18 @@ def test_layouts_of_several_launchers_stand_once_under_the_fastest(monkeypatch: 
     alone = answered(replace(small(), launcher="none"))
     assert first.prediction.step_time_s <= alone.plans[0].prediction.step_time_s * (1 + 1e-9)
     assert every.space_size > alone.space_size
+
+
+def test_a_plan_names_every_launcher_that_can_run_it() -> None:
+    asked = replace(small(top_k=1, pin={"context_parallel_size": 1}, pareto=True), launcher="any")
+    answer = answered(asked)
+    assert answer.pareto is not None
+    for plan in (answer.plans[0], *(point.plan for point in answer.pareto.points)):
+        able = []
+        for name in launchers_of("any"):
+            one = replace(asked, launcher=name)
+            able += [name] if not list(violations(one, profile_of(one), plan.config)) else []
+        assert sorted(plan.launchers) == able
 
 
 def test_fp8_is_searched_only_where_it_is_allowed_and_the_gpu_has_it() -> None:
