@@ -252,6 +252,8 @@ def _text(value: object) -> str:
 def table_with(existing: str, row: Mapping[str, str]) -> str:
     """The text of a table with one more row; a row of the same ``run_id`` is replaced.
 
+    Columns that the table lacks and the row fills are added; a cell left out means unknown.
+
     Raises:
         InvalidProblemError: the existing text is no such table.
     """
@@ -260,10 +262,9 @@ def table_with(existing: str, row: Mapping[str, str]) -> str:
     if existing.strip():
         reader = csv.DictReader(io.StringIO(existing))
         columns = reader.fieldnames or ()
-        missing = set(READ_COLUMNS) - set(columns)
-        if missing:
-            raise InvalidProblemError.of("--into", f"is no table of runs: {min(missing)} is missing")
-        columns = columns if PLAN in columns or not row.get(PLAN) else (*columns, PLAN)
+        if "run_id" not in columns:
+            raise InvalidProblemError.of("--into", "is no table of runs: the column run_id is missing")
+        columns = (*columns, *(name for name, cell in row.items() if cell and name not in columns))
         rows = [old for old in reader if old.get("run_id") != row["run_id"]]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")

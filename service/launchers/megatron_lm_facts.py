@@ -50,7 +50,7 @@ def attention_backend(target: Target) -> str:
     if lacks_flash(target):
         return "unfused"
     if target.model.attention_sinks:
-        return "fused"  # Transformer Engine's flash attention has no learned softmax offset
+        return "fused"  # Transformer Engine 2.9, attention utils.py:694: flash attention is disabled
     return ATTENTION_BACKENDS.get(facts(target).attention_kernel, "auto")
 
 

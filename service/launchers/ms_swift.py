@@ -13,6 +13,7 @@ from service.launchers.base import ExportBundle
 from service.launchers.bundle import bundled
 from service.launchers.common_rules import refuse_first
 from service.launchers.common_warnings import common_warnings, model_is_in_the_script
+from service.launchers.megatron_lm_facts import attention_backend
 from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
 from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from service.launchers.megatron_names import (
@@ -72,6 +73,7 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Data parallelism", distributed_optimizer(target)),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
+        ("Kernels", _kernels(target)),
     )
     return [
         (title, [_written(name, value) for name, value in values.items() if value is not None])
@@ -85,6 +87,7 @@ def _written(name: str, value: object) -> str:
 
 
 def _parallel(target: Target) -> Values:
+    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
     values = parallel_values(target)
     if target.model.moe:
         values["expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
@@ -93,7 +96,7 @@ def _parallel(target: Target) -> Values:
         values["cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
     if target.config.virtual_pipeline_size > 1:
         values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
-    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+        values["overlap_p2p_comm"] = known.overlap_transfer
     overlaps = known.overlap_tensor and values["sequence_parallel"]
     return {**values, "tp_comm_overlap": bool(overlaps)}
 
@@ -115,9 +118,23 @@ def _precision(target: Target) -> Values:
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
-        "cross_entropy_loss_fusion": known.loss_fused,
         "optimizer": "adam",
         **(OFFLOADED_OPTIMIZER if target.config.offload == "optimizer" else {}),
+    }
+
+
+def _kernels(target: Target) -> Values:
+    """What ms-swift would leave to defaults of its own (megatron_args.py:491-499)."""
+    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    return {
+        "attention_backend": attention_backend(target),
+        "cross_entropy_loss_fusion": known.loss_fused,
+        "masked_softmax_fusion": True,
+        "bias_dropout_fusion": True,
+        "bias_activation_fusion": True,
+        "gradient_accumulation_fusion": True,
+        # Off by default; Megatron-Core fuses the rotary embedding of latent attention for YaRN only.
+        "apply_rope_fusion": target.model.has_rotary_positions and target.model.mla is None,
     }
 
 

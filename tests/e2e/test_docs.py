@@ -40,6 +40,14 @@ def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> Non
         assert agrees(one.shown, printed), f"{one.typed}\n" + "\n".join(printed) + "\n(UPDATE_DOCS=1)"
 
 
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_plan_ids_of_commands_that_are_only_shown_were_printed_before_on_the_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for block in SHELL.finditer(text):
+        for plan_id in re.findall(r"(?:export|--plan) ([0-9a-f]{4,12})\b", block["body"]):
+            assert f"export {plan_id[:4]} " in text[: block.start()], f"{plan_id}: no command printed it"
+
+
 def commands_not_run() -> list[tuple[str, str]]:
     """``meshwright`` commands in ``sh`` blocks: those that need other machines, or other people's files."""
     found = []

@@ -17,6 +17,7 @@ PLAN_ARGS=(
     --pipeline_model_parallel_size 4
     --context_parallel_size 1
     --microbatch_group_size_per_vp_stage 4
+    --overlap_p2p_comm true
     --tp_comm_overlap true
     # Pipeline split
     --virtual_pipeline_model_parallel_size 5
@@ -36,6 +37,13 @@ PLAN_ARGS=(
     --bf16 true
     --fp16 false
     --accumulate_allreduce_grads_in_fp32 true
-    --cross_entropy_loss_fusion false
     --optimizer adam
+    # Kernels
+    --attention_backend fused
+    --cross_entropy_loss_fusion false
+    --masked_softmax_fusion true
+    --bias_dropout_fusion true
+    --bias_activation_fusion true
+    --gradient_accumulation_fusion true
+    --apply_rope_fusion true
 )

@@ -36,9 +36,16 @@ PLAN_ARGS=(
     --bf16 true
     --fp16 false
     --accumulate_allreduce_grads_in_fp32 true
-    --cross_entropy_loss_fusion false
     --optimizer adam
     --use_precision_aware_optimizer true
     --optimizer_cpu_offload true
     --optimizer_offload_fraction 1.0
+    # Kernels
+    --attention_backend fused
+    --cross_entropy_loss_fusion false
+    --masked_softmax_fusion true
+    --bias_dropout_fusion true
+    --bias_activation_fusion true
+    --gradient_accumulation_fusion true
+    --apply_rope_fusion true
 )

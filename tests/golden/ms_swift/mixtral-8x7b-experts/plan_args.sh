@@ -38,6 +38,13 @@ PLAN_ARGS=(
     --bf16 true
     --fp16 false
     --accumulate_allreduce_grads_in_fp32 true
-    --cross_entropy_loss_fusion false
     --optimizer adam
+    # Kernels
+    --attention_backend fused
+    --cross_entropy_loss_fusion false
+    --masked_softmax_fusion true
+    --bias_dropout_fusion true
+    --bias_activation_fusion true
+    --gradient_accumulation_fusion true
+    --apply_rope_fusion true
 )

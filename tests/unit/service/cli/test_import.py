@@ -1,5 +1,6 @@
 """Every foreign format from its fixture to the numbers that a plan is made with."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -219,6 +220,19 @@ def test_a_file_of_no_known_format_names_them_all(tmp_path: Path) -> None:
     path.write_text("hello")
     with pytest.raises(PlannerError, match="has none of the formats deepspeed-log"):
         run_import(ImportRequest(file=path))
+
+
+def test_a_table_with_a_few_columns_gains_those_of_the_imported_run_and_keeps_its_rows(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("run_id,model,step_time_s\nmine,llama-3.1-8b,7.4\n")
+    log = FILES / "logs" / "megatron_lm.log"
+    run_import(ImportRequest(file=log, model="llama-3.1-70b", gpu="h100", into=path))
+    mine, imported = csv.DictReader(path.read_text().splitlines())
+    assert list(mine.values())[:4] == ["mine", "llama-3.1-8b", "7.4", ""]
+    assert imported["step_time_s"]
+    assert imported["gpu"]
 
 
 def test_a_table_of_something_else_is_not_added_to(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""What ms-swift would decide by itself is written: its defaults are not what a plan is priced with."""
+
+import re
+
+import pytest
+
+from service.launchers.reading.base import Source, Told
+from service.launchers.reading.registry import read_launch_files
+from service.launchers.registry import export
+from tests.launcher_plans import CASES
+
+# swift/megatron/arguments/megatron_args.py, ms-swift 4.6.0.dev0 (3602360a), by line.
+DEFAULTS = {
+    "recompute_granularity": (484, "selective"),
+    "apply_rope_fusion": (494, "false"),
+    "cross_entropy_loss_fusion": (496, "true"),
+    "attention_backend": (499, "flash"),
+    "use_distributed_optimizer": (587, "true"),
+    "overlap_grad_reduce": (608, "false"),
+    "overlap_param_gather": (609, "false"),
+    "accumulate_allreduce_grads_in_fp32": (652, "false"),
+}
+STAGES = {"overlap_p2p_comm": (598, "true")}
+EXPERTS = {
+    "expert_tensor_parallel_size": (619, "1"),
+    "moe_token_dispatcher_type": (657, "alltoall"),
+    "moe_grouped_gemm": (659, "true"),
+}
+
+
+@pytest.mark.parametrize("name", CASES["ms-swift"])
+def test_every_default_of_ms_swift_that_a_price_depends_on_is_written(name: str) -> None:
+    case = CASES["ms-swift"][name]
+    files = export(case.plan, case.problem, "ms-swift").files
+    text = "\n".join(files.values())
+    source = Source(name="launch.sh", text=files["launch.sh"], files=files)
+    read = read_launch_files(source, Told(model=case.model))
+    assert (read.configuration, read.unread) == (case.config, ())
+    written = dict(re.findall(r"^ +--(\w+) (\S+)$", text, re.MULTILINE))
+    wanted = {*DEFAULTS}
+    wanted |= {*STAGES} if case.config.virtual_pipeline_size > 1 else set()
+    wanted |= {*EXPERTS} if case.model.moe else set()
+    assert wanted - set(written) == set()
+    # what the megatron-core facts price: fused rotary embedding, gradients under the backward pass
+    assert (written["apply_rope_fusion"], written["overlap_grad_reduce"]) == ("true", "true")
