@@ -97,12 +97,14 @@ def test_nothing_that_an_open_request_means_is_better_than_what_is_proved(kind: 
 @pytest.fixture
 def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers without reasons, remedies and odds: searches of their own, tested elsewhere."""
-    monkeypatch.setattr("solver.ask.with_remedies", lambda _problem, _profile, found, _watch: found)
-    monkeypatch.setattr("solver.ask._too_late", lambda _problem, _profile, answer, _watch: answer)
-    monkeypatch.setattr("solver.ask.with_reasons", lambda _problem, _profile, plans: plans)
-    monkeypatch.setattr("solver.ask.with_odds", lambda _problem, _profile, plans: plans)
-    nothing = Infeasibility(reasons=())
-    monkeypatch.setattr("solver.search.search._reasons", lambda _problem, _profile: nothing)
+    for name in (
+        "with_remedies",
+        "_too_late",
+        "with_reasons",
+        "with_odds",
+    ):  # each returns its third argument
+        monkeypatch.setattr(f"solver.ask.{name}", lambda *given: given[2])
+    monkeypatch.setattr("solver.search.search._reasons", lambda *_given: Infeasibility(reasons=()))
 
 
 def profile_of(problem: Problem) -> Profile:
