@@ -37,26 +37,34 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
     Raises:
         InvalidProblemError: a calibration makes a point faster than its software stack has ever been.
     """
-    points, finished = list[ParetoPoint](), not watch.interrupted()
-    found_by = dict[int, Variant]()
+    points, found_by = list[ParetoPoint](), dict[int, Variant]()
+    cut, whole = watch.interrupted(), True
     for variant in variants:
         complete, before = False, len(points)
         with watch.cut():
-            complete = _add_points(points, variant, workload_of(variant.problem, asked), watch)
-        finished &= complete
+            whole &= _add_points(points, variant, workload_of(variant.problem, asked), watch)
+            complete = True
+        cut |= not complete
         found_by |= {id(point): variant for point in points[before:]}
     kept = list(undominated(points))
     if asked.launcher == "any":
         plans = with_launchers(variants, [(found_by[id(point)], point.plan) for point in kept])
         kept = [replace(point, plan=plan) for point, plan in zip(kept, plans, strict=True)]
-    of_its_own = " of its own launcher, precision and optimizer" if len(variants) > 1 else ""
-    words = (
-        f"every point is proved: no layout{of_its_own} that stays within its budget_bytes on as many GPUs"
-        " is faster"
-        if finished
-        else "the time limit came first: points that are listed are proved, slower ones may be missing"
+    claim = _claim(cut=cut, whole=whole, of_its_own=len(variants) > 1)
+    return ParetoFront(points=tuple(kept), complete=whole and not cut, memory_step=STEP, claim=claim)
+
+
+def _claim(*, cut: bool, whole: bool, of_its_own: bool) -> str:
+    """What is proved of a front: cut by the clock or not, of all configurations or not."""
+    missing = "points that are listed are proved, slower ones may be missing"
+    if cut:
+        return f"the time limit came first: {missing}"
+    if not whole:
+        return f"there are too many configurations to look at all of them, however long: {missing}"
+    layout = "layout of its own launcher, precision and optimizer" if of_its_own else "layout"
+    return (
+        f"every point is proved: no {layout} that stays within its budget_bytes on as many GPUs is faster"
     )
-    return ParetoFront(points=tuple(kept), complete=finished, memory_step=STEP, claim=words)
 
 
 def undominated(points: Iterable[ParetoPoint]) -> Iterator[ParetoPoint]:

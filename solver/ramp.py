@@ -222,7 +222,7 @@ def _answer(
         space_size=space.size,
         legal=len(space.rows),
         fit=int(np.isfinite(ramp.bound_s).sum()),
-        explored=space.size - (0 if proved else len(ramp.bound_s) - ramp.opened),
+        explored=space.size - (0 if proved else len(space.rows) - ramp.opened),
         counts={"priced": len(ramp.bound_s) * len(ramp.stages), "solved": ramp.opened},
         elapsed_s=watch.elapsed_s,
         seed=problem.options.seed,

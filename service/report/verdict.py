@@ -15,6 +15,13 @@ from service.report.sentences import limit_words
 from service.report.terminal import profile_words, skipped_words
 from solver.plan import Answer, Plan, Shortfall
 from solver.problem import Problem
+from solver.space import is_too_large
+
+_MORE_TIME = "More time may find one (the time limit of the search)."
+_FEWER = (
+    "More time alone will not help: the configurations are too many, and none of the sample that was "
+    "searched fits. Pins and bounds leave fewer."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +85,15 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
         return _infeasible(answer, problem)
     if not answer.plans:
         sentence = "No plan was found before the search stopped, and nothing is proved."
-        said = (_searched(answer), "More time may find one (the time limit of the search).")
+        said = (_searched(answer), _FEWER if _is_sampled(problem) else _MORE_TIME)
         return Verdict(kind="none", badge="no plan", sentence=sentence, certainty=said)
     return _found(answer, problem)
+
+
+def _is_sampled(problem: Problem) -> bool:
+    """Whether a search on GPUs of one kind has so many configurations that it looks at a sample alone."""
+    one_kind = len(problem.cluster.groups) == 1 and problem.launcher != "any"
+    return one_kind and is_too_large(problem)
 
 
 def _found(answer: Answer, problem: Problem) -> Verdict:

@@ -105,3 +105,13 @@ def test_a_point_that_the_calibration_makes_incredibly_fast_is_refused_though_th
     with pytest.raises(InvalidProblemError, match="tuesday, friday predicts") as raised:
         ask(replace(problem, options=replace(problem.options, pareto=True)), profile)
     assert raised.value.errors[0].pointer == "/profile"
+
+
+def test_a_front_of_too_many_rows_does_not_blame_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("solver.pareto.is_too_large", lambda _: True)
+    found = front(small(pareto=True))
+    assert not found.complete
+    assert "time limit" not in found.claim
+    assert "too many configurations" in found.claim

@@ -9,12 +9,15 @@ import pytest
 from profiles.errors import InvalidProblemError
 from profiles.profile import Profile, default_profile
 from service.request import parse_problem, problem_to_mapping
+from solver import ramp
 from solver.ask import ask
 from solver.check import violations
+from solver.columns import Columns
 from solver.plan import Answer, Configuration
 from solver.predict import predict
 from solver.problem import Problem
 from solver.ramp_stages import ramp_stages
+from solver.search.watch import OutOfTime
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -167,3 +170,21 @@ def test_what_does_not_make_a_ramp_is_refused(
     with pytest.raises(InvalidProblemError) as caught:
         parse_problem(asked(workload, **search))
     assert [fault.pointer for fault in caught.value.errors] == [pointer]
+
+
+def test_a_ramp_that_is_cut_before_its_rows_are_priced_has_not_explored_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = ramped()
+    real = ramp._ramp_of
+
+    def cut_if_there_are_rows(problem: Problem, profile: Profile, columns: Columns) -> object:
+        if len(columns):
+            raise OutOfTime
+        return real(problem, profile, columns)
+
+    monkeypatch.setattr(ramp, "_ramp_of", cut_if_there_are_rows)
+    answer = answered(problem)
+    assert answer.status == "unknown"
+    assert answer.legal > 0
+    assert answer.explored == answer.space_size - answer.legal  # those that break a rule

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from service.report.page import content_security_policy
+from service.report.verdict import verdict_of
 from solver.plan import Answer
 from solver.problem import Problem
 from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
@@ -189,3 +190,10 @@ def test_a_configuration_without_pipeline_has_a_page() -> None:
     seen = a_prediction(stages=a_prediction().stages[:1])
     plan = replace(a_plan(), config=config, prediction=seen)
     assert "dp 128" in Page(page_of(an_answer(plan), a_problem())).text
+
+
+def test_more_time_is_advised_only_where_it_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, nothing = a_problem(), an_answer(status="unknown", plans=())
+    assert verdict_of(nothing, problem).certainty[1].startswith("More time may find one")
+    monkeypatch.setattr("service.report.verdict.is_too_large", lambda _: True)
+    assert verdict_of(nothing, problem).certainty[1].startswith("More time alone will not help")
