@@ -200,3 +200,28 @@ def test_a_kept_connection_is_answered_in_milliseconds(server: RunningServer) ->
             client.get("/livez")
     # 20 answers, each held back by 40 ms while Nagle's algorithm waits for an acknowledgement: 0.8 s
     assert time.monotonic() - started < 0.5
+
+
+@pytest.mark.alone
+def test_a_worker_outlives_a_heavy_search_that_is_cancelled_and_takes_the_next_jobs(tmp_path: Path) -> None:
+    heavy: dict[str, Any] = {
+        "model": {"name": "deepseek-v3"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 256},
+        "workload": {"global_batch_size": 4096, "seq_length": 4096},
+        "launcher": "none",
+        "search": {"time_limit_s": 5, "allow": ["offload"]},
+    }
+    with serving({**settings_in(tmp_path), "workers": "1"}) as server:
+        workers = workers_of(server.process)
+        job = server.post_job(heavy)["id"]
+        until(lambda: server.job(job)["state"] == "running")
+        time.sleep(1.0)  # amid the search
+        begun_s = time.monotonic()
+        assert httpx.post(f"{server.url}/v1/jobs/{job}:cancel").status_code == 200
+        assert server.finished_job(job)["state"] == "cancelled"
+        assert time.monotonic() - begun_s < 1.0
+        done = server.finished_job(server.post_job(heavy)["id"])
+        assert (done["state"], done["attempts"]) == ("succeeded", 1)
+        assert httpx.get(server.url + done["links"]["plans"]).json()["plans"]
+        assert server.finished_job(server.post_job(PROBLEM)["id"])["state"] == "succeeded"
+        assert workers_of(server.process) == workers
