@@ -5,6 +5,7 @@ WORKDIR /src
 RUN python -m venv /opt/meshwright
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
+COPY src src
 COPY profiles profiles
 COPY solver solver
 COPY service service

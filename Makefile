@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 FUZZ := .venv-fuzz/bin/schemathesis
 
-.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-cancel bench-scaling mutants reliability reliability-faults client test-browser screenshots docs reference newcomer
+.PHONY: help setup run test lint types layering check accuracy accuracy-short ablation bench-cost bench-peers bench-search operators collectives fuzz-api fuzz-api-short test-torch torch-environment cpu-training test-launchers clean chaos chaos-short bench-service bench-cancel bench-scaling mutants reliability reliability-faults client test-browser screenshots docs reference newcomer house wheel
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -63,6 +63,15 @@ client: $(STAMP) ## build the client's wheel into out/client, install it on its 
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --target out/client/installed out/client/*.whl
 	@cd out/client && PYTHONPATH=installed ../../$(BIN)/python -c 'from importlib import resources; from meshwright_client.client import Client; Client("http://127.0.0.1:8420").close(); assert resources.files("meshwright_client").joinpath("py.typed").is_file()'
 	@ls out/client/*.whl
+
+wheel: $(STAMP) ## build the product's wheel into out/wheel, install it on its own, plan and run the demo beside it
+	@rm -rf out/wheel build
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir out/wheel .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --target out/wheel/installed out/wheel/*.whl
+	@cd out/wheel && PYTHONPATH=installed ../../$(BIN)/python -c 'import meshwright; assert "/out/wheel/installed/" in meshwright.__file__, meshwright.__file__'
+	@cd out/wheel && PYTHONPATH=installed ../../$(BIN)/python -m meshwright plan --model llama-3.1-8b --cluster dgx-h100 --num-nodes 1 --global-batch-size 64 --seq-length 8192 --json > plan.json
+	@cd out/wheel && PYTHONPATH=installed ../../$(BIN)/python -m meshwright demo --out run > demo.txt
+	@ls out/wheel/*.whl
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check
@@ -133,12 +142,12 @@ $(FUZZ): # its pytest plugin would slow every other test down: an environment of
 	@PYTHONWARNINGS=ignore .venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'schemathesis==4.32.5'
 
 operators: $(STAMP) ## rebuild the operator tables: make operators WHEEL=aiconfigurator_core-0.12.0-….whl
-	@$(BIN)/python -m profiles.importers.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators
-	@$(BIN)/python -m profiles.importers.simumax a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json \
+	@$(BIN)/python -m benchmarks.catalog.aiconfigurator --wheel $(WHEEL) --out profiles/catalog/operators
+	@$(BIN)/python -m meshwright.profiles.importers.simumax a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json \
 	    b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json --out profiles/catalog/operators/backward.json
 
 collectives: $(STAMP) ## rebuild the shares of networks from SimAI's tables
-	@$(BIN)/python -m profiles.importers.network_shares \
+	@$(BIN)/python -m benchmarks.catalog.network_shares \
 	    --ring tests/unit/profiles/fixtures/importers/simai/nic_ratio.csv \
 	    --all-to-all tests/unit/profiles/fixtures/importers/simai/ata_ratio.csv \
 	    --out profiles/catalog/collectives/network.json
@@ -154,9 +163,12 @@ newcomer: $(STAMP) ## seconds from a clone to the first ranked table; needs a pa
 	@$(BIN)/python -m benchmarks.newcomer $(ARGS)
 
 reference: $(STAMP) ## the pages of docs/ that are made from code
-	@$(BIN)/python -m service.api > docs/openapi.json
-	@$(BIN)/python -m service.settings > docs/settings.md
-	@$(BIN)/python -m service.reference
+	@$(BIN)/python -m meshwright.service.api > docs/openapi.json
+	@$(BIN)/python -m meshwright.service.settings > docs/settings.md
+	@$(BIN)/python -m meshwright.service.reference
+
+house: $(STAMP) ## files, heads, imports and chains of the product, and the files that one plan runs
+	@$(BIN)/python -m benchmarks.house
 
 clean: ## remove the environment, caches and results
-	rm -rf $(VENV) .venv-browser .venv-torch .venv-peers .venv-fuzz .venv-docs .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info client/build client/*.egg-info
+	rm -rf $(VENV) .venv-browser .venv-torch .venv-peers .venv-fuzz .venv-docs .venv-launchers out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info src/*.egg-info client/build client/*.egg-info

@@ -20,16 +20,15 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.fit.evidence import Evidence, fitted, linearised
+from benchmarks.fit.leave_out import blind_profile_of, cluster_of, without_runs
 from benchmarks.removed import INGREDIENTS, without
-from profiles.profile import Constants, Profile, stack_constants
-from solver.accuracy import validate
-from solver.calibrate import default_profile_of
-from solver.calibration.batches import batches_of, log_step_s
-from solver.calibration.observations import Observation
-from solver.calibration.priors import TIME_PROCESS
-from solver.runs import CATALOG_RUNS, read_runs
-from solver.stacks.evidence import Evidence, fitted, linearised
-from solver.stacks.leave_out import blind_profile_of, cluster_of, without_runs
+from meshwright.profiles.profile import Constants, Profile, stack_constants
+from meshwright.solver.accuracy import validate
+from meshwright.solver.calibration.calibrate import default_profile_of
+from meshwright.solver.calibration.fit import TIME_PROCESS
+from meshwright.solver.calibration.observations import Observation, batches_of, log_step_s
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-the-cost-model-works.md"
 OPEN, CLOSE = "<!-- ablation -->", "<!-- /ablation -->"
@@ -128,7 +127,7 @@ def table(evidence: Evidence) -> list[str]:
     learnt = by_family(calibrated(evidence))
     lines.append(_row("nothing, calibrated on ≤ 16 runs", learnt, learnt))
     still = replace(TIME_PROCESS, amplitude=1e-4, freedom=1e-2)
-    with patch("solver.calibrate.TIME_PROCESS", still):
+    with patch("meshwright.solver.calibration.calibrate.TIME_PROCESS", still):
         lines.append(_row("residual process, calibrated", by_family(calibrated(evidence)), learnt))
     return lines
 

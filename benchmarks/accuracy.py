@@ -19,13 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from service.report.accuracy_spread import (
-    coverage,
-    errors_by,
-    interval_reliability,
-    memory_reliability,
-)
-from service.report.accuracy_tables import (
+from benchmarks.fit.accuracy_spread import coverage, errors_by, interval_reliability, memory_reliability
+from benchmarks.fit.accuracy_tables import (
     by_group,
     curves,
     error_percent,
@@ -36,14 +31,13 @@ from service.report.accuracy_tables import (
     time_cells,
     worst,
 )
-from solver.accuracy import Report, validate
-from solver.calibrate import default_profile_of
-from solver.calibration.batches import ProfileOf
-from solver.calibration.choose import Choice
-from solver.calibration.observations import Observation
-from solver.runs import CATALOG_RUNS, Run, read_runs
-from solver.stacks.evidence import Evidence
-from solver.stacks.leave_out import blind_profile_of, cluster_of, model_of, profile_of_unknown_stack
+from benchmarks.fit.evidence import Evidence
+from benchmarks.fit.leave_out import blind_profile_of, cluster_of, model_of, profile_of_unknown_stack
+from meshwright.solver.accuracy import Report, validate
+from meshwright.solver.calibration.calibrate import default_profile_of
+from meshwright.solver.calibration.choose import Choice
+from meshwright.solver.calibration.observations import Observation, ProfileOf
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 DOCS = Path(__file__).parent.parent / "docs" / "accuracy.md"
 GATES = ("Korthikanti 2022 Table 5", "Megatron-LM SC21 Table 1 (Narayanan 2021)")

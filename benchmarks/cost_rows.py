@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiles.library import find_cluster, find_model
-from profiles.profile import Profile, default_profile
-from solver.columns import ALL_LAYERS, RECOMPUTE, Columns, IntArray
-from solver.cost.assemble import assemble, objective_s
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout
-from solver.problem import Problem, Workload
-from solver.space import enumerate_space
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.configuration import ALL_LAYERS, RECOMPUTE, Columns, IntArray
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.enumerate import enumerate_space
 
 PRICED_ROWS = 16384  # at once: what the array operations cost to start is spread over many rows
 ASSEMBLED_CHUNKS = 16384  # at once: arrays of 64 KiB stay in the cache

@@ -3,7 +3,7 @@
 Two levels: all stacks together round the values in ``stacks.yaml`` (global), then each stack round
 the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 loss on
 ``ln(measured / predicted)`` with a noise of 4 %, the log-normal priors of
-``solver/calibration/priors.py``, and every cluster counting for at most a dozen runs. Each constant is
+``solver/calibration/fit.py``, and every cluster counting for at most a dozen runs. Each constant is
 written with its uncertainty, and marked where the runs do not identify it. The spreads of
 predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are those of the clusters that
 are left out of the fit one at a time, and of stacks left out whole, never those of the fit itself.
@@ -24,36 +24,28 @@ from typing import Any
 import numpy as np
 import yaml
 
-from profiles.levels import STACKS_FILE, LevelConstant, forget_levels, stack_names
-from profiles.profile import Constants, stack_constants
-from solver.accuracy import validate
-from solver.calibration.batches import ProfileOf
-from solver.runs import CATALOG_RUNS, Run, read_runs
-from solver.spread import SPREADS_FILE, forget_spreads
-from solver.stacks.evidence import (
-    CLUSTER_WEIGHT,
-    MEMORY,
-    TIME,
-    Evidence,
-    Linear,
-    fitted,
-    linearised,
-)
-from solver.stacks.leave_out import (
+from benchmarks.fit.evidence import CLUSTER_WEIGHT, MEMORY, TIME, Evidence, Linear, fitted, linearised
+from benchmarks.fit.leave_out import (
     blind_profile_of,
     cluster_of,
     left_out_log_errors,
     profile_of_unknown_stack,
     sigma_of,
 )
-from solver.stacks.spreads import (
-    CAUSES,
-    errors_of,
-    fitted_causes,
-    sigma_of_unknown_stack,
-    stack_sigmas,
+from benchmarks.fit.spreads import CAUSES, errors_of, fitted_causes, sigma_of_unknown_stack, stack_sigmas
+from benchmarks.fit.uncertainty import level_constants
+from meshwright.profiles.profile import (
+    STACKS_FILE,
+    Constants,
+    LevelConstant,
+    forget_levels,
+    stack_constants,
+    stack_names,
 )
-from solver.stacks.uncertainty import level_constants
+from meshwright.solver.accuracy import validate
+from meshwright.solver.calibration.observations import ProfileOf
+from meshwright.solver.cost.uncertainty import SPREADS_FILE, forget_spreads
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CALIBRATION_RUNS = (4, 16)  # at which the scale of calibrated spreads is judged
 SCALES = (0.9, 1.2)

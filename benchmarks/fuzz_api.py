@@ -24,20 +24,20 @@ from typing import Any
 import httpx
 
 from benchmarks.fuzz_pages import BAD, Pages
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.intake import Submission
-from service.job_request import read_job_request
-from service.jobs import Jobs
-from service.keys import Keys, NewKey
-from service.queue import PollingQueue
-from service.request import parse_problem
-from service.sweep.sweeps import Sweeps
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.jobs.sweeps import Sweeps
+from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.parse import parse_problem
+from meshwright.workers.runner import Runner
+from meshwright.workers.search import StoredSearch
 from tests.job_records import TINY_PROBLEM
 from tests.servers import serving
-from workers.runner import Runner
-from workers.search import StoredSearch
 
 ROOT = Path(__file__).parents[1]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

@@ -14,8 +14,8 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from service.web import questions
-from service.web.routes import keys
+from meshwright.service.web import questions
+from meshwright.service.web.routes import keys
 from tests.access_cases import with_ids
 from tests.served_routes import Served, served_routes
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from profiles.profile import default_profile
-from service.request import parse_problem
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 
 PICTURE = Path(__file__).parents[1] / "docs" / "search-growth.svg"
 WIDTH, HEIGHT, LEFT, TOP, GAP = 250, 220, 56, 40, 70

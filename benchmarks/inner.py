@@ -16,18 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.search import DOCUMENT, PROBLEMS, aligned, written
-from profiles.profile import default_profile
-from service.problem_file import read_problem_file
-from service.request import parse_problem
-from solver.cost.assemble import objective_s
-from solver.problem import Problem
-from solver.search.cp.request import Request, row_request
-from solver.search.cp.runner import Verdict, judge
-from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows
-from solver.search.rows import Rows
-from solver.search.stages import best_splits
-from solver.space import enumerate_space
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.certify.request import Request, row_request
+from meshwright.solver.search.certify.split_model import Verdict, judge
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
+from meshwright.solver.space.enumerate import enumerate_space
 
 HEADINGS = ("row", "layers", "ranks x chunks", "exact program", "CP-SAT", "CP-SAT's verdict", "same")
 ROWS = (

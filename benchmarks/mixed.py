@@ -17,11 +17,11 @@ from pathlib import Path
 import yaml
 
 from benchmarks.search import DOCUMENT, aligned, written
-from profiles.measured_profile_reading import read_measured_profile
-from service.given_profiles import profile_with
-from service.request import parse_problem
-from solver.plan import Plan
-from solver.search.search import search
+from meshwright.profiles.measured.read import read_measured_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.service.stores.profiles import profile_with
+from meshwright.solver.answer import Plan
+from meshwright.solver.search.search import search
 
 DATA = Path(__file__).parent / "data" / "sailor"
 # A100 and V100 GPUs, and the reference planner's seconds: at least, at most

@@ -12,18 +12,17 @@ from unittest.mock import patch
 
 import numpy as np
 
-from profiles.cluster import GpuSpec
-from profiles.collective_tables import IndexArray, SlowdownTable
-from profiles.collectives import Blocks, Fabric, Group
-from profiles.operators import GpuOperators, operators_of
-from profiles.profile import Profile
-from solver.columns import Columns, FloatArray
-from solver.cost.assemble import Stages
-from solver.cost.compute import PassSeconds
-from solver.cost.context import Context, context_of
-from solver.cost.prices import RowPrices
-from solver.cost.schedule import fill_share
-from solver.problem import Problem
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
+from meshwright.profiles.collectives.tables import IndexArray, SlowdownTable
+from meshwright.profiles.operators.operators import GpuOperators, operators_of
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.compute import PassSeconds
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.stages import RowPrices, Stages
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import fill_share
 
 Replacement = tuple[str, Callable[..., object]]  # where, and by what
 _GROUP_OF = Group.of
@@ -86,26 +85,28 @@ def _formulas(gpu: GpuSpec) -> GpuOperators:
 # What goes, and what is replaced by what.
 INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     "nothing": (),
-    "CPU floor": (("solver.cost.price.layer_floor_s", _zeros),),
-    "pipeline bubble": (("solver.cost.assemble.fill_share", _no_fill),),
+    "CPU floor": (("meshwright.solver.cost.price.layer_floor_s", _zeros),),
+    "pipeline bubble": (("meshwright.solver.cost.stages.fill_share", _no_fill),),
     "tensor-parallel communication": (
-        ("solver.cost.price.tensor_parallel", _no_passes),
-        ("solver.cost.price.vocabulary_parallel", _no_passes),
+        ("meshwright.solver.cost.price.tensor_parallel", _no_passes),
+        ("meshwright.solver.cost.price.vocabulary_parallel", _no_passes),
     ),
-    "expert all-to-all": (("solver.cost.price.expert_parallel", _no_passes),),
-    "rail hierarchy (one rail)": (("profiles.collectives.Group.of", _one_rail),),
-    "collective tables (line rate)": (("profiles.collective_tables.SlowdownTable.at", _at_line_rate),),
-    "heaviest stage (the mean)": (("solver.calibration.batches.objective_s", _mean_stage),),
+    "expert all-to-all": (("meshwright.solver.cost.price.expert_parallel", _no_passes),),
+    "rail hierarchy (one rail)": (("meshwright.profiles.collectives.collectives.Group.of", _one_rail),),
+    "collective tables (line rate)": (
+        ("meshwright.profiles.collectives.tables.SlowdownTable.at", _at_line_rate),
+    ),
+    "heaviest stage (the mean)": (("meshwright.solver.calibration.observations.objective_s", _mean_stage),),
     "logits, loss, embedding": (
-        ("solver.cost.price.head_seconds", _no_passes),
-        ("solver.cost.price.embedding_seconds", _no_passes),
-        ("solver.cost.price.vocabulary_parallel", _no_passes),
+        ("meshwright.solver.cost.price.head_seconds", _no_passes),
+        ("meshwright.solver.cost.price.embedding_seconds", _no_passes),
+        ("meshwright.solver.cost.price.vocabulary_parallel", _no_passes),
     ),
-    "ZeRO-3 gathers": (("solver.cost.price.weight_gathers", _no_passes),),
-    "overlap of gradients": (("solver.cost.tails._hiding_s", _zeros),),
-    "operator tables (formulas)": (("profiles.profile.operators_of", _formulas),),
-    "straggler": (("solver.cost.price.straggler_share", _as_ones),),
-    "recomputation": (("solver.cost.price.context_of", _without_recompute),),
+    "ZeRO-3 gathers": (("meshwright.solver.cost.price.weight_gathers", _no_passes),),
+    "overlap of gradients": (("meshwright.solver.cost.step_end._hiding_s", _zeros),),
+    "operator tables (formulas)": (("meshwright.profiles.profile.operators_of", _formulas),),
+    "straggler": (("meshwright.solver.cost.price.straggler_share", _as_ones),),
+    "recomputation": (("meshwright.solver.cost.price.context_of", _without_recompute),),
 }
 
 

@@ -25,14 +25,14 @@ from sqlalchemy import delete, func, select, text
 
 from benchmarks.scaling_sweep import sweep_table, swept_by
 from benchmarks.service_claims import QUEUED, fill
-from service.db import migrations
-from service.db.database import Database
-from service.db.records import NewJob, insert_job
-from service.db.tables import jobs, leaders
-from service.engine.job_engine import JobEngine
-from service.engine.states import Claim, Outcome
-from service.queue import CeleryQueue
-from service.request import parse_problem, problem_to_mapping
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import NewJob, insert_job
+from meshwright.service.db.tables import jobs, leaders
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.queue import CeleryQueue
+from meshwright.service.jobs.states import Claim, Outcome
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.job_records import TENANT, TINY_PROBLEM
 from tests.postgres_server import PostgresServer
 from tests.servers import RedisServer, Settings, free_port, working
@@ -42,7 +42,7 @@ JOBS = 40
 CLIENTS = (1, 8, 64)  # threads that ask the database at once
 SECONDS = 1.5  # of each kind of question
 WORKER_START_S = 5.0
-LOOKS_PER_S = 4.0  # of a busy worker: workers.heartbeat.LOOK_S
+LOOKS_PER_S = 4.0  # of a busy worker: meshwright.workers.heartbeat.LOOK_S
 PROGRESS = {"stage": "solving", "total": 9_999_999, "elapsed_s": 1.0}
 SEARCH_S = (0.2, 1.0, 10.0, 30.0)  # searches for which the limit is reckoned
 MANY = 64  # workers that docs/scaling.md reasons about

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.intake import Submission
-from service.job_request import read_job_request
-from service.jobs import Jobs
-from service.queue import CeleryQueue
-from service.request import parse_problem
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import CeleryQueue
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.parse import parse_problem
 from tests.job_records import TENANT
 from tests.servers import Settings, working
 

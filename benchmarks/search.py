@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import grow
-from profiles.profile import default_profile
-from service.problem_file import read_problem_file
-from service.request import parse_problem
-from solver.options import Certify
-from solver.progress import Progress
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.problem import Certify, Progress
+from meshwright.solver.search.search import search
 
 ROOT = Path(__file__).parents[1]
 PROBLEMS = ROOT / "benchmarks" / "problems"

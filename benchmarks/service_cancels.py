@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.engine.states import TERMINAL_STATES
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.workers.heartbeat import LOOK_S
 from tests.job_records import TENANT, add_tiny_job, job_in
 from tests.postgres_server import PostgresServer
 from tests.servers import until, working
-from workers.heartbeat import LOOK_S
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
 TIMES = 120

@@ -6,12 +6,12 @@ import time
 
 from sqlalchemy import insert
 
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
-from service.engine.states import Outcome
-from service.request import parse_problem, problem_to_mapping
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import Outcome
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.job_records import TINY_PROBLEM
 
 QUEUED = 100_000

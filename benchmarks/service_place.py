@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from service.db import migrations
-from service.db.database import Database
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from tests.postgres_server import PostgresServer
 from tests.servers import RedisServer, Settings, free_port
 

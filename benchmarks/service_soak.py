@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.service_place import MIB, Connection, place, rss_bytes, write
-from service.keys import Keys, NewKey
+from meshwright.service.auth.keys import Keys, NewKey
 from tests.job_records import TINY_PROBLEM
 from tests.servers import RunningServer, serving
 

@@ -11,8 +11,8 @@ import numpy as np
 from sqlalchemy import update
 
 from benchmarks.service_place import Connection, Figures, cpu_s, num_threads, rss_bytes
-from service.db.database import Database
-from service.db.tables import jobs
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
 from tests.job_records import TINY_PROBLEM
 from tests.servers import RunningServer
 

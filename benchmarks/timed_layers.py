@@ -15,16 +15,16 @@ from itertools import product
 
 import numpy as np
 
-from profiles.importers.layer_times import Taken, measured_profile_of, passes_of
-from profiles.measured_profile import Measurement, Session
-from profiles.profile import Profile
-from solver.calibrate import default_profile_of
-from solver.calibration.measured import with_measured
-from solver.calibration.observations import Observation
-from solver.columns import Columns
-from solver.cost.price import price
-from solver.predict import predict
-from solver.runs import CATALOG_RUNS, read_runs
+from meshwright.profiles.importers.layer_times import Taken, measured_profile_of, passes_of
+from meshwright.profiles.measured.profile import Measurement, Session
+from meshwright.profiles.profile import Profile
+from meshwright.solver.calibration.calibrate import default_profile_of
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.timed import with_measured
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.price import price
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 CLUSTER = "vtrain-a100-single"
 SHALLOW, DEEP = 12, 24  # layers of a pair

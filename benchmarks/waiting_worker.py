@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 import time
 
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.workers.__main__ import main
 from tests.builders import an_answer
-from workers.__main__ import main
 
 SEARCH_S = 1.0
 

@@ -1,11 +1,11 @@
-"""Alembic's entry: runs migrations on the connection that service.db.migrations hands over."""
+"""Alembic's entry: runs migrations on the connection that meshwright.service.db.migrations hands over."""
 
 from __future__ import annotations
 
 from alembic import context
 from sqlalchemy import Connection, text
 
-from service.db.tables import metadata
+from meshwright.service.db.tables import metadata
 
 MIGRATION_LOCK = 6_377_421  # any number, as long as no other advisory lock uses it
 

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import exp, inf
 from typing import Any
 
-from profiles.errors import InvalidProblemError
-from profiles.profile import Constants, Profile, launchers_of_stack
-from profiles.residual import MAX_LOG, Residual
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import MAX_LOG, Constants, Profile, Residual, launchers_of_stack
 
 FORMAT = "meshwright-calibration/1"
 MAX_RUNS = 4096  # of one calibration file; keeps a hostile file from filling the memory

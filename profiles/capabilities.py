@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from profiles.catalog import CATALOG
-from profiles.errors import ProfileError, UnknownNameError
-from profiles.model import ModelSpec
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.model import ModelSpec
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
 
@@ -51,9 +51,13 @@ class Capabilities:
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
     sinks_need_all_to_all: bool = False  # attention sinks beside context parallelism
-    balances_stages: bool = False  # it splits the layers itself (``solver.splits.nanotron_split``)
+    balances_stages: bool = (
+        False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
+    )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
-    constraints: tuple[str, ...] = ()  # expressions of ``solver.expressions`` that every plan satisfies
+    constraints: tuple[
+        str, ...
+    ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
 
 
 @cache

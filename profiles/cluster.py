@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import sqrt
 
-from profiles.errors import InvalidProblemError
-from profiles.measured_link import MeasuredLink
+from meshwright.profiles.collectives.measured import MeasuredLink
+from meshwright.profiles.errors import InvalidProblemError
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
@@ -184,3 +185,142 @@ class ClusterSpec:
         name = self.display_name or self.name
         total = f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}"
         return f"{name} = {total}" if len(self.groups) > 1 else f"{self.num_nodes} × {name} = {total}"
+
+
+# --------------------------------------------------------------------------------------------------
+# The host beside each GPU: the link to it, its memory, and how fast its CPUs update weights.
+#
+# Figures of the usual node of each architecture, one GPU's share; a node group may state its own link and
+# memory.
+
+
+_REACHED = 0.8  # pinned copies over the line rate (nvbandwidth host_to_device_memcpy_ce: 25 of 31.5 GB/s)
+_UPDATE_SHARE = 0.6  # of the memory's rate that CPU-Adam reaches (ZeRO-Offload, arXiv:2101.06840, table 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One GPU's share of its host."""
+
+    link_bytes_per_s: float  # between GPU and host memory, each direction, as copies reach it
+    memory_bytes: int
+    memory_bytes_per_s: float  # as CPU optimizers reach it
+    source: str
+
+
+def _host(line_bytes_per_s: float, memory_gb: int, memory_bytes_per_s: float, source: str) -> Host:
+    """A host from its data sheet."""
+    return Host(
+        link_bytes_per_s=_REACHED * line_bytes_per_s,
+        memory_bytes=memory_gb * 10**9,
+        memory_bytes_per_s=_UPDATE_SHARE * memory_bytes_per_s,
+        source=source,
+    )
+
+
+_PCIE_3, _PCIE_4, _PCIE_5 = 15.75e9, 31.5e9, 63.0e9  # x16, each direction (PCI-SIG base specifications)
+_VOLTA = _host(_PCIE_3, 64, 153.6e9 / 8, "DGX-1: 512 GB, 2 x 4 channels DDR4-2400, PCIe 3.0 x16")
+_AMPERE = _host(_PCIE_4, 250, 409.6e9 / 8, "DGX A100: 2 TB, 2 x 8 channels DDR4-3200, PCIe 4.0 x16")
+_HOPPER = _host(_PCIE_5, 250, 614.4e9 / 8, "DGX H100: 2 TB, 2 x 8 channels DDR5-4800, PCIe 5.0 x16")
+_USUAL: Mapping[str, Host] = {
+    "volta": _VOLTA, "turing": _VOLTA, "ampere": _AMPERE, "ada": _AMPERE, "cdna2": _AMPERE,
+    "hopper": _HOPPER, "blackwell": _HOPPER, "cdna3": _HOPPER, "cdna4": _HOPPER,
+}  # fmt: skip
+_GRACE_2 = _host(
+    225e9, 240, 512e9 / 2, "GB200 NVL72: NVLink-C2C 900 GB/s both ways and 480 GB for two GPUs"
+)
+_SUPERCHIPS: Mapping[str, Host] = {
+    "gb200": _GRACE_2,
+    "gb300": _GRACE_2,
+    "gh200": _host(450e9, 480, 512e9, "GH200: NVLink-C2C 900 GB/s both ways and 480 GB for one GPU"),
+}
+
+
+def host_of(group: NodeGroup) -> Host:
+    """One GPU's share of its host: what the group states, else the usual node's."""
+    usual = _SUPERCHIPS.get(group.gpu.slug.split("-")[0], _USUAL.get(group.gpu.architecture, _AMPERE))
+    if group.host_link_bytes_per_s is not None:
+        usual = replace(usual, link_bytes_per_s=group.host_link_bytes_per_s)
+    if group.host_memory_bytes is not None:
+        usual = replace(usual, memory_bytes=group.host_memory_bytes // group.gpus_per_node)
+    return usual
+
+
+# --------------------------------------------------------------------------------------------------
+# What a GPU draws: so much while it computes, less while it waits.
+#
+# Power falls from busy to waiting in proportion to the busy share of the time, the linear model of Fan,
+# Weber and Barroso 2007 ("Power provisioning for a warehouse-sized computer", ISCA).
+
+
+# An 8 x H100 node that trains at full utilisation draws 8.4 of its rated 10.2 kW (Latif et al. 2024,
+# arXiv:2412.08602); the share is taken for each GPU's own limit.
+BUSY_SHARE = 0.82
+# Training power falls to about a fifth of the limit where GPUs wait for one another (assumed, after the
+# swings that Patel et al. 2024 show for training, arXiv:2308.12908).
+WAITING_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Watts of one GPU; hosts, network and cooling are not part of it."""
+
+    busy_w: float
+    waiting_w: float
+
+
+def power_of(gpu: GpuSpec) -> Power:
+    """Power of a GPU type from the limit in its data sheet.
+
+    Raises:
+        InvalidProblemError: nobody said how much it may draw.
+    """
+    if not gpu.power_watts:
+        raise InvalidProblemError.of("/cluster", f"{gpu.slug} states no power_watts")
+    return Power(busy_w=BUSY_SHARE * gpu.power_watts, waiting_w=WAITING_SHARE * gpu.power_watts)
+
+
+# --------------------------------------------------------------------------------------------------
+# How often a long run is interrupted and what that costs: goodput under checkpoints and restarts.
+#
+# Checkpoints every ``sqrt(2 C M)`` seconds lose least, C seconds to write one and M seconds between
+# failures (Young 1974, "A first order approximation to the optimum checkpoint interval", CACM 17(9)). A
+# run then takes ``1 + C / interval + (interval / 2 + restart) / M`` times as long as one without
+# failures: writing, half an interval to do again, and the restart (Daly 2006, "A higher order estimate of
+# the optimum checkpoint interval", FGCS 22(3), to first order).
+
+
+HOUR_S = 3600.0
+# 419 unexpected interruptions in 54 days of 16 384 H100 (Llama 3, arXiv:2407.21783, section 3.3.4).
+GPU_HOURS_PER_INTERRUPTION = 54 * 24 * 16384 / 419
+# 2 TB/s sustained to the storage of 16 384 GPUs (same paper, section 3.3.1).
+CHECKPOINT_BYTES_PER_S_PER_GPU = 2e12 / 16384
+RESTART_S = 600.0  # find the fault, swap a node, load and compile again: assumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """What interrupts a run and how it goes on."""
+
+    gpu_hours_per_interruption: float = GPU_HOURS_PER_INTERRUPTION
+    restart_s: float = RESTART_S
+    checkpoint_bytes_per_s_per_gpu: float = CHECKPOINT_BYTES_PER_S_PER_GPU
+
+    def between_failures_s(self, num_gpus: int) -> float:
+        """Mean seconds from one interruption to the next."""
+        return self.gpu_hours_per_interruption * HOUR_S / num_gpus
+
+    def checkpoint_s(self, checkpoint_bytes: float, num_gpus: int) -> float:
+        """Seconds to write a checkpoint; every GPU writes its share."""
+        return checkpoint_bytes / (self.checkpoint_bytes_per_s_per_gpu * num_gpus)
+
+    def interval_s(self, checkpoint_bytes: float, num_gpus: int) -> float:
+        """Seconds of work between two checkpoints that lose least."""
+        wait_s = self.between_failures_s(num_gpus)
+        return sqrt(2.0 * self.checkpoint_s(checkpoint_bytes, num_gpus) * wait_s)
+
+    def slowdown(self, checkpoint_bytes: float, num_gpus: int) -> float:
+        """Time of a run over the time of its steps, at least 1; 1 / slowdown is its goodput."""
+        interval, wait_s = self.interval_s(checkpoint_bytes, num_gpus), self.between_failures_s(num_gpus)
+        written = self.checkpoint_s(checkpoint_bytes, num_gpus) / interval if interval else 0.0
+        return 1.0 + written + (interval / 2.0 + self.restart_s) / wait_s

@@ -24,7 +24,7 @@ from ijson.backends import yajl2_c
 from ijson.common import JSONError
 from yaml.reader import ReaderError
 
-from profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 
 MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
 MAX_ERRORS = 20  # faults that one answer names

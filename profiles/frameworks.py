@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from profiles.catalog import CATALOG
-from profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
 
 _CATALOG = CATALOG / "frameworks"
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}

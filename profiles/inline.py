@@ -8,15 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from profiles.cluster import MAX_GPUS_PER_NODE, MAX_NODES, ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from profiles.errors import InvalidProblemError
-from profiles.importers.huggingface import looks_like_config, model_from_config
-from profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
-from profiles.measured_networks import measured_from, measured_to_mapping
-from profiles.model import ModelSpec
-from profiles.reading import MAX_TEXT, FieldReader
-from profiles.shape import Json, model_from_shape, model_to_mapping
-from profiles.units import GB
+from meshwright.profiles.cluster import (
+    MAX_GPUS_PER_NODE,
+    MAX_NODES,
+    ClusterSpec,
+    GpuSpec,
+    LinkSpec,
+    NodeGroup,
+)
+from meshwright.profiles.collectives.measured import measured_from, measured_to_mapping
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.importers.huggingface import looks_like_config, model_from_config
+from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
+from meshwright.profiles.model import Json, ModelSpec, model_from_shape, model_to_mapping
+from meshwright.profiles.reading import MAX_TEXT, FieldReader
+from meshwright.profiles.units import GB
 
 __all__ = ["cluster_from_mapping", "cluster_to_mapping", "model_from_mapping", "model_to_mapping"]
 

@@ -15,14 +15,13 @@ from pathlib import Path
 
 import yaml
 
-from profiles.catalog import CATALOG
-from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
-from profiles.measured_networks import measured_network
-from profiles.model import ModelSpec
-from profiles.reading import FieldReader
-from profiles.shape import model_from_shape
-from profiles.units import GB, MIB, TERA
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.collectives.measured import measured_network
+from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.units import GB, MIB, TERA
 
 MAX_NAME = 100  # characters of a name that are looked at
 MICROSECOND_PER_SECOND = 1e6
@@ -224,3 +223,38 @@ def _model(name: str) -> ModelSpec:
         return model_from_shape(yaml.load(path.read_text("utf-8"), Loader=_Loader), name=name)  # noqa: S506
     except InvalidProblemError as error:
         raise ProfileError(f"catalog: {name}: {error}") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Which GPU type of the catalog a driver's device name means.
+
+
+REPORTED_MEMORY_TOLERANCE = 0.04  # what the driver keeps of a GPU's memory, and torch does not report
+_FORMS = re.compile(r"sxm|gcd|\d+gb|hbm\w+")  # words of a slug that drivers spell otherwise or leave out
+_UNKNOWN_FORMS = ("nvl", "max")  # boards of their own, which the catalog has not
+
+
+def gpu_of_device(name: str, memory_bytes: int) -> str | None:
+    """The slug of ``NVIDIA A100-SXM4-40GB`` and its like; None where no type, or several, fit.
+
+    Args:
+        name: as ``torch.cuda.get_device_name`` says it.
+        memory_bytes: the device's total memory, which tells the sizes of one type apart.
+    """
+    said = set(re.findall(r"[a-z0-9]+", name[:200].lower()))
+    if said & set(_UNKNOWN_FORMS):
+        return None
+    fitting = [
+        (abs(find_gpu(slug).memory_bytes - memory_bytes), slug)
+        for slug in gpu_names()
+        if gpu_alias_note(slug) is None and _fits(slug, said, memory_bytes)
+    ]
+    return min(fitting)[1] if fitting else None
+
+
+def _fits(slug: str, said: set[str], memory_bytes: int) -> bool:
+    """Whether a device that says so, with so much memory, may be of that type."""
+    words = {word for word in slug.split("-") if not _FORMS.fullmatch(word)}
+    has_bytes = find_gpu(slug).memory_bytes
+    near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes
+    return near and words <= said and ("pcie" in words) == ("pcie" in said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 
 Limits = dict[str, tuple[int, int] | tuple[float, float]]  # whole numbers, or any numbers
 

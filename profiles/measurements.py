@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from profiles.units import GB, MB
+from meshwright.profiles.units import GB, MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiles.errors import UnknownNameError
+from meshwright.profiles.errors import UnknownNameError
 
 ADAMW_MOVED_BYTES = 30.0
 

@@ -10,17 +10,156 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from typing import Any
 
-from profiles.capabilities import launcher_names, launchers_of
-from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from profiles.collective_tables import Lines, slowdown_tables
-from profiles.collectives import Fabric
-from profiles.errors import ProfileError, UnknownNameError
-from profiles.frameworks import FrameworkFacts, framework_facts, framework_names
-from profiles.levels import level_values
-from profiles.measured_layers import MeasuredLayers
-from profiles.operators import GpuOperators, operators_of
-from profiles.residual import Residual
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from meshwright.profiles.capabilities import launcher_names, launchers_of
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.collectives.collectives import Fabric
+from meshwright.profiles.collectives.tables import Lines, slowdown_tables
+from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, framework_names
+from meshwright.profiles.measured.layers import MeasuredLayers
+from meshwright.profiles.operators.operators import GpuOperators, operators_of
+
+# --------------------------------------------------------------------------------------------------
+# The constants' levels as the catalog holds them: value, uncertainty and source of each.
+#
+# ``catalog/calibration/stacks.yaml``: the global level, and one level for each software stack round it.
+
+
+STACKS_FILE = CATALOG / "calibration" / "stacks.yaml"
+SIGMAS = ("log_time_sigma", "log_memory_sigma")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelConstant:
+    """One constant at one level."""
+
+    value: float
+    log_sd: float  # posterior standard deviation of ln(constant); of what is not fitted, an estimate
+    source: str  # "fitted", or where the value comes from
+    identified: bool = True  # False: the runs do not narrow its prior, or it stands at a bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The global level, or what one software stack has of its own."""
+
+    fitted_on: str
+    sigmas: Mapping[str, float]  # spreads of ln(measured / predicted), uncalibrated
+    constants: Mapping[str, LevelConstant]
+
+
+@cache
+def _levels() -> dict[str, Any]:
+    """The file's content."""
+    levels: dict[str, Any] = yaml.load(STACKS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    return levels
+
+
+def forget_levels() -> None:
+    """Read the file again at the next use: after it was changed."""
+    _levels.cache_clear()
+
+
+def stack_names() -> tuple[str, ...]:
+    """The stacks that have a level of their own."""
+    return tuple(_levels()["stacks"])
+
+
+def level_of(stack: str | None) -> Level:
+    """The level of one stack as it stands in the file (empty where it has none); None: the global one."""
+    raw: dict[str, Any] = _levels()["global"] if stack is None else _levels()["stacks"].get(stack, {})
+    return Level(
+        fitted_on=str(raw.get("fitted_on", "")),
+        sigmas={name: float(raw[name]) for name in SIGMAS if name in raw},
+        constants={
+            name: LevelConstant(
+                value=float(entry["value"]),
+                log_sd=float(entry["log_sd"]),
+                source=str(entry["source"]),
+                identified=bool(entry.get("identified", True)),
+            )
+            for name, entry in raw.get("constants", {}).items()
+        },
+    )
+
+
+def level_values(stack: str | None) -> dict[str, float]:
+    """Every constant and spread of a stack, filled up from the global level; None: the global level."""
+    values: dict[str, float] = {}
+    for level in (level_of(None), level_of(stack)):
+        values |= {name: constant.value for name, constant in level.constants.items()}
+        values.update(level.sigmas)
+    return values
+
+
+# --------------------------------------------------------------------------------------------------
+# What the constants of a cluster leave over: a Gaussian process on the log residual of measured runs.
+#
+# Rasmussen and Williams 2006 ("Gaussian Processes for Machine Learning", section 2.2). With kernel ``k(a,
+# b) = A^2 exp(-|a - b|^2 / (2 l^2))``, runs X and what is left of them r, a configuration x has the mean
+# ``k(x, X) w`` with ``w = (K + noise)^-1 r`` and the spread that is left by knowing the runs.
+
+
+FloatArray = NDArray[np.float64]
+MAX_LOG = 4.6  # a hundredfold; what is more comes from a broken process
+
+
+def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Squared Euclidean distances of all rows of ``a`` (n, F) to all of ``b`` (m, F): (n, m)."""
+    apart = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
+    return np.asarray(np.maximum(apart, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """The process after its runs were seen; matrices as tuples of rows."""
+
+    points: tuple[tuple[float, ...], ...]  # features of the runs, (K, F)
+    weights: tuple[float, ...]  # (K,) of the mean
+    amplitude: float  # of the mean's kernel, log time
+    length: float
+    trend_amplitude: float  # what the constants themselves leave open far from any run, log time
+    trend_length: float
+    precision: tuple[tuple[float, ...], ...]  # (K, K) inverse covariance of the runs, both kernels
+    noise: float  # of one run
+    scale: float  # spread over the process's own, from leaving one run out at a time
+
+    def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Covariances with the runs: of the residual, and of the trend."""
+        apart = squared_distances(features, np.array(self.points))
+        near = self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
+        return near, self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
+
+    def log_factor(self, features: FloatArray) -> FloatArray:
+        """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
+        near, _ = self._kernels(features)
+        return np.asarray(np.clip(near @ np.array(self.weights), -MAX_LOG, MAX_LOG))
+
+    def sigma(self, features: FloatArray) -> FloatArray:
+        """Spread of ``ln(measured / predicted)`` of one run at each row, noise included: (n,)."""
+        near, trend = self._kernels(features)
+        known = near + trend
+        prior = self.amplitude**2 + self.trend_amplitude**2
+        left = prior - np.einsum("nk,kl,nl->n", known, np.array(self.precision), known)
+        spread = self.scale * np.sqrt(np.maximum(left, 0.0) + self.noise**2)
+        return np.asarray(np.minimum(spread, MAX_LOG))
+
+    def covariance(self, features: FloatArray) -> FloatArray:
+        """Of the true ``ln(time / predicted)`` at each pair of rows, without the noise of runs: (n, n)."""
+        near, trend = self._kernels(features)
+        known, apart = near + trend, squared_distances(features, features)
+        prior = self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
+        prior += self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
+        left = prior - known @ np.array(self.precision) @ known.T
+        return np.asarray(self.scale**2 * left)
+
 
 # What a launcher runs, and what the families of measured runs are called.
 _FRAMEWORK_OF: Mapping[str, str] = {

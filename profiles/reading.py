@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 
 T = TypeVar("T")
 MAX_SHOWN = 40  # characters of an input value that a message may repeat

@@ -11,7 +11,7 @@ ServiceError
 └── ServerStartError           the server cannot start here
     └── DatabaseBusyError      another server owns the SQLite file
 
-Every class has a stable ``code``; ``service.api.errors`` maps codes to HTTP statuses.
+Every class has a stable ``code``; ``meshwright.service.api.errors`` maps codes to HTTP statuses.
 """
 
 from __future__ import annotations

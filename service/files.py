@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from errno import EISDIR
 from pathlib import Path
 
-from profiles.documents import shown_path
-from profiles.errors import InvalidProblemError
+from meshwright.profiles.documents import shown_path
+from meshwright.profiles.errors import InvalidProblemError
 
 ANSWER_FILE = "answer.json"
 REPORT_FILE = "report.html"

@@ -19,48 +19,44 @@ from typing import Any, TypeAlias
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from profiles.calibration import Calibration
-from profiles.documents import FILE, read_json, shown_path
-from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.measured_profile import MeasuredProfile
-from profiles.profile import Profile
-from service.answers import answer_from_json
-from service.configurations import broken_rules, completed
-from service.files import ANSWER_FILE, save_folder, write_text
-from service.given_profiles import GivenProfile, profile_with, read_given
-from service.imported_runs import shape_of_plan
-from service.launchers.base import ExportBundle
-from service.launchers.registry import export as export_plan
-from service.launchers.registry import launcher_names
-from service.launchers.target import target_of
-from service.problem_file import read_problem_file
-from service.report.accuracy import render_report
-from service.report.beyond import OBJECTIVE_NAMES
-from service.report.comparison import Ranked, reading_lines, render_comparison
-from service.report.page import render_page
-from service.report.terminal import render_answer, render_prediction
-from service.reporting import Asked, prediction_page, report_of
-from service.request import parse_problem, problem_to_mapping
-from service.request_run import places_stages
-from solver.accuracy import Report
-from solver.accuracy import validate as validate_runs
-from solver.ask import ask
-from solver.calibrate import calibrate as calibrate_on
-from solver.calibration.choose import Choice
-from solver.calibration.observations import Observation
-from solver.calibration.refuse import require_credible
-from solver.comparison import Comparison
-from solver.digest import problem_digest
-from solver.launcher_own import overlap_notes
-from solver.outlook import UNITS, natural_objective
-from solver.plan import Answer, Configuration, Plan, Prediction, plan_id_of
-from solver.predictions import predicted
-from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
-from solver.reasons import Why
-from solver.runs import Run, read_runs
-from solver.why.compare import Side, compared
-from solver.why.explained import reasons_of
+from meshwright.profiles.calibration import Calibration
+from meshwright.profiles.documents import FILE, read_json, shown_path
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.measured.profile import MeasuredProfile
+from meshwright.profiles.profile import Profile
+from meshwright.service.files import ANSWER_FILE, save_folder, write_text
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.launchers.registry import export as export_plan
+from meshwright.service.launchers.registry import launcher_names
+from meshwright.service.launchers.target import ExportBundle, target_of
+from meshwright.service.report.accuracy import render_report
+from meshwright.service.report.beyond import OBJECTIVE_NAMES
+from meshwright.service.report.comparison import Ranked, reading_lines, render_comparison
+from meshwright.service.report.page import render_page
+from meshwright.service.report.terminal import render_answer, render_prediction
+from meshwright.service.reporting import Asked, prediction_page, report_of
+from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.service.requests.parts import places_stages
+from meshwright.service.stores.measurements import shape_of_plan
+from meshwright.service.stores.profiles import GivenProfile, profile_with, read_given
+from meshwright.solver.accuracy import Report
+from meshwright.solver.accuracy import validate as validate_runs
+from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why
+from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
+from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.calibration.choose import Choice
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.configuration import Configuration, plan_id_of
+from meshwright.solver.cost.objective import UNITS, natural_objective
+from meshwright.solver.explain.compare import Side, compared
+from meshwright.solver.explain.reasons import reasons_of
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
+from meshwright.solver.runs.table import Run, read_runs
+from meshwright.solver.space.launcher_rules import overlap_notes
 
 FilePath: TypeAlias = str | PathLike[str]
 Request: TypeAlias = Problem | Mapping[str, object] | FilePath

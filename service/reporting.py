@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isclose
 
-from profiles.errors import PlannerError, RefusedExportError
-from profiles.profile import Profile
-from service.launchers.registry import export
-from service.launchers.target import settled_problem
-from service.report.document import Details, Document, Extras, document_of, prediction_document
-from service.report.page import render_prediction_page
-from service.request import digest_of, problem_to_mapping
-from service.what_if.grid import Method, what_ifs
-from solver.plan import Answer, Plan
-from solver.problem import Problem
-from solver.timeline import Timeline
-from solver.variants import profile_of_variant
-from solver.why.operators import rooflines_of
-from solver.why.timed import timelines_of
+from meshwright.profiles.errors import PlannerError, RefusedExportError
+from meshwright.profiles.profile import Profile
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.target import settled_problem
+from meshwright.service.report.document import Details, Document, Extras, document_of, prediction_document
+from meshwright.service.report.page import render_prediction_page
+from meshwright.service.requests.parse import digest_of, problem_to_mapping
+from meshwright.service.what_if.grid import Method, what_ifs
+from meshwright.solver.answer import Answer, Plan, Timeline
+from meshwright.solver.explain.roofline import rooflines_of
+from meshwright.solver.explain.timeline import timelines_of
+from meshwright.solver.planner.variants import profile_of_variant
+from meshwright.solver.problem import Problem
 
 MOST_DETAILED = 5  # plans that are shown in full
 MOST_LISTED = 100  # plans of a ranking

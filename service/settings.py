@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from service.logs import LogFormat
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.telemetry import LogFormat
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 DATABASES = frozenset({"sqlite", "postgresql", "postgresql+psycopg"})
@@ -142,3 +144,26 @@ def as_markdown() -> str:
 
 if __name__ == "__main__":
     sys.stdout.write(as_markdown())
+
+
+# --------------------------------------------------------------------------------------------------
+# Settings from the environment with options over them.
+
+
+def settings_with(given: Mapping[str, Any]) -> Settings:
+    """The settings of this process; what is None is left to the environment.
+
+    Raises:
+        InvalidProblemError: a value, given or of the environment, is wrong.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as fault:
+        details = fault.errors(include_url=False, include_input=False)
+        raise InvalidProblemError(
+            FieldError(
+                pointer=".".join(str(part) for part in detail["loc"]) or "settings",
+                message=detail["msg"].removeprefix("Value error, "),
+            )
+            for detail in details
+        ) from None

@@ -7,25 +7,255 @@ model, priced anew for the one configuration. A plan of an answer passes before 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
-from profiles.profile import Profile
-from solver.check_launcher import launcher_faults
-from solver.check_request import request_faults
-from solver.columns import RECOMPUTE, Columns
-from solver.cost.assemble import assemble, objective_s
-from solver.cost.memory import memory_budget_bytes
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout
-from solver.digest import problem_digest
-from solver.gpu_counts import usable_gpus
-from solver.mixed.check import placed_violations
-from solver.plan import Configuration, Plan, Prediction, plan_id_of
-from solver.predict import predict_all
-from solver.problem import Problem
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
+from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.configuration import (
+    RANK_ORDERS,
+    RECOMPUTE,
+    Columns,
+    Configuration,
+    StageGroup,
+    plain_order,
+    plan_id_of,
+)
+from meshwright.solver.cost.memory import memory_budget_bytes
+from meshwright.solver.cost.pipelines import alike, placed_pipeline
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
+from meshwright.solver.predict import objective_of, predict_all, predict_mixed, share_of
+from meshwright.solver.problem import Problem, problem_digest, usable_gpus
+from meshwright.solver.space.launcher_rules import is_a_row, own_faults
+from meshwright.solver.space.request_rules import constraint_of, holds_for
+from meshwright.solver.space.rules import host_rules, rules_of, violation_masks
+
+# --------------------------------------------------------------------------------------------------
+# The independent verdict on what a launcher cannot express.
+
+
+def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """What the launcher cannot express."""
+    able = launcher_capabilities(problem.launcher)
+    if config.pipeline_schedule not in able.schedules:
+        yield f"{able.launcher} has no schedule {config.pipeline_schedule}"
+    most = able.max_zero_stage_with_pipeline if config.pipeline_parallel_size > 1 else max(able.zero_stages)
+    if config.zero_stage not in able.zero_stages or config.zero_stage > most:
+        yield f"{able.launcher} cannot run zero_stage = {config.zero_stage} here"
+    if config.recompute_granularity not in able.recompute:
+        yield f"{able.launcher} has no recomputation {config.recompute_granularity}"
+    partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
+    if partial and not able.recompute_layer_counts:
+        yield f"{able.launcher} recomputes every layer or none"
+    if len(set(config.stage_layers)) > 1 and not able.uneven_stages:
+        yield f"{able.launcher} has no stages of different size"
+    if config.context_parallel_size > 1 and not able.context_parallel:
+        yield f"{able.launcher} has no context parallelism"
+    if config.expert_parallel_size > 1 and not able.expert_parallel:
+        yield f"{able.launcher} has no expert parallelism"
+    yield from _state_faults(problem, config)
+    yield from _order_faults(problem, config)
+    yield from own_faults(problem, able, config)
+
+
+def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Shards, experts, sequences and host memory that the launcher cannot express."""
+    able = launcher_capabilities(problem.launcher)
+    ranks = config.data_parallel_size * config.context_parallel_size
+    if config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding:
+        yield f"{able.launcher} shards over all data-parallel ranks or none"
+    if config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel:
+        yield f"{able.launcher} has no tensor parallelism of experts"
+    alone = config.tensor_parallel_size > 1 and not config.sequence_parallel
+    if alone and problem.model.moe is not None and able.experts_need_sequence_parallel:
+        yield f"{able.launcher} needs sequence_parallel for experts beside tensor parallelism"
+    if config.stage_recompute_layers and not able.recompute_per_stage:
+        yield f"{able.launcher} recomputes as many layers of every stage"
+    if config.context_parallel_mode not in able.context_parallel_modes:
+        yield f"{able.launcher} has no context parallelism by {config.context_parallel_mode}"
+    yield from _offload_faults(problem, config)
+
+
+def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """What the launcher offloads, the request allows and the hosts hold."""
+    able = launcher_capabilities(problem.launcher)
+    if config.offload not in able.offload:
+        yield f"{able.launcher} does not offload {config.offload}"
+    if config.offload != "none" and "offload" not in problem.options.allow:
+        yield "offload is not allowed"
+    elif config.offload != "none" and is_a_row(config):
+        one = Columns.of([config])
+        yield from (
+            f"{rule.name}: {rule.reason}" for rule in host_rules(problem) if rule.violated(one).any()
+        )
+
+
+def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """The order of the ranks is the launcher's, and none that says the same as another."""
+    able, order = launcher_capabilities(problem.launcher), config.rank_order
+    if order not in able.rank_orders:
+        yield f"{able.launcher} does not number ranks by {order}"
+    elif plain_order(config) != order:
+        yield f"rank_order = {order} numbers the ranks as {plain_order(config)} does"
+    if able.data_parallel_alike and order != RANK_ORDERS[0]:
+        inner = config.tensor_parallel_size * config.context_parallel_size
+        experts = config.expert_parallel_size * config.expert_tensor_parallel_size
+        if experts != (inner if problem.model.moe is not None else config.context_parallel_size):
+            yield f"{able.launcher} needs as many replicas of experts as of attention with {order}"
+
+
+# --------------------------------------------------------------------------------------------------
+# The independent verdict on what a request asked for: pins, prohibitions, bounds, constraints.
+
+
+def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Pins, forbidden values, bounds and constraints of the request."""
+    options = problem.options
+    for name, value in options.pin.items():
+        if value != getattr(config, name):
+            yield f"{name} is pinned to {value}"
+    if options.stage_layers and config.stage_layers != options.stage_layers:
+        yield "stage_layers is pinned to another split"
+    for name, values in options.forbid.items():
+        if getattr(config, name) in values:
+            yield f"{name} = {getattr(config, name)} is forbidden"
+    for name, (low, high) in options.bounds.items():
+        if not low <= int(getattr(config, name)) <= high:
+            yield f"{name} must be {low} to {high}"
+    yield from _constraint_faults(problem, config)
+
+
+def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Side constraints, evaluated for this one configuration."""
+    derived = {"num_gpus": config.num_gpus, "global_batch_size": config.global_batch_size}
+    for text in problem.options.constraints:
+        if not holds_for(constraint_of(text), {**asdict(config), **derived}):
+            yield f"the constraint {text} does not hold"
+
+
+# --------------------------------------------------------------------------------------------------
+# The independent verdict on a placed plan: counts of GPUs, layers and bytes by node group, no search.
+
+
+def placed_violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
+    """Sentences on everything that is wrong with a placed plan; none: it is right."""
+    config = plan.config if isinstance(plan, Plan) else plan
+    faults = list(_placed_configuration_faults(problem, config))
+    yield from faults
+    if faults:
+        return
+    yield from broken_on_groups(problem, config)
+    for one in config.replicas or (config,):
+        yield from _placed_memory_faults(share_of(problem, one), profile, one)
+    if isinstance(plan, Plan):
+        yield from _placed_plan_faults(problem, profile, plan)
+
+
+def _placed_configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Everything that needs no prices."""
+    classes = config.replicas or (config,)
+    if problem.launcher != PLACING_LAUNCHER:
+        yield f"{problem.launcher} cannot place stages on node groups"
+        return
+    if not all(isinstance(one, Configuration) for one in classes):
+        yield "replicas must be configurations"
+        return
+    for one in classes:
+        yield from _class_faults(problem, one)
+    if config.global_batch_size != problem.workload.global_batch_size:
+        yield f"the replicas do not process {problem.workload.global_batch_size} sequences"
+    if config.replicas and config.data_parallel_size != sum(c.data_parallel_size for c in classes):
+        yield "data_parallel_size is not the number of replicas"
+
+
+def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """One pipeline: its stages stand somewhere and hold all layers."""
+    stages, names = config.stage_groups, set(problem.cluster.group_names)
+    if config.replicas or not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
+        yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
+    elif not {stage.group for stage in stages} <= names:
+        yield f"stages stand on {', '.join(sorted(names))}"
+    elif sum(config.stage_layers) != problem.model.num_layers or min(config.stage_layers) < 1:
+        yield f"stage_layers does not hold the model's {problem.model.num_layers} layers"
+    elif problem.options.stage_layers and config.stage_layers != problem.options.stage_layers:
+        yield "stage_layers is pinned to another split"
+    elif config.virtual_pipeline_size > 1:
+        yield "chunks do not interleave on a mixed cluster"
+    else:
+        groups = _groups(problem)
+        for number, stage in enumerate(stages):
+            needed = stage.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
+            nodes = needed / groups[stage.group].gpus_per_node
+            if stage.num_gpus != needed or not math.isclose(stage.num_nodes, nodes):
+                yield f"stage {number} takes {needed} GPUs, not {stage.num_gpus}"
+
+
+def _groups(problem: Problem) -> Mapping[str, NodeGroup]:
+    """The node groups by name."""
+    return dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+
+
+def _gpu_faults(problem: Problem, stages: list[StageGroup]) -> Iterator[str]:
+    """No group gives more GPUs than it has."""
+    groups, used = _groups(problem), Counter[str]()
+    for stage in stages:
+        used[stage.group] += stage.num_gpus
+    for name, count in used.items():
+        if name in groups and count > groups[name].num_gpus:
+            yield f"{count} GPUs of {name} are needed, there are {groups[name].num_gpus}"
+
+
+def broken_on_groups(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Rules of the model, the batch and the request that a stage breaks on its own group; GPUs it lacks."""
+    classes = config.replicas or (config,)
+    yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
+    for one in classes:
+        yield from _rule_faults(share_of(problem, one), one)
+
+
+def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """The same of one class without its GPUs."""
+    groups = _groups(problem)
+    for stage in dict.fromkeys(config.stage_groups):
+        group = groups[stage.group]
+        alone = ClusterSpec(name=group.gpu.slug, groups=(group,))
+        rules = rules_of(replace(problem, cluster=alone))
+        columns = Columns.of([alike(config, stage.tensor_parallel_size)])
+        mask = int(violation_masks(rules, columns)[0])
+        yield from (f"{stage.group}: {rule.name}" for bit, rule in enumerate(rules) if mask >> bit & 1)
+
+
+def _placed_memory_faults(problem: Problem, profile: Profile, config: Configuration) -> Iterator[str]:
+    """Every stage stays within the budget of its own GPU."""
+    pipeline = placed_pipeline(problem, profile, config)
+    budgets = pipeline.budgets_bytes()
+    for number, (stage, budget) in enumerate(zip(pipeline.stages, budgets, strict=True)):
+        used = sum(stage.memory_bytes().values())
+        if used > budget + _ROUNDED_BYTES:
+            yield f"stage {number} needs {used} bytes, the budget is {budget:.0f}"
+
+
+def _placed_plan_faults(problem: Problem, profile: Profile, plan: Plan) -> Iterator[str]:
+    """Name, rank, objective and prediction."""
+    if plan.plan_id != plan_id_of(problem_digest(problem), plan.config):
+        yield "plan_id does not name this configuration"
+    if plan.rank < 1:
+        yield "rank must be at least 1"
+    expected = objective_of(problem, profile, plan.config)
+    if not math.isclose(plan.objective_s, expected, rel_tol=_RELATIVE):
+        yield f"objective_s is {plan.objective_s}, should be {expected}"
+    found, right = asdict(plan.prediction), asdict(predict_mixed(problem, profile, plan.config))
+    for name, value in right.items():
+        exact = not isinstance(value, float)
+        if (found[name] != value) if exact else not math.isclose(found[name], value, rel_tol=_RELATIVE):
+            yield f"prediction.{name} should be another"
+
 
 _RELATIVE = 1e-9  # sums of the same numbers in another order
 _ROUNDED_BYTES = 16  # a prediction rounds each of its memory terms to a byte

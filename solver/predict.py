@@ -6,28 +6,43 @@ schedule, the rest from the prices. Causes are those of the rank that ends last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp
 
 import numpy as np
 
-from profiles.model import ModelSpec
-from profiles.profile import Profile
-from solver.columns import BoolArray, Columns, FloatArray, IntArray
-from solver.cost.assemble import Chunks, Stages, assemble, chunks_of
-from solver.cost.context import context_of
-from solver.cost.layers_measured import is_timed, log_sigma_of_timed
-from solver.cost.measured_range import extrapolated
-from solver.cost.memory import memory_limit_bytes as limit_of
-from solver.cost.memory import out_of_memory_probability
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import ANY_COUNT, fill_share
-from solver.plan import Configuration, Prediction, StagePrediction
-from solver.problem import Problem
-from solver.search.simulate import rank_finish_s
-from solver.spread import log_time_sigma
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Prediction, StagePrediction
+from meshwright.solver.configuration import (
+    BoolArray,
+    Columns,
+    Configuration,
+    FloatArray,
+    IntArray,
+    StageGroup,
+)
+from meshwright.solver.cost.compute import extrapolated
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import memory_limit_bytes as limit_of
+from meshwright.solver.cost.memory import out_of_memory_probability
+from meshwright.solver.cost.pipelines import (
+    Fleet,
+    PlacedPipeline,
+    alike,
+    causes_s,
+    padded,
+    placed_pipeline,
+    replayed_layers,
+)
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import Chunks, LayerLayout, RowPrices, Stages, assemble, chunks_of
+from meshwright.solver.cost.timed_layers import is_timed, log_sigma_of_timed
+from meshwright.solver.cost.uncertainty import log_time_sigma
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
+from meshwright.solver.schedules.simulate import rank_finish_s
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
 
@@ -45,24 +60,6 @@ class _Priced:
     log_time_sigma: FloatArray  # of each row
     layers_timed: BoolArray  # rows whose layers are priced as they were timed
     extrapolated: list[tuple[str, ...]]  # what lies outside the measured range, by row
-
-
-def padded(configurations: Sequence[Configuration]) -> IntArray:
-    """Splits as one array (n, C), zeros behind each row's chunks."""
-    width = max(len(c.stage_layers) for c in configurations)
-    rows = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
-    return np.array(rows, dtype=np.int64)
-
-
-def replayed_layers(configurations: Sequence[Configuration], columns: Columns) -> IntArray | None:
-    """Recomputed layers of every chunk (n, C), as ``padded``; None where none has them by stage."""
-    if not any(c.stage_recompute_layers for c in configurations):
-        return None
-    counts = np.repeat(columns.recompute_layers[:, None], padded(configurations).shape[1], axis=1)
-    for row, configuration in enumerate(configurations):
-        own = configuration.stage_recompute_layers
-        counts[row, : len(own)] = own
-    return counts
 
 
 def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configuration]) -> _Priced:
@@ -279,3 +276,182 @@ def predict_all(
 def predict(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
     """The prediction of one configuration; errors as ``predict_all``."""
     return predict_all(problem, profile, [configuration])[0]
+
+
+# --------------------------------------------------------------------------------------------------
+# The prediction of a placed configuration: the stage that ends last decides, each under its own limit.
+
+
+def _placed_breakdown_s(pipeline: PlacedPipeline, at: int, finish_s: float) -> dict[str, float]:
+    """Seconds of the stage that ends last by cause; they sum to the step time."""
+    stage, m, scale = pipeline.stages[at], pipeline.config.num_microbatches, pipeline.straggler
+    causes = {name: scale * value for name, value in causes_s(stage, m).items()}
+    causes["bubble"] = scale * max(finish_s - m * stage.time_s, 0.0)
+    causes["rest"] = scale * (finish_s + stage.tail_s) + pipeline.fixed_s - sum(causes.values())
+    return causes
+
+
+def _placed_stage_predictions(pipeline: PlacedPipeline) -> tuple[StagePrediction, ...]:
+    """Memory and time of every stage, with its own GPU's limit."""
+    found = []
+    for number, stage in enumerate(pipeline.stages):
+        terms = stage.memory_bytes()
+        found.append(
+            StagePrediction(
+                stage=number,
+                layers=pipeline.config.stage_layers[number],
+                memory_bytes=terms,
+                peak_memory_bytes=sum(terms.values()),
+                compute_s=stage.time_s,
+                memory_limit_bytes=limit_of(stage.on.problem),
+            )
+        )
+    return tuple(found)
+
+
+def mean_peak_flops(fleet: Fleet, stage_groups: tuple[StageGroup, ...]) -> float:
+    """Dense bf16 peak of the GPUs in use, on average."""
+    peaks: Mapping[str, float] = {
+        name: group.gpu.peak_bf16_flops for name, group in zip(fleet.names, fleet.groups, strict=True)
+    }
+    total = sum(one.num_gpus * peaks[one.group] for one in stage_groups)
+    return total / sum(one.num_gpus for one in stage_groups)
+
+
+def _log_time_sigma(pipeline: PlacedPipeline) -> float:
+    """Spread of ln(measured / predicted) step time: that of the least certain group in use."""
+    config, sigmas = pipeline.config, []
+    split: IntArray = np.array([config.stage_layers], dtype=np.int64)
+    for group in {stage.group for stage in pipeline.stages}:
+        one = next(place for place in config.stage_groups if place.group == pipeline.fleet.names[group])
+        columns = Columns.of([alike(config, one.tensor_parallel_size)])
+        fleet = pipeline.fleet
+        sigmas.append(log_time_sigma(fleet.problems[group], columns, split, fleet.profiles[group])[0])
+    return float(max(sigmas))
+
+
+def predict_placed(problem: Problem, profile: Profile, config: Configuration) -> Prediction:
+    """The prediction of a configuration with ``stage_groups``: one pipeline, all replicas alike."""
+    pipeline = placed_pipeline(problem, profile, config)
+    finish = pipeline.finish_s()
+    ends = [end + stage.tail_s for end, stage in zip(finish, pipeline.stages, strict=True)]
+    last = int(np.argmax(ends))
+    causes = _placed_breakdown_s(pipeline, last, finish[last])
+    stages = _placed_stage_predictions(pipeline)
+    heaviest = max(stages, key=lambda one: one.peak_memory_bytes / (one.memory_limit_bytes or 1))
+    of_group = profile.by_group[pipeline.stages[heaviest.stage].group]
+    return prediction_of(
+        problem,
+        config,
+        causes,
+        stages,
+        heaviest=heaviest,
+        memory_limit_bytes=heaviest.memory_limit_bytes or 0,
+        peak_flops=mean_peak_flops(pipeline.fleet, config.stage_groups),
+        log_time_sigma=_log_time_sigma(pipeline),
+        log_memory_sigma=of_group.log_memory_sigma,
+        extrapolated=_extrapolated(pipeline),
+    )
+
+
+def _extrapolated(pipeline: PlacedPipeline) -> tuple[str, ...]:
+    """What lies outside the measured range of a group in use."""
+    found = dict[str, None]()
+    for on in {stage.group: stage.on for stage in pipeline.stages}.values():
+        rows = {stage.row for stage in pipeline.stages if stage.group == on.group}
+        beyond = extrapolated(on.problem, on.columns, on.profile)
+        name = pipeline.fleet.names[on.group]
+        found |= {f"{what} of {name}": None for row in sorted(rows) for what in beyond[row]}
+    return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# Configurations whose data-parallel replicas are unlike: predicted and checked class by class.
+
+
+def share_of(problem: Problem, config: Configuration) -> Problem:
+    """The problem of one class: its own sequences alone."""
+    return replace(problem, workload=replace(problem.workload, global_batch_size=config.global_batch_size))
+
+
+def groups_of(fleet: Fleet, config: Configuration) -> tuple[int, ...]:
+    """The node groups of the classes; each class stands on one."""
+    return tuple(fleet.names.index(one.stage_groups[0].group) for one in config.replicas)
+
+
+def objective_of(problem: Problem, profile: Profile, config: Configuration) -> float:
+    """The closed form of a placed configuration: the slowest class's, with the exchange between them."""
+    if not config.replicas:
+        return placed_pipeline(problem, profile, config).objective_s
+    fleet = Fleet.of(problem, profile)
+    classes = [placed_pipeline(share_of(problem, one), profile, one).objective_s for one in config.replicas]
+    return max(classes) + fleet.exchange_s(groups_of(fleet, config))
+
+
+def predict_mixed(problem: Problem, profile: Profile, config: Configuration) -> Prediction:
+    """The prediction of a configuration with ``stage_groups`` or with unlike ``replicas``.
+
+    The slowest class's time and its causes, and the exchange of gradients behind it; memory of the stages
+    of all classes one after the other, heaviest by its own GPU's limit.
+    """
+    if not config.replicas:
+        return predict_placed(problem, profile, config)
+    classes = [predict_placed(share_of(problem, one), profile, one) for one in config.replicas]
+    slowest = max(classes, key=lambda one: one.step_time_s)
+    fleet = Fleet.of(problem, profile)
+    exchange = fleet.exchange_s(groups_of(fleet, config))
+    step = slowest.step_time_s + exchange
+    causes = dict(slowest.time_breakdown_s)
+    causes["data_parallel"] += exchange
+    heaviest = max(range(len(classes)), key=lambda at: classes[at].out_of_memory_probability)
+    before = sum(len(one.stages) for one in classes[:heaviest])
+    peaks = mean_peak_flops(fleet, tuple(stage for one in config.replicas for stage in one.stage_groups))
+    rate = config.global_batch_size * problem.workload.seq_length / step / config.num_gpus
+    flops = problem.model.model_flops_per_token(
+        problem.workload.seq_length, frozen=problem.workload.lora_rank > 0
+    )
+    wide = slowest.step_time_high_s / slowest.step_time_s
+    return replace(
+        classes[heaviest],
+        step_time_s=step,
+        step_time_low_s=step / wide,
+        step_time_high_s=step * wide,
+        tokens_per_s_per_gpu=rate,
+        mfu=rate * flops / peaks,
+        hfu=rate * flops / peaks * max(one.hfu / one.mfu for one in classes),
+        peak_flops_per_gpu=peaks,
+        bubble_fraction=causes["bubble"] / step,
+        heaviest_stage=before + classes[heaviest].heaviest_stage,
+        time_breakdown_s=causes,
+        stages=tuple(_numbered(stage for one in classes for stage in one.stages)),
+    )
+
+
+def _numbered(stages: Iterator[StagePrediction]) -> Iterator[StagePrediction]:
+    """Stages of all classes under numbers of their own."""
+    return (replace(stage, stage=number) for number, stage in enumerate(stages))
+
+
+# --------------------------------------------------------------------------------------------------
+# The prediction of any configuration: a mesh over equal nodes, or stages on the node groups they name.
+
+
+def predicted_all(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
+) -> list[Prediction]:
+    """The predictions of several configurations of one problem, in their order.
+
+    A mesh on a mixed cluster is priced as ``profile`` is: the slowest GPU and network set its pace.
+
+    Raises:
+        InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
+    """
+    meshes = iter(predict_all(problem, profile, [one for one in configurations if not one.is_placed]))
+    return [
+        predict_mixed(problem, profile, one) if one.is_placed else next(meshes) for one in configurations
+    ]
+
+
+def predicted(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
+    """The prediction of one configuration; errors as ``predicted_all``."""
+    return predicted_all(problem, profile, [configuration])[0]

@@ -2,12 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
-from profiles.cluster import ClusterSpec
-from profiles.model import ModelSpec
-from solver.options import SearchOptions
+from meshwright.profiles.cluster import ClusterSpec, Reliability
+from meshwright.profiles.errors import InternalError
+from meshwright.profiles.model import ModelSpec, model_to_mapping
+from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.solver.configuration import (
+    CONTEXT_MODES,
+    OFFLOAD,
+    RANK_ORDERS,
+    RECOMPUTE,
+    SCHEDULES,
+    Configuration,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Errors of the solver; the tree is drawn in profiles/errors.py.
+
+
+class ProofMismatchError(InternalError):
+    """Two exact methods disagree on the same problem: a bug, never a choice."""
+
+    code = "proof_mismatch"
+
+
+class InvalidPlanError(InternalError):
+    """The independent check refused a plan that the search was about to return."""
+
+    code = "invalid_plan"
+
+
+# --------------------------------------------------------------------------------------------------
+# What the request may limit: pins, bounds, what is allowed, how long, how many.
+
+
+Objective = Literal["step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
+Certify = Literal["none", "cp-sat", "cp-sat-all"]
+
+# The variables that a request may pin, forbid or bound.
+INTEGER_VARIABLES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_size",
+    "zero_stage",
+    "zero_shard_size",
+    "micro_batch_size",
+    "num_microbatches",
+    "recompute_layers",
+)
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "recompute_granularity": RECOMPUTE,
+    "pipeline_schedule": SCHEDULES,
+    "offload": OFFLOAD,
+    "context_parallel_mode": CONTEXT_MODES,
+    "rank_order": RANK_ORDERS,
+}
+LOGICAL_VARIABLES = ("sequence_parallel",)
+VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)
+# What follows from the others; constraints may name it.
+DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
+
+ALLOWED = ("offload", "fp8", *OPTIMIZERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Limits of one search; already checked by the edge that built it."""
+
+    top_k: int = 10
+    certify: Certify = "cp-sat"
+    time_limit_s: float = 30.0
+    seed: int = 0
+    objective: Objective = "step_time"
+    gpus: Literal["all", "fewest"] = "all"  # fewest: on the smallest number of nodes that has a plan
+    num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
+    reserve_nodes: int = 0  # kept spare
+    batch_sizes: tuple[int, ...] = ()  # global batches in question beside the workload's, the largest
+    batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
+    total_tokens: int | None = None  # of the whole run
+    deadline_days: float | None = None  # for all of them, interruptions counted
+    gpu_hour_price: float | None = None  # in the client's currency
+    pareto: bool = False  # the front of step time and peak memory as well
+    baseline: Configuration | None = None  # the client's own, ranked beside the plans
+    reliability: Reliability = field(default_factory=Reliability)
+    max_out_of_memory_probability: float = 0.01
+    pin: Mapping[str, int | str] = field(default_factory=dict)
+    forbid: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive
+    stage_layers: tuple[int, ...] = ()  # the only split; empty: the search finds it
+    allow: tuple[str, ...] = ()  # of ALLOWED: searched beside what is asked for
+    constraints: tuple[
+        str, ...
+    ] = ()  # expressions of ``meshwright.solver.space.expressions``; each must hold
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Variables that a pin, a prohibition or a bound limits."""
+        return frozenset({*self.pin, *self.forbid, *self.bounds})
+
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 # Linear layers that LoRA (Hu et al. 2021, arXiv:2106.09685) may adapt, as Megatron-Bridge names them.
@@ -22,7 +123,7 @@ class Workload:
     global_batch_size: int  # sequences per optimizer step
     seq_length: int  # tokens per sequence
     precision: str = "bf16"
-    optimizer: str = "adamw"  # one of profiles.optimizers
+    optimizer: str = "adamw"  # one of meshwright.profiles.optimizers
     optimizer_rank: int = 0  # of a low-rank optimizer's projection; 0: its paper's
     lora_rank: int = 0  # of adapters beside a frozen model; 0: every weight is trained
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS  # what they adapt, where lora_rank > 0
@@ -40,3 +141,84 @@ class Problem:
     launcher: str = "megatron-lm"  # a launcher id, "any" or "none"
     options: SearchOptions = field(default_factory=SearchOptions)
     profile: str | None = None  # measured costs that somebody gave, by name; None: those that ship
+
+
+# --------------------------------------------------------------------------------------------------
+# The global batches that a request leaves open.
+
+
+def batch_sizes(problem: Problem) -> tuple[int, ...]:
+    """Sequences per optimizer step, largest first; the largest is the workload's own."""
+    return tuple(sorted({problem.workload.global_batch_size, *problem.options.batch_sizes}, reverse=True))
+
+
+def with_batch(problem: Problem, batch: int) -> Problem:
+    """The problem with one global batch alone."""
+    if batch == problem.workload.global_batch_size and not problem.options.batch_sizes:
+        return problem
+    return replace(
+        problem,
+        workload=replace(problem.workload, global_batch_size=batch),
+        options=replace(problem.options, batch_sizes=()),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# A short name for what is to be decided.
+
+
+def problem_digest(problem: Problem) -> str:
+    """SHA-256, in hex, of model, cluster, workload and launcher; the limits of the search are left out.
+
+    Facts of the model that have their default are left out, so that a new fact changes no digest.
+
+    So a configuration has one plan id for a problem, however many plans were asked for.
+    """
+    parts = {
+        "model": model_to_mapping(problem.model),
+        "cluster": asdict(problem.cluster),
+        "workload": asdict(problem.workload),
+        "launcher": problem.launcher,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------
+# How many GPUs a plan may use: all but the spare ones, or those that the request leaves open.
+
+
+def usable_gpus(problem: Problem) -> int:
+    """GPUs of the cluster without its spare nodes."""
+    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    return problem.cluster.num_gpus - problem.options.reserve_nodes * per_node
+
+
+def gpu_counts(problem: Problem) -> tuple[int, ...]:
+    """Every number of GPUs that the request leaves open, largest first."""
+    most = usable_gpus(problem)
+    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    open_counts = {nodes * per_node for nodes in problem.options.num_nodes}
+    return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a search has come.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One report of a running search."""
+
+    stage: str  # enumerating, bounding, solving, certifying, done
+    explored: int
+    total: int
+    incumbent_step_time_s: float | None
+    bound_step_time_s: (
+        float | None
+    )  # no plan that may still be ranked is faster; the answer bounds every split
+    gap: float | None
+    elapsed_s: float
+
+
+OnProgress = Callable[[Progress], None]
+ShouldStop = Callable[[], bool]

@@ -10,11 +10,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from profiles.capabilities import launcher_capabilities
-from profiles.model import ModelSpec
-from solver.columns import BoolArray, Columns, IntArray
-from solver.plan import Configuration
-from solver.problem import Problem
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray
+from meshwright.solver.problem import Problem
 
 Split = tuple[int, ...]
 

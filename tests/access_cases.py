@@ -6,12 +6,12 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.api.app import create_app
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.tables import api_keys
-from service.keys import SCOPES, Keys, NewKey
-from service.settings import Settings
+from meshwright.service.api.app import create_app
+from meshwright.service.auth.keys import SCOPES, Keys, NewKey
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import api_keys
+from meshwright.service.settings import Settings
 
 OPEN = {"/livez", "/readyz"}  # they say nothing about anybody
 

@@ -1,14 +1,14 @@
 """Jobs that were answered, as a worker would have answered them."""
 
-from service.db.database import Database
-from service.db.records import NewJob, insert_job
-from service.engine.claiming import claim_first
-from service.engine.job_engine import JobEngine
-from service.request import problem_to_mapping
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import NewJob, insert_job
+from meshwright.service.jobs.claiming import claim_first
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Problem
+from meshwright.workers.outcome import outcome_of
 from tests.job_records import TENANT
-from workers.outcome import outcome_of
 
 LEASE_S = 30.0
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from service.engine.job_engine import JobEngine
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.workers.outcome import outcome_of
 from tests.builders import a_plan, an_answer
 from tests.job_records import claimed
-from workers.outcome import outcome_of
 
 BODY: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},

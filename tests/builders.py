@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from profiles.model import ModelSpec, MoeSpec
-from profiles.units import GB, GIB, MICROSECOND_S, TERA
-from solver.options import SearchOptions
-from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall, StagePrediction
-from solver.problem import Problem, Workload
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.units import GB, GIB, MICROSECOND_S, TERA
+from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, StagePrediction
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, SearchOptions, Workload
 
 NVLINK = LinkSpec(kind="nvswitch", bytes_per_s=450 * GB, latency_s=3 * MICROSECOND_S)
 INFINIBAND = LinkSpec(kind="infiniband", bytes_per_s=50 * GB, latency_s=10 * MICROSECOND_S)

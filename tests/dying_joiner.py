@@ -10,9 +10,9 @@ import sys
 
 from sqlalchemy import event
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.sweep.sweeps import Sweeps
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.sweeps import Sweeps
 
 
 def main(url: str, sweep_id: str, fatal: int) -> None:

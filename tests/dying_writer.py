@@ -10,8 +10,8 @@ import sys
 
 from sqlalchemy import event
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
 from tests.job_records import SUCCESS, claimed
 
 

@@ -2,15 +2,14 @@
 
 from sqlalchemy import func, select, update
 
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.records import JobRecord, NewJob, find_job, insert_job
-from service.db.sweep_records import NewChild, insert_sweep
-from service.db.tables import jobs, plans
-from service.engine.job_engine import JobEngine
-from service.engine.states import Claim, Outcome
-from service.queue import QueueHealth
-from service.request import parse_problem, problem_to_mapping
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import JobRecord, NewChild, NewJob, find_job, insert_job, insert_sweep
+from meshwright.service.db.tables import jobs, plans
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.queue import QueueHealth
+from meshwright.service.jobs.states import Claim, Outcome
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.builders import a_problem
 
 TENANT = "default"

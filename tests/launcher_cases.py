@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
-from profiles.units import GIB
-from service.launchers.target import Target
-from solver.plan import Configuration, Plan, Prediction, StagePrediction
-from solver.problem import Problem, Workload
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.units import GIB
+from meshwright.service.launchers.target import Target
+from meshwright.solver.answer import Plan, Prediction, StagePrediction
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, Workload
 
 NVLINK = LinkSpec(kind="nvswitch", bytes_per_s=450e9, latency_s=2e-6)
 INFINIBAND = LinkSpec(kind="infiniband", bytes_per_s=50e9, latency_s=5e-6)

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiles.capabilities import launcher_capabilities
-from profiles.library import find_cluster
-from profiles.model import ModelSpec
-from service.launchers.target import Target
-from solver.plan import Configuration
-from solver.problem import Problem, Workload
-from solver.space import Space, enumerate_space
-from solver.splits import launcher_split
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.library import find_cluster
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.enumerate import Space, enumerate_space
+from meshwright.solver.splits import launcher_split
 from tests.launcher_cases import (
     DEEPSEEK_EXPERTS,
     DEEPSEEK_V3,

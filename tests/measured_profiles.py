@@ -1,6 +1,6 @@
 """Measured profiles for tests: made by hand, no device needed."""
 
-from profiles.measured_profile import (
+from meshwright.profiles.measured.profile import (
     Machine,
     MeasuredProfile,
     Measurement,
@@ -9,7 +9,7 @@ from profiles.measured_profile import (
     Subject,
     Timing,
 )
-from profiles.model import ModelSpec
+from meshwright.profiles.model import ModelSpec
 
 TINY = ModelSpec(
     name="tiny",

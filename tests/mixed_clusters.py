@@ -6,14 +6,14 @@ from itertools import combinations, pairwise, permutations, product
 
 from hypothesis import strategies as st
 
-from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from profiles.model import MoeSpec
-from profiles.profile import default_profile
-from profiles.units import GB, GIB, MICROSECOND_S
-from solver.mixed.field import Field, Placement, Stop
-from solver.mixed.fleet import Fleet
-from solver.mixed.outer import Outer, outer_of
-from solver.problem import Problem
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GB, GIB, MICROSECOND_S
+from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.placement.program import Field, Placement, Stop
+from meshwright.solver.search.placement.rows import Outer, outer_of
 from tests.builders import a_gpu, a_model, a_problem
 
 SLOW = LinkSpec(kind="ethernet", bytes_per_s=3 * GB, latency_s=20 * MICROSECOND_S)

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.workers.__main__ import main
+from meshwright.workers.runner import SearchCall
 from tests.slow_worker import search_until_stopped
-from workers.__main__ import main
-from workers.runner import SearchCall
 
 HOUR_S = 3600.0
 UNLUCKY_BATCH = 13

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiles.profile import default_profile
-from service.launchers.target import Target
-from solver.columns import Columns, FloatArray
-from solver.cost.assemble import chunks_of
-from solver.cost.context import Context, context_of
-from solver.cost.parameters import part_weights
-from solver.cost.prices import LayerLayout
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.parameters import part_weights
+from meshwright.solver.cost.stages import LayerLayout, chunks_of
 
 
 def context_for(target: Target) -> Context:

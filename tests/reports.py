@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
-from profiles.profile import default_profile
-from service.report.page import render_page
-from service.reporting import Asked, report_of
-from service.request import parse_problem, problem_to_mapping
-from solver.ask import ask
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.page import render_page
+from meshwright.service.reporting import Asked, report_of
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_problem
 
 VOID = frozenset({"meta", "input", "br", "hr", "link", "img"})

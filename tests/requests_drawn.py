@@ -5,16 +5,22 @@ from dataclasses import replace
 from itertools import islice
 from random import Random
 
-from profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
-from profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from profiles.model import ModelSpec, MoeSpec
-from profiles.profile import default_profile
-from profiles.units import GB, GIB, MICROSECOND_S
-from solver.check import violations_of_all
-from solver.options import INTEGER_VARIABLES, VARIABLES, Objective, SearchOptions
-from solver.plan import Configuration
-from solver.predict import predict
-from solver.problem import Problem, Workload
+from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GB, GIB, MICROSECOND_S
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import (
+    INTEGER_VARIABLES,
+    VARIABLES,
+    Objective,
+    Problem,
+    SearchOptions,
+    Workload,
+)
 from tests.builders import a_gpu, a_model
 from tests.property.meaning import (
     configurations,

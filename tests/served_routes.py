@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
-from service.api.app import create_app
-from service.settings import Settings
-from service.web.install import install
+from meshwright.service.api.app import create_app
+from meshwright.service.settings import Settings
+from meshwright.service.web.install import install
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

@@ -15,11 +15,13 @@ from typing import Any
 
 import httpx
 
-from service.db.database import sqlite_path
-from service.engine.states import TERMINAL_STATES
+from meshwright.service.db.database import sqlite_path
+from meshwright.service.jobs.states import TERMINAL_STATES
 
 ROOT = Path(__file__).parents[1]
-SERVE = "from service.serve import serve; from service.settings import Settings; serve(Settings())"
+SERVE = """from meshwright.service.serving.serve import serve
+from meshwright.service.settings import Settings
+serve(Settings())"""
 START_TIMEOUT_S = 20.0
 
 Settings = dict[str, str]

@@ -3,11 +3,10 @@
 import sys
 import time
 
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.progress import OnProgress, Progress, ShouldStop
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import OnProgress, Problem, Progress, ShouldStop
+from meshwright.workers.__main__ import main
 from tests.builders import an_answer
-from workers.__main__ import main
 
 
 def search_until_stopped(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from profiles.model import MoeSpec
-from profiles.units import GIB
-from solver.problem import Problem
+from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.units import GIB
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 HIDDEN = {2048: 16, 4096: 32, 8192: 64}  # and attention heads

@@ -7,12 +7,18 @@ from itertools import combinations, pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from profiles.model import LayerKind
-from solver.columns import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, Columns
-from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import SPLIT_BACKWARD, V_SHAPED, plain_schedule, rank_of_chunk, schedules_of
-from solver.search.chunks import offered
-from solver.search.rows import Rows
+from meshwright.profiles.model import LayerKind
+from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, Columns
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
+from meshwright.solver.schedules.schedule import (
+    SPLIT_BACKWARD,
+    V_SHAPED,
+    plain_schedule,
+    rank_of_chunk,
+    schedules_of,
+)
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import offered
 
 FULL = RECOMPUTE.index("full")
 

@@ -1,18 +1,17 @@
 """Sweeps of small problems, for tests of what happens to their points."""
 
-from service.db.database import Database
-from service.db.records import JobRecord, JobSummary, find_job
-from service.db.sweep_records import children_of
-from service.engine.job_engine import JobEngine
-from service.intake import Submission
-from service.job_request import read_job_request
-from service.jobs import Jobs
-from service.request import parse_problem
-from service.versions import cache_key_of, versions_of
-from solver.plan import Answer
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import JobRecord, JobSummary, children_of, find_job
+from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.workers.outcome import outcome_of
 from tests.builders import an_answer
 from tests.job_records import TENANT, TINY_PROBLEM, claimed
-from workers.outcome import outcome_of
 
 BATCHES: list[object] = [8, 16, 32]
 

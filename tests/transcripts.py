@@ -85,7 +85,7 @@ def _lay_out(text: str, folder: Path) -> None:
         (folder / "page" / file["name"]).parent.mkdir(parents=True, exist_ok=True)
         (folder / "page" / file["name"]).write_text(file["body"])
     program = folder / "bin" / "meshwright"
-    program.write_text(f"#!{sys.executable}\nfrom service.cli.main import main\nmain()\n")
+    program.write_text(f"#!{sys.executable}\nfrom meshwright.service.cli.main import main\nmain()\n")
     program.chmod(0o755)
 
 
@@ -97,7 +97,7 @@ def _environment(folder: Path, port: str) -> dict[str, str]:
         "HOME": str(folder / "home"),
         "XDG_STATE_HOME": str(folder / "home"),
         "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(ROOT / "src"),
         "MESHWRIGHT_PORT": port,
         "MESHWRIGHT_URL": f"http://127.0.0.1:{port}",
         "COLUMNS": str(COLUMNS),

@@ -1,4 +1,4 @@
-"""``python -m workers``: one worker process, embedded (polling) or, with ``--celery``, beside a queue."""
+"""``python -m meshwright.workers``: one worker process, polling or, with ``--celery``, beside a queue."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from service import logs, telemetry
-from service.db import migrations
-from service.db.database import DATABASE_AWAY, Database
-from service.engine.job_engine import JobEngine
-from service.queue import queue_for
-from service.retention import Retention
-from service.settings import Settings, fault_of
-from service.sweep.sweeps import Sweeps
-from workers.poller import poll, prune, sweep
-from workers.runner import Runner, SearchCall
-from workers.search import StoredSearch
+from meshwright.service import telemetry
+from meshwright.service import telemetry as logs
+from meshwright.service.db import migrations
+from meshwright.service.db.database import DATABASE_AWAY, Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.queue import queue_for
+from meshwright.service.jobs.retention import Retention
+from meshwright.service.jobs.sweeps import Sweeps
+from meshwright.service.settings import Settings, fault_of
+from meshwright.workers.poller import poll, prune, sweep
+from meshwright.workers.runner import Runner, SearchCall
+from meshwright.workers.search import StoredSearch
 
 PARENT_LOOK_S = 1.0
 DATABASE_LOOK_S = 1.0
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
         settings = Settings(**{name: value for name, value in given.items() if value})
     except ValidationError as fault:
         raise SystemExit(f"error: {fault_of(fault)}") from None
-    logs.configure(settings.log_format)
+    logs.configure_logging(settings.log_format)
     telemetry.configure()
     _limit_memory(settings.worker_memory_bytes)
     if arguments.celery and not settings.redis_url:
@@ -77,7 +78,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
         lambda: prune(engine, retention, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving
     )
     if celery and settings.redis_url:
-        from workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
+        from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
 
         slow = settings.slow_poll_s
         _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
@@ -106,7 +107,9 @@ def _require_schema(database: Database, leaving: threading.Event) -> None:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m workers", description="Run Meshwright's searches.")
+    parser = argparse.ArgumentParser(
+        prog="python -m meshwright.workers", description="Run Meshwright's searches."
+    )
     parser.add_argument("--database-url", help="default: MESHWRIGHT_DATABASE_URL")
     parser.add_argument("--redis-url", help="default: MESHWRIGHT_REDIS_URL")
     parser.add_argument("--celery", action="store_true", help="take wake-ups from Redis, poll slowly")

@@ -13,9 +13,9 @@ from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
 from celery.worker import state
 
-from service.queue import QUEUE_NAME, publisher_conf
-from workers.runner import Runner
-from workers.tasks import register
+from meshwright.service.jobs.queue import QUEUE_NAME, publisher_conf
+from meshwright.workers.runner import Runner
+from meshwright.workers.tasks import register
 
 BLOCKING_READ_S = 10.0  # the worker's Redis socket waits in a blocking read longer than a publisher's
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from service.db.database import compact_json
-from service.engine.states import FinalState, Outcome
-from solver.plan import Answer, Configuration, configuration_from_json
+from meshwright.service.db.database import compact_json
+from meshwright.service.jobs.states import FinalState, Outcome
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration, configuration_from_json
 
 RATES = frozenset({"tokens_per_s_per_gpu"})  # objectives of which more is better
 

@@ -15,10 +15,10 @@ from math import isfinite
 from types import TracebackType
 from typing import Self
 
-from service.db.database import DATABASE_AWAY
-from service.engine.job_engine import JobEngine
-from service.engine.states import Beat, Claim
-from solver.progress import Progress
+from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import Beat, Claim
+from meshwright.solver.problem import Progress
 
 LOOK_S = 0.25  # between two looks for a cancel, and between two progress writes
 _log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from profiles.errors import PlannerError
-from service.db.database import compact_json
-from service.engine.states import FinalState, Outcome
-from solver.plan import Answer
+from meshwright.profiles.errors import PlannerError
+from meshwright.service.db.database import compact_json
+from meshwright.service.jobs.states import FinalState, Outcome
+from meshwright.solver.answer import Answer
 
 MAX_DETAIL_CHARS = 2_000
 _STATES: Mapping[str, FinalState] = {

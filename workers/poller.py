@@ -6,12 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from service.db.database import DATABASE_AWAY
-from service.engine.job_engine import JobEngine
-from service.queue import WakeUpQueue
-from service.retention import Retention
-from service.sweep.sweeps import Sweeps
-from workers.runner import Runner
+from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.queue import WakeUpQueue
+from meshwright.service.jobs.retention import Retention
+from meshwright.service.jobs.sweeps import Sweeps
+from meshwright.workers.runner import Runner
 
 MAX_BACKOFF_S = 5.0
 LEAD_SWEEPS = 1.5  # a leader that is silent for longer than a sweep is replaced

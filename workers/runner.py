@@ -17,19 +17,19 @@ from typing import Protocol, runtime_checkable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import logs
-from service.db.database import DATABASE_AWAY
-from service.engine.job_engine import JobEngine
-from service.engine.states import Claim
-from service.request import parse_problem
-from service.telemetry import span
-from service.versions import cache_key_of, versions_of
-from solver.plan import Answer, Configuration
-from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
-from workers.checkpoint import known_in, passed_on, resumed
-from workers.heartbeat import Heartbeat
-from workers.outcome import outcome_of, outcome_without_answer
+from meshwright.service import telemetry as logs
+from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import Claim
+from meshwright.service.requests.parse import parse_problem
+from meshwright.service.telemetry import span
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.workers.checkpoint import known_in, passed_on, resumed
+from meshwright.workers.heartbeat import Heartbeat
+from meshwright.workers.outcome import outcome_of, outcome_without_answer
 
 SOFT_LIMIT_S = 0.5  # beyond the search's own limit
 HARD_LIMIT_S = 10.0  # beyond the search's own limit

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.db.database import Database
-from service.profile_store import ProfileStore
-from solver.ask import ask
-from solver.plan import Answer, Configuration
-from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
+from meshwright.service.db.database import Database
+from meshwright.service.stores.profiles import ProfileStore
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 
 
 class StoredSearch:

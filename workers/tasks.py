@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from celery import Celery
 
-from service.queue import TASK_NAME
-from workers.runner import Runner
+from meshwright.service.jobs.queue import TASK_NAME
+from meshwright.workers.runner import Runner
 
 
 def register(app: Celery, runner: Runner) -> None:

@@ -24,12 +24,12 @@ from benchmarks.against.process import (
     environment,
 )
 from benchmarks.against.row import Comparison, Row, counted, judged, median_of, ratio_remark, seconds
-from profiles.importers.galvatron import read_galvatron
-from profiles.library import find_cluster, find_gpu
-from profiles.measurements import CollectiveTables
-from profiles.profile import default_profile
-from profiles.units import GIB
-from solver.plan import Configuration
+from meshwright.profiles.importers.galvatron import read_galvatron
+from meshwright.profiles.library import find_cluster, find_gpu
+from meshwright.profiles.measurements import CollectiveTables
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.configuration import Configuration
 
 NAME, REQUIREMENT = "Galvatron", "hetu-galvatron==2.4.0"
 NEEDED = ("numpy", "scipy", "tqdm")  # what its search engine imports

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from solver.plan import Configuration
+from meshwright.solver.configuration import Configuration
 
 # What simple models share: one chunk a rank, an even split, ZeRO-1 at most, no context parallelism.
 PLAIN_SPACE: Mapping[str, object] = {

@@ -14,20 +14,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from profiles.importers.layer_times import Taken, measured_from_layers
-from profiles.importers.registry import import_profile
-from profiles.library import find_gpu
-from profiles.measured_profile import Session
-from profiles.measurements import LayerProfile, MemoryProfile
-from profiles.profile import Profile, default_profile
-from service.request import parse_problem
-from solver.calibration.measured import with_measured
-from solver.columns import Columns
-from solver.cost.price import price
-from solver.plan import Configuration, configuration_from_json
-from solver.predict import predict
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.importers.layer_times import Taken, measured_from_layers
+from meshwright.profiles.importers.registry import import_profile
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.measured.profile import Session
+from meshwright.profiles.measurements import LayerProfile, MemoryProfile
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.calibration.timed import with_measured
+from meshwright.solver.configuration import Columns, Configuration, configuration_from_json
+from meshwright.solver.cost.price import price
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 
 
 def profile_of(problem: Problem, layers: Mapping[str, str] | None) -> Profile:

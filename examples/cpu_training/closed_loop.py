@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx
 
-from service.cli.client import ServiceClient
-from service.cli.main_job import running_service
+from meshwright.service.cli.client import ServiceClient
+from meshwright.service.cli.demo import running_service
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "accuracy.md"
@@ -119,7 +119,7 @@ def profiled(size: Size, out: Path) -> dict[str, Any]:
     model, path = out / "model.json", out / "profile.json"
     model.write_text(json.dumps(size.model))
     path.unlink(missing_ok=True)
-    common = ["-m", "service.cli.main", "profile", "--model", str(model), "--out", str(path), "--quick",
+    common = ["-m", "meshwright", "profile", "--model", str(model), "--out", str(path), "--quick",
               "--seq-length", str(size.seq_length), "--device", "cpu"]  # fmt: skip
     batches = ",".join(str(2**n) for n in range(size.batch.bit_length()) if 2**n <= size.batch)
     groups = "gemm,attention,memory_bound,layer" if size.profiles_all else "layer"
@@ -136,7 +136,7 @@ def run(words: list[str]) -> str:
     Raises:
         RuntimeError: it failed.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1] / "src")}
     done = subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
     )

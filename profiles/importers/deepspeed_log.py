@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
-from profiles.importers.run_logs import (
+from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.run_logs import (
     MAX_BATCH,
     MAX_GIB,
     OUT_OF_MEMORY,
@@ -24,8 +24,8 @@ from profiles.importers.run_logs import (
     read_steps,
     timestamp,
 )
-from profiles.measurements import MeasuredRun
-from profiles.units import GIB
+from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.units import GIB
 
 MAX_SAMPLES_PER_S = 1e9
 _STEP = re.compile(r"(?:\bglobal_step=|\b\d{1,9}/|\bsteps: )(\d{1,12})(?:, (?:Running|Samples)| loss: )")

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.documents import read_json
-from profiles.errors import InvalidProblemError, ProfileError
-from profiles.reading import MAX_TEXT, shown
+from meshwright.profiles.documents import read_json
+from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.reading import MAX_TEXT, shown
 
 MAX_BYTES = 256 * 2**20  # a long run's log; everything else is far smaller
 MAX_PAYLOAD_BYTES = 2**50

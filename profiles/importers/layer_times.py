@@ -11,11 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from profiles.cluster import GpuSpec
-from profiles.errors import InvalidProblemError
-from profiles.measured_profile import Machine, MeasuredProfile, Measurement, Session, Subject, Timing
-from profiles.measurements import LayerProfile, LayerRecord
-from profiles.model import ModelSpec
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measured.profile import (
+    Machine,
+    MeasuredProfile,
+    Measurement,
+    Session,
+    Subject,
+    Timing,
+)
+from meshwright.profiles.measurements import LayerProfile, LayerRecord
+from meshwright.profiles.model import ModelSpec
 
 BACKWARD_OF_FORWARD = 2.0  # two products for the forward pass's one: what a source without it takes
 _NOT_STATED = "not stated by the source"

@@ -11,10 +11,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
-from profiles.importers.run_logs import MAX_BATCH, MAX_FLOPS_PER_S, OUT_OF_MEMORY, LogLine, RunLog, Step
-from profiles.measurements import MeasuredRun
-from profiles.units import GIB, MIB, MILLISECOND_S, TERA
+from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.run_logs import (
+    MAX_BATCH,
+    MAX_FLOPS_PER_S,
+    OUT_OF_MEMORY,
+    LogLine,
+    RunLog,
+    Step,
+)
+from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.units import GIB, MIB, MILLISECOND_S, TERA
 
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(?:\d{1,12}|infinity)\s*\|")
 _ELAPSED = re.compile(r"elapsed time per iteration \((\w+)\)")

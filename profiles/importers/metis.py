@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
-from profiles.measurements import LayerProfile, LayerRecord
-from profiles.units import MIB, MILLISECOND_S
+from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
+from meshwright.profiles.measurements import LayerProfile, LayerRecord
+from meshwright.profiles.units import MIB, MILLISECOND_S
 
 MAX_LAYERS = 10_000
 _NAME = re.compile(r"DeviceType\.([A-Za-z0-9_-]{1,32}?)_tp(\d{1,4})_bs(\d{1,6})\.json")

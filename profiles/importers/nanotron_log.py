@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
-from profiles.importers.run_logs import (
+from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.run_logs import (
     MAX_FLOPS_PER_S,
     MAX_GIB,
     OUT_OF_MEMORY,
@@ -23,8 +23,8 @@ from profiles.importers.run_logs import (
     Step,
     read_steps,
 )
-from profiles.measurements import MeasuredRun
-from profiles.units import GIB, MIB, MILLISECOND_S, TERA
+from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.units import GIB, MIB, MILLISECOND_S, TERA
 
 MAX_TOKENS_PER_S = 1e9
 _STEP = re.compile(r"\biteration: (\d{1,12}) / \d{1,12} \| ")

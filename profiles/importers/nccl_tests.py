@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profiles.importers.foreign_file import (
+from meshwright.profiles.importers.foreign_file import (
     MAX_BYTES_PER_S,
     MAX_COUNT,
     MAX_PAYLOAD_BYTES,
     MAX_SECONDS,
     ForeignFile,
 )
-from profiles.measurements import CollectiveTable, CollectiveTables
-from profiles.units import GB, MICROSECOND_S
+from meshwright.profiles.measurements import CollectiveTable, CollectiveTables
+from meshwright.profiles.units import GB, MICROSECOND_S
 
 _PREFIX = re.compile(r"^\s*(\[\d+,\d+\]<std(?:out|err)>:|\d+:(?=\s))\s?")  # mpirun --tag-output, srun -l
 _PROGRAM = re.compile(

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.importers.foreign_file import ForeignFile
-from profiles.importers.islands import connected
-from profiles.importers.nvidia_smi_topo import PATHS
-from profiles.measurements import GpuPlace, Nic, NodeTopology
+from meshwright.profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.importers.node_groups import connected
+from meshwright.profiles.importers.nvidia_smi_topo import PATHS
+from meshwright.profiles.measurements import GpuPlace, Nic, NodeTopology
 
 MAX_DEPTH = 64
 MAX_DEVICES = 1024  # GPUs, and as many cards: far more than any NVLink domain has

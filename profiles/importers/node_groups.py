@@ -2,18 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from profiles.cluster import GpuSpec
-from profiles.errors import InvalidProblemError
-from profiles.importers.measured_links import measured_link
-from profiles.importers.sailor import CATALOG_NAMES
-from profiles.measured_link import MeasuredCurve, MeasuredLink
-from profiles.measured_networks import measured_to_mapping
-from profiles.measurements import CollectiveTables, LinkCurve, LinkTable, NodeTopology, SwitchTree
-from profiles.shape import Json
-from profiles.units import GB, MB
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.collectives.measured import (
+    COLLECTIVES,
+    MAX_CURVES,
+    MAX_POINTS,
+    MeasuredCurve,
+    MeasuredLink,
+    measured_to_mapping,
+)
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.importers.sailor import CATALOG_NAMES
+from meshwright.profiles.measurements import (
+    CollectiveTable,
+    CollectiveTables,
+    LinkCurve,
+    LinkTable,
+    NodeTopology,
+    SwitchTree,
+)
+from meshwright.profiles.model import Json
+from meshwright.profiles.units import GB, MB
+
+# --------------------------------------------------------------------------------------------------
+# Which GPUs links join into islands.
+
+
+def connected(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Groups of the members 0 … count − 1 that the pairs join, each sorted, by first member."""
+    leader = list(range(count))
+
+    def first(member: int) -> int:
+        while leader[member] != member:
+            member = leader[member]
+        return member
+
+    for one, other in pairs:
+        low, high = sorted((first(one), first(other)))
+        leader[high] = low
+    groups: dict[int, list[int]] = {}
+    for member in range(count):
+        groups.setdefault(first(member), []).append(member)
+    return tuple(tuple(group) for group in groups.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# What foreign files of collectives say about a cluster's links.
+
+
+def measured_link(tables: CollectiveTables, *, source: str) -> MeasuredLink:
+    """What a log of nccl-tests (or any other file of collectives) says about a cluster's links.
+
+    Out-of-place times where there are any; tables without ranks, of other collectives, and of GPUs
+    that share a node unevenly are left out, and points whose bandwidth the file rounds to 0.
+
+    Raises:
+        InvalidProblemError: no table is left.
+    """
+    curves: dict[tuple[str, int, int], MeasuredCurve] = {}
+    for table in sorted(tables.tables, key=lambda table: table.in_place):
+        curve = _curve_of_table(table)
+        if curve is not None:
+            curves.setdefault(curve.place, curve)
+    if not curves:
+        raise InvalidProblemError.of(
+            "/curves", "no collective with its numbers of ranks and nodes", allowed=", ".join(COLLECTIVES)
+        )
+    return MeasuredLink(curves=tuple(curves.values())[:MAX_CURVES], source=source)
+
+
+def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
+    """One table as a curve; None when it cannot be one."""
+    ranks, nodes = table.num_ranks, table.num_nodes
+    points = [
+        (size, rate)
+        for size, rate in zip(table.payload_bytes, table.bus_bytes_per_s, strict=True)
+        if 0 < rate < math.inf
+    ]
+    if table.collective not in COLLECTIVES or not ranks or not nodes or not points:
+        return None
+    if ranks == 1 or ranks % nodes:
+        return None
+    kept = points[-MAX_POINTS:]
+    return MeasuredCurve(
+        collective=table.collective,
+        num_nodes=nodes,
+        num_ranks=ranks,
+        payload_bytes=tuple(size for size, _ in kept),
+        bus_bytes_per_s=tuple(rate for _, rate in kept),
+    )
+
 
 # One NVLink in one direction (NVIDIA's white papers: V100, A100 and H100 25 GB/s, Blackwell 50 GB/s).
 _NVLINK_BYTES_PER_S: Mapping[str, float] = {

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from profiles.importers.foreign_file import ForeignFile
-from profiles.importers.islands import connected
-from profiles.measurements import GpuPlace, Nic, NodeTopology
-from profiles.reading import shown
+from meshwright.profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.importers.node_groups import connected
+from meshwright.profiles.measurements import GpuPlace, Nic, NodeTopology
+from meshwright.profiles.reading import shown
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 MAX_DEVICES = 512

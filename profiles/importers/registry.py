@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.errors import UnknownNameError
-from profiles.importers import (
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.importers import (
     deepspeed_log,
     galvatron,
     megatron_log,
@@ -23,7 +23,7 @@ from profiles.importers import (
     torchtitan_log,
     vtrain,
 )
-from profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.importers.foreign_file import ForeignFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def detect_format(path: Path | str) -> str:
 
 
 def import_profile(path: Path | str, format_name: str | None = None) -> object:
-    """Read a foreign file into a class of ``profiles.measurements`` (or of its importer).
+    """Read a foreign file into a class of ``meshwright.profiles.measurements`` (or of its importer).
 
     Raises:
         UnknownNameError: no format of that name.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
-from profiles.measurements import MeasuredRun
+from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from meshwright.profiles.measurements import MeasuredRun
 
 MAX_BATCH = 10**8
 MAX_FLOPS_PER_S = 1e17  # of one GPU

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, ForeignFile
-from profiles.measurements import BandwidthShares
-from profiles.reading import shown
+from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, ForeignFile
+from meshwright.profiles.measurements import BandwidthShares
+from meshwright.profiles.reading import shown
 
 _NODES = re.compile(r"(\d{1,6}) ?Node\b.*")
 

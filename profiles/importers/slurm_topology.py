@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.cluster import MAX_NODES
-from profiles.importers.foreign_file import ForeignFile
-from profiles.measurements import Switch, SwitchTree
-from profiles.reading import shown
+from meshwright.profiles.cluster import MAX_NODES
+from meshwright.profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.measurements import Switch, SwitchTree
+from meshwright.profiles.reading import shown
 
 MAX_SWITCHES = 100_000
 MAX_DIMENSIONS = 8

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
-from profiles.importers.run_logs import (
+from meshwright.profiles.importers.foreign_file import MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.run_logs import (
     MAX_FLOPS_PER_S,
     MAX_GIB,
     OUT_OF_MEMORY,
@@ -23,8 +23,8 @@ from profiles.importers.run_logs import (
     read_steps,
     timestamp,
 )
-from profiles.measurements import MeasuredRun
-from profiles.units import GIB, TERA
+from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.units import GIB, TERA
 
 MAX_TOKENS_PER_S = 1e9
 _STEP = re.compile(r"(?<!validate )\bstep:\s*(\d{1,12})\s+loss:")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from profiles.importers.foreign_file import (
+from meshwright.profiles.importers.foreign_file import (
     MAX_BYTES_PER_S,
     MAX_PAYLOAD_BYTES,
     MAX_SECONDS,
     ForeignFile,
 )
-from profiles.measurements import CollectiveTable, CollectiveTables
-from profiles.units import GB
+from meshwright.profiles.measurements import CollectiveTable, CollectiveTables
+from meshwright.profiles.units import GB
 
 _HEADER = "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)"
 _NAME = re.compile(r"AR_GPU(\d{1,6})_.*")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from profiles.errors import InvalidProblemError, ProfileError
-from profiles.units import MIB
+from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.units import MIB
 
 Tensor: TypeAlias = Any  # a torch.Tensor: torch is optional, so its types are unknown to the checker
 

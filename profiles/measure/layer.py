@@ -6,14 +6,109 @@ measured by themselves), norms see the whole sequence, experts get equal loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from profiles.measure.blocks import activation_of, causal_attention, norm_of, rotated, rotations
-from profiles.measure.device import Device, Tensor
-from profiles.measure.experts import Experts
-from profiles.measure.shard import Shard
-from profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.measure.device import Device, Tensor
+from meshwright.profiles.measure.shard import Shard
+from meshwright.profiles.measure.timing import Effort, Label, timed, timed_backward
+from meshwright.profiles.measured.profile import Measurement, Timing
+from meshwright.profiles.model import LayerKind, ModelSpec
+
+# --------------------------------------------------------------------------------------------------
+# The parts of a layer that are no matrix products, written as plain torch expressions.
+#
+# They run as torch runs them without a compiler: one kernel for each step. A framework that fuses them
+# moves fewer bytes.
+
+
+ROPE_BASE = 10_000.0  # RoFormer (arXiv:2104.09864, section 3.3); the value does not change the time
+EPSILON = 1e-5  # of norms, as Llama's
+
+
+def norm_of(model: ModelSpec, device: Device) -> Callable[[Tensor, Tensor], Tensor]:
+    """The model's norm over the last dimension: ``norm(x, weight)``."""
+    functional = device.torch.nn.functional
+    apply = functional.rms_norm if model.norm_kind == "rmsnorm" else functional.layer_norm
+    return lambda x, weight: apply(x, weight.shape, weight, eps=EPSILON)
+
+
+def activation_of(model: ModelSpec, device: Device) -> Callable[[Tensor], Tensor]:
+    """SwiGLU (arXiv:2002.05202) of gate and up side by side, or GELU."""
+    functional = device.torch.nn.functional
+    if not model.gated_mlp:
+        return lambda x: functional.gelu(x, approximate="tanh")
+
+    def swiglu(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    return swiglu
+
+
+def rotations(seq_length: int, head_dim: int, device: Device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary embeddings (RoFormer, arXiv:2104.09864), shape (seq_length, head_dim)."""
+    torch = device.torch
+    rates = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device.name) / head_dim)
+    angles = torch.outer(torch.arange(seq_length, device=device.name), rates).repeat(1, 2)
+    return angles.cos().to(device.torch_dtype), angles.sin().to(device.torch_dtype)
+
+
+def rotated(x: Tensor, cosines: Tensor, sines: Tensor, device: Device) -> Tensor:
+    """Rotary embedding of x, shape (…, seq_length, head_dim)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + device.torch.cat((-second, first), dim=-1) * sines
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, device: Device) -> Tensor:
+    """Scaled dot-product attention of (batch, heads, seq, dim), with the kernel that torch chooses."""
+    attend = device.torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+# --------------------------------------------------------------------------------------------------
+# The routed experts of one rank, with equal loads: what balanced routing comes to.
+#
+# Rows are gathered, passed through every expert as one batched product, weighted and added back. Which
+# token goes where is drawn once; the router's own choice is computed, as training computes it, and only
+# its weights are used.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The routing of one micro-batch: which routed slot each row of each expert takes."""
+
+    device: Device
+    top_k: int
+    num_experts: int  # on this rank
+    slots: Tensor  # shape (experts · rows), values in [0, tokens · top_k)
+    activation: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, shard: Shard, device: Device, activation: Callable[[Tensor], Tensor]) -> Experts:
+        """A random balanced assignment; slots repeat where loads are rounded up."""
+        torch, top_k = device.torch, shard.model.moe.top_k if shard.model.moe else 1
+        routed = shard.tokens * top_k
+        rows = torch.arange(shard.local_experts * shard.expert_rows, device=device.name) % routed
+        return cls(
+            device=device,
+            top_k=top_k,
+            num_experts=shard.local_experts,
+            slots=torch.randperm(routed, device=device.name)[rows],
+            activation=activation,
+        )
+
+    def forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """(tokens, hidden) to the same shape."""
+        torch = self.device.torch
+        scores = torch.nn.functional.linear(x, weights["router"]).float().softmax(dim=-1)
+        chosen = scores.topk(self.top_k, dim=-1).values.to(x.dtype).flatten()
+        tokens = self.slots // self.top_k
+        rows = x.index_select(0, tokens).view(self.num_experts, -1, x.shape[-1])
+        hidden = self.activation(torch.bmm(rows, weights["experts_up"].mT))
+        out = torch.bmm(hidden, weights["experts_down"].mT).flatten(0, 1)
+        weighted = out * chosen.index_select(0, self.slots).unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, tokens, weighted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +225,107 @@ def _has_bias(model: ModelSpec, name: str) -> bool:
     if name == "attention_out":
         return model.attention_output_bias
     return model.mlp_bias if name.startswith(("mlp_", "shared_")) else model.qkv_bias
+
+
+# --------------------------------------------------------------------------------------------------
+# Times the passes of one real layer, and weighs what they keep in memory.
+#
+# ``backward`` makes input and weight gradients; ``input_gradient`` the first alone, so a weight gradient
+# pass (zero-bubble schedules) is the difference. ``recompute_backward`` replays the forward pass first.
+
+
+# AdamW on fp32 master weights reads weight, both moments and gradient and writes the first three; the copy
+# in the measured precision comes on top (ZeRO, arXiv:1910.02054, section 3.1).
+OPTIMIZER_BYTES = 7 * 4
+
+
+def measure_layer(
+    shard: Shard, kind: LayerKind, label: Label, device: Device, effort: Effort
+) -> list[Measurement]:
+    """Forward, both gradients, the input gradient, backward after recompute, optimizer step."""
+    layer = build_layer(shard, kind, device)
+    x = device.random(shard.micro_batch_size, shard.seq_length, shard.model.hidden_size, learned=True)
+    inputs = (x, *layer.weights.values())
+    flops = shard.layer_forward_flops(kind)
+
+    def replayed() -> Tensor:
+        checkpoint = device.torch.utils.checkpoint.checkpoint
+        return checkpoint(layer.forward, x, use_reentrant=False, preserve_rng_state=False)
+
+    def forward() -> Tensor:
+        return layer.forward(x)
+
+    backward = timed_backward(forward, inputs, device, effort)
+    input_gradient = timed_backward(forward, (x,), device, effort)
+    recompute = timed_backward(replayed, inputs, device, effort)
+    measured = [
+        replace(
+            label.measured("forward", timed(forward, device, effort), flops=flops),
+            activation_bytes=_kept_bytes(layer, x),
+        ),
+        replace(
+            label.measured("backward", backward, flops=2 * flops),
+            peak_memory_bytes=_peak_bytes(layer, inputs),
+        ),
+        label.measured("input_gradient", input_gradient, flops=flops),
+        label.measured("recompute_backward", recompute, flops=3 * flops),
+    ]
+    elements = sum(weight.numel() for weight in layer.weights.values())
+    step_bytes = float(elements * (OPTIMIZER_BYTES + device.element_bytes))
+    step = label.measured("optimizer", _optimizer_step(layer, effort), moved_bytes=step_bytes)
+    return [*measured, step]
+
+
+def _optimizer_step(layer: Layer, effort: Effort) -> Timing:
+    """One fused AdamW step on fp32 master weights, and the copy back to the layer's weights."""
+    torch = layer.device.torch
+    weights = [weight.detach() for weight in layer.weights.values()]
+    masters = [torch.nn.Parameter(weight.float().clone()) for weight in weights]
+    for master in masters:
+        master.grad = torch.randn_like(master)
+    optimizer = torch.optim.AdamW(masters, fused=True)
+
+    def step() -> None:
+        optimizer.step()
+        for weight, master in zip(weights, masters, strict=True):
+            weight.copy_(master.detach())
+
+    return timed(step, layer.device, effort)
+
+
+def _kept_bytes(layer: Layer, x: Tensor) -> int:
+    """Bytes that the forward pass keeps for the backward one: each storage once, weights and tables not.
+
+    The layer's input counts: whoever made it hands it over.
+    """
+    own = {
+        one.untyped_storage().data_ptr() for one in (*layer.weights.values(), layer.cosines, layer.sines)
+    }
+    kept: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    with layer.device.torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        output = layer.forward(x)
+    del output
+    return sum(kept.values())
+
+
+def _peak_bytes(layer: Layer, inputs: tuple[Tensor, ...]) -> int | None:
+    """Bytes that the allocator held at the peak of a forward and backward pass; None on a CPU.
+
+    The buffer that flushes the cache between repeats is not counted.
+    """
+    device = layer.device
+    if device.kind == "cpu":
+        return None
+    cuda = device.torch.cuda
+    cuda.reset_peak_memory_stats(device.index)
+    output = layer.forward(inputs[0])
+    device.torch.autograd.grad(output, inputs, device.torch.randn_like(output))
+    flush_bytes = 0 if device.flush is None else int(device.flush.nbytes)
+    return int(cuda.max_memory_allocated(device.index)) - flush_bytes

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from profiles.gpu_names import gpu_of_device
-from profiles.measure.device import Device
-from profiles.measured_profile import Machine, Session
-from profiles.reading import MAX_TEXT
+from meshwright.profiles.library import gpu_of_device
+from meshwright.profiles.measure.device import Device
+from meshwright.profiles.measured.profile import Machine, Session
+from meshwright.profiles.reading import MAX_TEXT
 
 NVIDIA_SMI_TIMEOUT_S = 20.0
 # Fields of `nvidia-smi --query-gpu` (--help-query-gpu lists them) that tell how fast the device may run.

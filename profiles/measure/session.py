@@ -7,19 +7,234 @@ collective for longer than its timeout.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
-from profiles.errors import PlannerError
-from profiles.measure.device import Device
-from profiles.measure.notebook import Notebook, open_notebook
-from profiles.measure.provenance import machine_of, session_of
-from profiles.measure.ranks import Ranks, joined, told
-from profiles.measure.task import Task
-from profiles.measure.tasks import Wanted, collective_tasks, compute_tasks
-from profiles.measure.timing import FULL, QUICK, Effort
-from profiles.measured_profile import MeasuredProfile, Measurement
+from meshwright.profiles.errors import InvalidProblemError, PlannerError, ProfileError
+from meshwright.profiles.measure.collectives import (
+    COLLECTIVES,
+    Ranks,
+    joined,
+    measure_collective,
+    payloads_of,
+    told,
+)
+from meshwright.profiles.measure.device import Device
+from meshwright.profiles.measure.layer import measure_layer
+from meshwright.profiles.measure.operators import (
+    attention_shape,
+    measure_attention,
+    measure_gemm,
+    measure_memory_bound,
+    memory_bound_makers,
+)
+from meshwright.profiles.measure.provenance import differences, machine_of, session_of
+from meshwright.profiles.measure.shard import Shard
+from meshwright.profiles.measure.timing import FULL, QUICK, Effort, Label, Task
+from meshwright.profiles.measured.profile import (
+    Machine,
+    MeasuredGroup,
+    MeasuredProfile,
+    Measurement,
+    Session,
+    Skipped,
+    Subject,
+    write_measured_profile,
+)
+from meshwright.profiles.measured.read import read_measured_profile
+
+# --------------------------------------------------------------------------------------------------
+# The file of a measured profile as it grows: opened or resumed, written after every task.
+
+
+class Notebook:
+    """A measured profile and its file."""
+
+    def __init__(self, path: Path, profile: MeasuredProfile) -> None:
+        self._path = path
+        self._done = set(profile.completed)
+        self.profile = profile
+
+    def holds(self, task: str) -> bool:
+        """Whether a task needs no measuring."""
+        return task in self._done
+
+    def add(self, task: str, measurements: list[Measurement]) -> None:
+        """Keep what a task measured, and write the file.
+
+        Raises:
+            ProfileError: the file cannot be written.
+        """
+        self._done.add(task)
+        self.store(
+            replace(
+                self.profile,
+                completed=(*self.profile.completed, task),
+                skipped=tuple(one for one in self.profile.skipped if one.task != task),
+                measurements=(*self.profile.measurements, *measurements),
+            )
+        )
+
+    def skip(self, task: str, reason: str) -> None:
+        """Keep why a task could not be measured; the next start tries it again.
+
+        Raises:
+            ProfileError: the file cannot be written.
+        """
+        others = tuple(one for one in self.profile.skipped if one.task != task)
+        self.store(replace(self.profile, skipped=(*others, Skipped(task=task, reason=reason))))
+
+    def store(self, profile: MeasuredProfile) -> None:
+        """Write the file.
+
+        Raises:
+            ProfileError: the file cannot be written.
+        """
+        self.profile = profile
+        try:
+            write_measured_profile(self._path, profile)
+        except OSError as fault:
+            raise ProfileError(f"{self._path.name}: {fault.strerror or 'cannot be written'}") from None
+
+
+def open_notebook(path: Path, subject: Subject, machine: Machine, session: Session) -> Notebook:
+    """A new notebook, or the one at ``path`` when it is of the same subject on the same machine.
+
+    Raises:
+        InvalidProblemError: the file holds measurements of something else, or made elsewhere.
+        ProfileError: the file is no measured profile, or cannot be written.
+    """
+    if not path.exists():
+        notebook = Notebook(path, MeasuredProfile(subject=subject, machine=machine, sessions=(session,)))
+        notebook.store(notebook.profile)
+        return notebook
+    found = read_measured_profile(path)
+    odds = [*_other_subject(subject, found.subject), *differences(machine, found.machine)]
+    if odds:
+        message = f"{path.name} holds other measurements ({'; '.join(odds)}); choose another file"
+        raise InvalidProblemError.of("--out", message)
+    return Notebook(path, replace(found, sessions=(*found.sessions, session)))
+
+
+def _other_subject(ours: Subject, theirs: Subject) -> list[str]:
+    """In what two subjects differ."""
+    names = ("seq_length", "dtype", "expert_parallel_size", "quick")
+    odds = [
+        f"{name}: {getattr(ours, name)} here, {getattr(theirs, name)} there"
+        for name in names
+        if getattr(ours, name) != getattr(theirs, name)
+    ]
+    if ours.model != theirs.model:
+        odds.insert(0, f"model: {ours.model.name} here, {theirs.model.name} there, or of another shape")
+    return odds
+
+
+# --------------------------------------------------------------------------------------------------
+# Everything that one start measures, as tasks in the order they are done.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be measured."""
+
+    subject: Subject
+    tensor_parallel_sizes: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
+    groups: tuple[MeasuredGroup, ...]
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Every shard of the model.
+
+        Raises:
+            InvalidProblemError: the model cannot be split so.
+        """
+        return tuple(
+            Shard(
+                model=self.subject.model,
+                tensor_parallel_size=tensor_parallel_size,
+                expert_parallel_size=self.subject.expert_parallel_size,
+                micro_batch_size=micro_batch_size,
+                seq_length=self.subject.seq_length,
+            )
+            for tensor_parallel_size, micro_batch_size in product(
+                self.tensor_parallel_sizes, self.micro_batch_sizes
+            )
+        )
+
+
+def compute_tasks(wanted: Wanted) -> tuple[Task, ...]:
+    """What one process measures by itself: operators first, whole layers last."""
+    makers: dict[MeasuredGroup, Callable[[Shard], Iterator[Task]]] = {
+        "gemm": _gemm_tasks,
+        "attention": _attention_tasks,
+        "memory_bound": _memory_bound_tasks,
+        "layer": _layer_tasks,
+    }
+    shards = wanted.shards()
+    return tuple(
+        task
+        for group, make in makers.items()
+        if group in wanted.groups
+        for shard in shards
+        for task in make(shard)
+    )
+
+
+def collective_tasks(wanted: Wanted, ranks: Ranks, device: Device) -> tuple[Task, ...]:
+    """What all processes measure together; nothing where there is only one."""
+    if "collectives" not in wanted.groups or ranks.world_size == 1:
+        return ()
+    payloads = payloads_of(device.kind, quick=wanted.subject.quick)
+    return tuple(
+        _collective_task(operator, payload_bytes, ranks)
+        for operator in COLLECTIVES
+        for payload_bytes in payloads
+    )
+
+
+def _collective_task(operator: str, payload_bytes: int, ranks: Ranks) -> Task:
+    name = f"collectives/{operator}/{ranks.words()}/{payload_bytes}"
+
+    def measure(device: Device, effort: Effort) -> list[Measurement]:
+        return measure_collective(operator, payload_bytes, ranks, device, effort, task=name)
+
+    return Task(name=name, group="collectives", measure=measure)
+
+
+def _label(group: MeasuredGroup, operator: str, shard: Shard, shape: dict[str, int]) -> Label:
+    place = f"tp{shard.tensor_parallel_size}/mbs{shard.micro_batch_size}"
+    return Label(
+        task=f"{group}/{operator}/{place}", group=group, operator=operator, shape=shard.sizes() | shape
+    )
+
+
+def _gemm_tasks(shard: Shard) -> Iterator[Task]:
+    for gemm in shard.gemms():
+        shape = {"m": gemm.m, "n": gemm.n, "k": gemm.k, "experts": gemm.experts}
+        label = _label("gemm", gemm.operator, shard, shape)
+        yield Task(name=label.task, group="gemm", measure=partial(measure_gemm, gemm, label))
+
+
+def _attention_tasks(shard: Shard) -> Iterator[Task]:
+    label = _label("attention", "attention", shard, attention_shape(shard))
+    yield Task(name=label.task, group="attention", measure=partial(measure_attention, shard, label))
+
+
+def _memory_bound_tasks(shard: Shard) -> Iterator[Task]:
+    for operator, make in memory_bound_makers(shard.model).items():
+        label = _label("memory_bound", operator, shard, {"tokens": shard.tokens})
+        measure = partial(measure_memory_bound, make, shard, label)
+        yield Task(name=label.task, group="memory_bound", measure=measure)
+
+
+def _layer_tasks(shard: Shard) -> Iterator[Task]:
+    for kind in sorted(set(shard.model.layer_kinds())):
+        label = _label("layer", f"{kind}_layer", shard, {"seq_length": shard.seq_length})
+        yield Task(name=label.task, group="layer", measure=partial(measure_layer, shard, kind, label))
+
 
 Say = Callable[[str], None]
 MILLISECONDS = 1e3

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiles.errors import InvalidProblemError
-from profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import LayerKind, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from profiles.measure.device import Device, Tensor
-from profiles.measured_profile import Timing
+from meshwright.profiles.measure.device import Device, Tensor
+from meshwright.profiles.measured.profile import MeasuredGroup, Measurement, Timing
 
 T = TypeVar("T")
 FEWEST = 3  # repeats, however slow: fewer have no median
@@ -84,3 +84,41 @@ def _enough(seconds: Sequence[float], effort: Effort, *, late: bool) -> bool:
     if len(seconds) < effort.min_repeats:
         return late and len(seconds) >= FEWEST
     return late or len(seconds) >= effort.max_repeats or timing_of(seconds).spread <= effort.steady_spread
+
+
+# --------------------------------------------------------------------------------------------------
+# One unit of measuring: what an interrupted start need not repeat.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What the measurements of one operator share."""
+
+    task: str
+    group: MeasuredGroup
+    operator: str
+    shape: Mapping[str, int]
+
+    def measured(
+        self, kind: str, timing: Timing, *, flops: float = 0.0, moved_bytes: float = 0.0
+    ) -> Measurement:
+        """The measurement of one kind of pass."""
+        return Measurement(
+            task=self.task,
+            group=self.group,
+            operator=self.operator,
+            kind=kind,
+            shape=self.shape,
+            timing=timing,
+            work_flops=flops,
+            moved_bytes=moved_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A few measurements that are written together."""
+
+    name: str
+    group: MeasuredGroup
+    measure: Callable[[Device, Effort], list[Measurement]]

@@ -1,12 +1,12 @@
-"""``python -m service.api``: prints the OpenAPI document that a service of this version serves."""
+"""``python -m meshwright.service.api`` prints the OpenAPI document of this version."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from service.api.app import create_app
-from service.settings import Settings
+from meshwright.service.api.app import create_app
+from meshwright.service.settings import Settings
 
 
 def main() -> None:

@@ -7,23 +7,32 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from service.access import Access
-from service.api import errors, openapi
-from service.api.deps import Service
-from service.api.edge import Edge
-from service.api.metrics import Metrics
-from service.api.problems import declared
-from service.api.routes import catalogs, jobs, keys, plans, predictions, probes, profiles, reports
-from service.api.watch import Watch
-from service.db.database import Database
-from service.definitions import Definitions
-from service.engine.job_engine import JobEngine
-from service.jobs import Jobs, Limits
-from service.measurements import Measurements
-from service.profile_store import ProfileStore
-from service.queue import queue_for
-from service.settings import Settings
-from service.versions import version_of
+from meshwright.service.api import errors, openapi
+from meshwright.service.api.deps import Service
+from meshwright.service.api.edge import Edge
+from meshwright.service.api.metrics import Metrics
+from meshwright.service.api.problems import declared
+from meshwright.service.api.routes import (
+    catalogs,
+    jobs,
+    keys,
+    plans,
+    predictions,
+    probes,
+    profiles,
+    reports,
+)
+from meshwright.service.api.watch import Watch
+from meshwright.service.auth.access import Access
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.answers import version_of
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs, Limits
+from meshwright.service.jobs.queue import queue_for
+from meshwright.service.settings import Settings
+from meshwright.service.stores.definitions import Definitions
+from meshwright.service.stores.measurements import Measurements
+from meshwright.service.stores.profiles import ProfileStore
 
 
 def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:

@@ -13,28 +13,27 @@ from fastapi import Depends, Header, Query, Request, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
-from profiles.documents import DOCUMENT, PROBLEM, JsonReader, Limits, read_json
-from profiles.errors import InvalidProblemError
-from service.access import Access, Caller
-from service.api.errors import (
+from meshwright.profiles.documents import DOCUMENT, PROBLEM, JsonReader, Limits, read_json
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.api.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
     BusyError,
     UnsupportedMediaTypeError,
 )
-from service.api.metrics import Metrics
-from service.api.watch import Watch
-from service.db.database import Database
-from service.db.records import Origin
-from service.definitions import Definitions
-from service.idempotency import Repeatable, digest_of
-from service.jobs import Jobs
-from service.logs import add
-from service.measurements import Measurements
-from service.profile_store import ProfileStore
-from service.queue import WakeUpQueue
-from service.settings import Settings
-from service.telemetry import current_traceparent
+from meshwright.service.api.metrics import Metrics
+from meshwright.service.api.watch import Watch
+from meshwright.service.auth.access import Access, Caller
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import Origin
+from meshwright.service.jobs.idempotency import Repeatable, digest_of
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import WakeUpQueue
+from meshwright.service.settings import Settings
+from meshwright.service.stores.definitions import Definitions
+from meshwright.service.stores.measurements import Measurements
+from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.telemetry import add, current_traceparent
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C, level 1
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

@@ -14,9 +14,9 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.metrics import Metrics
-from service.api.problems import NO_PAGE, problem_response
-from service.logs import REQUESTS, about
+from meshwright.service.api.metrics import Metrics
+from meshwright.service.api.problems import NO_PAGE, problem_response
+from meshwright.service.telemetry import REQUESTS, about
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})

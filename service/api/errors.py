@@ -11,10 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
-from service.api.problems import problem_response
-from service.db.database import DATABASE_AWAY
-from service.errors import NotReadyError, ServiceError, TooManyRequestsError, UnauthorizedError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.service.api.problems import problem_response
+from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.errors import NotReadyError, ServiceError, TooManyRequestsError, UnauthorizedError
 
 RETRY_AFTER_S = 2
 STATUS_OF: Mapping[str, int] = {

@@ -9,9 +9,9 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from service.db.database import Database
-from service.db.metric_records import Distribution, job_figures
-from service.db.tables import STATES
+from meshwright.service.db.database import Database
+from meshwright.service.db.metric_records import Distribution, job_figures
+from meshwright.service.db.tables import STATES
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 

@@ -8,18 +8,17 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from profiles.calibration import FORMAT as CALIBRATION
-from profiles.measured_profile import FORMAT as MEASURED
-from service.api.schemas import EventView
-from service.db.records import DEFAULT_PRIORITY
-from service.given_launch_file import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
-from service.job_request import MAX_DEADLINE_S, MAX_PRIORITY, MIN_DEADLINE_S
-from service.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
-from service.launchers.reading.registry import reader_names
-from service.request_schema import ProblemRequest
-from service.sweep.axes import AXES, MAX_POINTS
-from solver.plan import Configuration
-from solver.runs import MEMORY_KINDS, MEMORY_RANKS
+from meshwright.profiles.calibration import FORMAT as CALIBRATION
+from meshwright.profiles.measured.profile import FORMAT as MEASURED
+from meshwright.service.api.schemas import EventView
+from meshwright.service.auth.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
+from meshwright.service.db.records import DEFAULT_PRIORITY
+from meshwright.service.launchers.reading.registry import reader_names
+from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
+from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
+from meshwright.service.requests.schema import ProblemRequest
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 _REF = "#/components/schemas/{model}"
 

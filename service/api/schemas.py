@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.api.problems import ProblemView, type_of
-from service.db.profile_records import ProfileRecord
-from service.db.records import JobRecord, JobSummary
-from service.engine.states import TERMINAL_STATES
-from solver.plan import (
-    Configuration,
+from meshwright.service.api.problems import ProblemView, type_of
+from meshwright.service.db.key_records import AuditRecord, KeyRecord
+from meshwright.service.db.profile_records import ProfileRecord
+from meshwright.service.db.records import JobRecord, JobSummary
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.solver.answer import (
+    Baseline,
     Infeasibility,
+    ObjectiveClaim,
+    ParetoFront,
     Plan,
     Prediction,
+    SkippedLauncher,
+    Status,
+    Why,
 )
-from solver.reasons import Why
+from meshwright.solver.configuration import Configuration
 
 State = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled", "expired"]
 
@@ -244,4 +251,175 @@ def _links(job: JobSummary) -> LinksView:
         cancel=None if job.state in TERMINAL_STATES else f"{here}:cancel",
         children=None if job.num_children is None else f"{here}/children",
         parent=None if job.parent_id is None else f"/v1/jobs/{job.parent_id}",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What the API shows of an answer: its certificate, its plans, and the points of a sweep.
+
+
+class PointView(BaseModel):
+    """One point of a sweep with its best plan and its certificate."""
+
+    point: int
+    values: dict[str, bool | int | str]  # of every axis
+    job_id: str | None  # the child that answered it
+    reused: bool  # it was answered before
+    state: State
+    status: Status | None
+    certified_by: list[str]
+    gap: float | None
+    bound_step_time_s: float | None
+    plan_id: str | None
+    config: Configuration | None
+    rank: int | None  # of its best plan among all points' plans
+    score: float | None  # what plans are ranked by, of a token; less is better
+    step_time_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    num_gpus: int | None
+    peak_memory_bytes: int | None
+    efficient: bool  # no other point is faster on as few GPUs, or as fast on fewer
+    infeasible: str | None  # the first reason why nothing fits
+    problem: dict[str, str] | None  # why it failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan(Plan):
+    """A plan in an answer."""
+
+    point: int | None = None  # of a sweep: the place in ``points`` of what it answers
+
+
+class AnswerView(BaseModel):
+    """The answer of a job with one page of its plans, best first."""
+
+    job_id: str
+    state: State
+    status: Status
+    certified_by: list[str]
+    objective_gap: float | None
+    objective_excess: float | None
+    bound_step_time_s: float | None
+    gap: float | None
+    space_size: int
+    legal: int
+    fit: int
+    explored: int
+    counts: dict[str, int]
+    elapsed_s: float
+    seed: int
+    versions: dict[str, str]
+    warnings: list[str]
+    infeasible: Infeasibility | None
+    num_gpus_used: int | None
+    peak_flops: float | None
+    notes: dict[str, str]
+    objective: ObjectiveClaim | None = None
+    baseline: Baseline | None = None
+    pareto: ParetoFront | None = None
+    points: list[PointView] | None = None  # of a sweep
+    space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
+    skipped_launchers: list[SkippedLauncher] = Field(default_factory=list)  # of a request for any launcher
+    plans: list[RankedPlan]
+    next_page_token: str | None
+
+
+# --------------------------------------------------------------------------------------------------
+# What the API answers with about keys and the audit trail.
+
+
+class KeyView(BaseModel):
+    """One key, without its secret."""
+
+    id: str
+    scope: Literal["read", "submit", "admin"]
+    title: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    usable: bool
+
+
+class NewKeyView(KeyView):
+    """One key with the token that stands for it; nobody can ever tell it again."""
+
+    token: str | None  # null in the answer to a repeated request: revoke the key and make another
+
+
+class KeyPage(BaseModel):
+    """Keys, newest first."""
+
+    keys: list[KeyView]
+    next_page_token: str | None = None
+
+
+class AuditView(BaseModel):
+    """One act of an administrator."""
+
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    details: dict[str, Any]
+
+
+class AuditPage(BaseModel):
+    """The audit trail, newest first."""
+
+    acts: list[AuditView]
+    next_page_token: str | None = None
+
+
+def key_fields(record: KeyRecord) -> dict[str, Any]:
+    """The fields of ``KeyView`` for one record."""
+    return {
+        "id": record.id,
+        "scope": record.scope,
+        "title": record.title,
+        "created_at": moment(record.created_at_s),
+        "expires_at": moment(record.expires_at_s),
+        "revoked_at": moment(record.revoked_at_s),
+        "usable": record.usable,
+    }
+
+
+def audit_view(record: AuditRecord) -> AuditView:
+    """One row of the audit trail as the API shows it."""
+    return AuditView(
+        at=datetime.fromtimestamp(record.at_s, UTC),
+        actor=record.actor,
+        action=record.action,
+        subject=record.subject,
+        details=dict(record.details),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What the API shows of the points of a sweep while they are searched.
+
+
+class ChildView(JobView):
+    """One point of a sweep: a job like any other."""
+
+    point: int
+    values: dict[str, bool | int | str]  # of every axis
+    reused: bool  # it was answered before
+
+
+class ChildPage(BaseModel):
+    """Points of a sweep, in order."""
+
+    children: list[ChildView]
+    next_page_token: str | None = None
+
+
+def child_view(child: JobSummary) -> ChildView:
+    """One record as a point."""
+    point = child.point or {}
+    return ChildView(
+        **job_fields(child),
+        point=child.position or 0,
+        values=point.get("values", {}),
+        reused=point.get("reused_from") is not None,
     )

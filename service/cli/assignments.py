@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
-from profiles.documents import shown
-from profiles.errors import InvalidProblemError
-from service.report.figures import SHORT_NAMES
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.report.formatting import SHORT_NAMES
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
 _SWITCHES = {"true": True, "false": False}

@@ -1,14 +1,38 @@
-"""``meshwright calibrate``: its options; the work is done in ``service.cli.calibrating``."""
+"""``meshwright calibrate``: its options; the work is done in ``meshwright.service.cli.calibrate``."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from math import exp
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.profiles.calibration import Calibration
+from meshwright.profiles.documents import shown, shown_path
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.service.cli.terminal import FOUND, say_warnings, screen
+from meshwright.service.files import write_text
+from meshwright.service.library import costs_of, is_measured, of_one_cluster
+from meshwright.service.stores.measurements import shape_of_plan
+from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
+from meshwright.solver.calibration.choose import Candidates, measuring_order
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.problem import Problem
+from meshwright.solver.runs.table import Run, read_runs
 
 
-def calibrate(
+def calibrate_command(
     runs: Annotated[Path, typer.Argument(help="Measured runs of the cluster, one a row (CSV).")],
     *,
     cluster: Annotated[str | None, typer.Option(help="Which one, when the file holds several.")] = None,
@@ -19,7 +43,123 @@ def calibrate(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Learn a cluster from a few of its runs; plan and predict take the result with --profile."""
-    from service.cli.calibrating import run_calibrate  # noqa: PLC0415 - the solver is loaded when needed
-
     code = run_calibrate(runs, cluster=cluster, out=out, measure_next=measure_next, as_json=json_output)
     raise typer.Exit(code)
+
+
+# --------------------------------------------------------------------------------------------------
+# Learns a cluster from a file of runs, writes what was learnt, and says what to measure next.
+
+
+_WORTH_SAYING = 0.05  # relative moves of a constant
+
+
+def run_calibrate(
+    path: Path, *, cluster: str | None, out: Path | None, measure_next: int, as_json: bool
+) -> int:
+    """Calibrate on the measured rows of a file and print the outcome; the exit code.
+
+    Raises:
+        InvalidProblemError: the file is no table of runs, holds several clusters and none was named, or
+            has no run to learn from.
+    """
+    runs = _rows(path, cluster)
+    observations = [one for one in map(Observation.of, runs) if one is not None]
+    measured = [one for one in observations if is_measured(one)]
+    following = _next(observations, measure_next)
+    calibration = None
+    if measured or not measure_next:
+        calibration = calibrate(measured, cluster=runs[0].cluster)
+    if calibration is not None and out is not None:
+        _write(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n")
+    if as_json:
+        learnt = calibration.to_json() if calibration else None
+        document = {"calibration": learnt, "measure_next": following}
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    else:
+        screen().print(Group(*_shown(calibration, following)))
+    if calibration is not None:
+        say_warnings(calibration.findings)
+    return FOUND
+
+
+def _rows(path: Path, cluster: str | None) -> list[Run]:
+    """The rows of one cluster in a file; faults name the option."""
+    try:
+        return of_one_cluster(read_runs(path, shape_of_plan), cluster)
+    except InvalidProblemError as fault:
+        renamed = {"/cluster": "--cluster"}
+        errors = (replace(one, pointer=renamed.get(one.pointer, one.pointer)) for one in fault.errors)
+        raise type(fault)(errors) from None
+
+
+def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile:
+    """The profile of a problem, corrected by the files that are given, else by the one that it names.
+
+    Raises:
+        InvalidProblemError: a file cannot be read, is no calibration or measured profile, or holds for
+            another GPU.
+    """
+    try:
+        profile, warnings = costs_of(problem, path or None)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(replace(one, pointer="--profile") for one in fault.errors) from None
+    say_warnings(warnings)
+    return profile
+
+
+def _next(observations: Sequence[Observation], count: int) -> list[str]:
+    """The names of the unmeasured rows worth measuring, the best first."""
+    if count == 0:
+        return []
+    done = [index for index, one in enumerate(observations) if is_measured(one)]
+    if len(done) == len(observations):
+        message = "every row is measured; add rows without step_time_s as candidates"
+        raise InvalidProblemError.of("--measure-next", message)
+    order = measuring_order(Candidates.of(observations, default_profile_of), done)
+    return [observations[index].name for index in islice(order, count)]
+
+
+def _shown(calibration: Calibration | None, following: Sequence[str]) -> list[RenderableType]:
+    """What was learnt, and what to measure."""
+    parts: list[RenderableType] = []
+    if calibration is not None:
+        runs, name = f"{calibration.num_runs} timed runs", shown(calibration.cluster)
+        head = f"{name}: calibrated on {runs} ({calibration.stack})"
+        parts += [Text(head, style="bold"), *_constants(calibration), *_spread(calibration)]
+    if following:
+        parts.append(Text(f"worth measuring next: {', '.join(map(shown, following))}"))
+    return parts
+
+
+def _constants(calibration: Calibration) -> list[RenderableType]:
+    """The constants that moved."""
+    moved = {n: exp(v) - 1.0 for n, v in calibration.log_offsets.items()}
+    moved = {n: v for n, v in moved.items() if abs(v) > _WORTH_SAYING}
+    if not moved:
+        return [Text("every constant stays within 5 % of its stack's")]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("constant")
+    table.add_column("against its stack's", justify="right")
+    table.add_column("sure within", justify="right")
+    for name, change in sorted(moved.items(), key=lambda item: -abs(item[1])):
+        table.add_row(name, f"{change:+.0%}", f"± {exp(calibration.log_sds.get(name, 0.0)) - 1.0:.0%}")
+    return [table]
+
+
+def _spread(calibration: Calibration) -> list[RenderableType]:
+    """How sure a prediction near these runs is."""
+    if calibration.residual is None:
+        return []
+    sigma = float(np.median(calibration.residual.sigma(np.array(calibration.residual.points))))
+    return [Text(f"80 % of runs like these are expected within ± {exp(1.2816 * sigma) - 1.0:.1%}")]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the calibration."""
+    try:
+        write_text(path, text)
+    except OSError as fault:
+        reason = fault.strerror or "cannot be written"
+        raise InvalidProblemError.of("--out", f"{shown_path(path)}: {reason}") from None
+    sys.stderr.write(f"wrote {path}\n")

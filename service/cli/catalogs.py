@@ -7,29 +7,33 @@ from typing import Annotated, Literal
 
 import typer
 
+from meshwright.profiles.library import (
+    cluster_names,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_names,
+    model_names,
+)
+from meshwright.profiles.units import GB, GIB, TERA
+
 NAMES = ("name", "gpu")  # columns of names that problems use: never cut
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
 
 
 def models(json_output: AsJson = False) -> None:
     """List the models of the catalog."""
-    from service.cli import catalog_rows  # noqa: PLC0415 - the catalog is loaded when it is needed
-
-    _show(catalog_rows.model_rows(), json_output=json_output)
+    _show(model_rows(), json_output=json_output)
 
 
 def clusters(json_output: AsJson = False) -> None:
     """List the clusters of the catalog."""
-    from service.cli import catalog_rows  # noqa: PLC0415 - the same
-
-    _show(catalog_rows.cluster_rows(), json_output=json_output)
+    _show(cluster_rows(), json_output=json_output)
 
 
 def gpus(json_output: AsJson = False) -> None:
     """List the GPU types of the catalog."""
-    from service.cli import catalog_rows  # noqa: PLC0415 - the same
-
-    _show(catalog_rows.gpu_rows(), json_output=json_output)
+    _show(gpu_rows(), json_output=json_output)
 
 
 def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> None:
@@ -39,7 +43,7 @@ def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> Non
         return
     from rich.table import Table  # noqa: PLC0415 - the same
 
-    from service.cli.screen import screen  # noqa: PLC0415 - the same
+    from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, value in rows[0].items():
@@ -49,3 +53,67 @@ def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> Non
     for row in rows:
         table.add_row(*(value if isinstance(value, str) else f"{value:g}" for value in row.values()))
     screen().print(table)
+
+
+# --------------------------------------------------------------------------------------------------
+# The catalog as rows of plain values; units stand in the names.
+
+
+Row = dict[str, str | int | float]
+_BILLION = 1e9
+
+
+def model_rows() -> list[Row]:
+    """Every model: name, parameters, shape."""
+    rows: list[Row] = []
+    for name in model_names():
+        model = find_model(name)
+        experts = model.moe.num_experts if model.moe else 0
+        rows.append(
+            {
+                "name": name,
+                "title": model.title,
+                "billion_parameters": round(model.num_parameters() / _BILLION, 1),
+                "layers": model.num_layers,
+                "hidden_size": model.hidden_size,
+                "experts": experts,
+            }
+        )
+    return rows
+
+
+def cluster_rows() -> list[Row]:
+    """Every cluster: name and what one of its nodes is."""
+    rows: list[Row] = []
+    for name in cluster_names():
+        group = find_cluster(name).groups[0]
+        rows.append(
+            {
+                "name": name,
+                "gpu": group.gpu.slug,
+                "gpus_per_node": group.gpus_per_node,
+                "gpus_on_fast_link": group.island_gpus,
+                "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
+                "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
+            }
+        )
+    return rows
+
+
+def gpu_rows() -> list[Row]:
+    """Every GPU type, once: memory as its driver reports it, dense peak, memory bandwidth."""
+    rows: list[Row] = []
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        if gpu.slug != name:
+            continue
+        rows.append(
+            {
+                "name": name,
+                "memory_gib": round(gpu.memory_bytes / GIB, 1),
+                "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
+                "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
+                "architecture": gpu.architecture,
+            }
+        )
+    return rows

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import httpx
 
-from profiles.documents import shown
-from profiles.errors import FieldError, InvalidProblemError, PlannerError
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 
 TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
 LONG_POLL_S = 20.0

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
+from meshwright.service.cli.terminal import FOUND, screen
+from meshwright.service.library import side_of
+from meshwright.service.report.comparison import render_comparison
+from meshwright.service.report.question import header
+from meshwright.solver.explain.compare import compared
 
 _PLAN_HELP = "Id that plan printed (a prefix will do); with --from also a rank."
 
@@ -18,6 +30,54 @@ def compare(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Say what each difference between two plans buys, in seconds that add up."""
-    from service.cli.comparing import run_compare  # noqa: PLC0415 - the solver is loaded when it is needed
-
     raise typer.Exit(run_compare(plan_a, plan_b, source=source, as_json=json_output))
+
+
+# --------------------------------------------------------------------------------------------------
+# Compares two plans that were found before.
+
+
+_LONGEST_RANK = 3  # digits; what is longer is an id
+
+
+def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool) -> int:
+    """Print what turns the first plan into the second; the exit code.
+
+    Raises:
+        InvalidProblemError: there is no such plan, or the two answer different questions.
+    """
+    first, second = (_plan(name, source) for name in (plan_a, plan_b))
+    _require_same_question(first, second)
+    sides = [side_of(one.plan, one.problem) for one in (first, second)]
+    profile = profile_for(sides[1].problem, None)
+    found = compared(profile, *sides)
+    if as_json:
+        document = {"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)}
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console = screen()
+    console.print(header(second.problem, console.width))
+    names = tuple(f"#{one.plan.rank} {one.plan.plan_id[:4]}" for one in (first, second))
+    configurations = (first.plan.config, second.plan.config)
+    console.print(render_comparison(found, (names[0], names[1]), configurations, width=console.width))
+    return FOUND
+
+
+def _plan(name: str, source: Path | None) -> KeptPlan:
+    """A plan by id, or by rank in a file."""
+    if source is None:
+        return find_plan(name)
+    if name.isdecimal() and len(name) <= _LONGEST_RANK:
+        return plan_of_file(source, int(name))
+    return plan_of_file_by_id(source, name)
+
+
+def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:
+    """Plans of different models, clusters or batches have no differences of configuration alone."""
+    one, other = first.problem, second.problem
+    for name in ("model", "cluster", "launcher", "profile"):
+        if getattr(one, name) != getattr(other, name):
+            raise InvalidProblemError.of("plan_b", f"the plans answer different questions: another {name}")
+    batches = (first.plan.config.global_batch_size, second.plan.config.global_batch_size)
+    if batches[0] != batches[1] or one.workload.seq_length != other.workload.seq_length:
+        raise InvalidProblemError.of("plan_b", "the plans answer different questions: another batch")

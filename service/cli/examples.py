@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 _ASKED = "--model llama-3.1-8b --cluster dgx-h100 --num-nodes 4 --global-batch-size 256 --seq-length 8192"
 EXAMPLES = {
     "plan": (
@@ -44,7 +42,7 @@ EXAMPLES = {
     ),
     "profile": (
         "meshwright profile --model llama-3.1-8b --seq-length 8192 --out layers.json --tp 1,2,4",
-        "torchrun --nproc-per-node=8 -m service.cli.main profile --model X --seq-length 8192 --out x.json",
+        "torchrun --nproc-per-node=8 -m meshwright profile --model X --seq-length 8192 --out x.json",
     ),
     "import": (
         "meshwright import topo.txt --gpu h100 --num-nodes 16 --out cluster.yaml",
@@ -82,18 +80,7 @@ EXAMPLES = {
 }
 
 
-def with_examples(app: typer.Typer, prefix: str = "") -> None:
-    """Put its examples under the help of every command of ``app``, and of its groups."""
-    for command in app.registered_commands:
-        name = command.name or getattr(command.callback, "__name__", "")
-        command.epilog = _epilog(f"{prefix}{name}")
-    for group in app.registered_groups:
-        group.epilog = _epilog(f"{prefix}{group.name}")
-        if group.typer_instance is not None:
-            with_examples(group.typer_instance, f"{prefix}{group.name} ")
-
-
-def _epilog(path: str) -> str | None:
-    """The examples of a command, one a line; the escape keeps the lines apart."""
+def examples_of(path: str) -> str | None:
+    """The examples of a command, such as ``jobs list``, one a line; the escape keeps the lines apart."""
     lines = EXAMPLES.get(path)
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)]) if lines else None

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli.predict import FROM_ARGS_HELP, SET_HELP, VAR_HELP
-from service.cli.problem_options import PROFILE_HELP, Request, with_request
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.predict import FROM_ARGS_HELP, SET_HELP, VAR_HELP
+from meshwright.service.cli.problem_options import PROFILE_HELP, Asked, Request, own_of, with_request
+from meshwright.service.cli.progress import ProgressLine, cancellable
+from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
+from meshwright.service.cli.terminal import FOUND, code_of, screen
+from meshwright.service.library import PlanResult, answer_document, compared_with_best, recommended
+from meshwright.service.report.question import header
+from meshwright.service.report.terminal import profile_words, render_answer, render_plan
+from meshwright.solver.planner.plan import ask
 
 
 @with_request
@@ -31,8 +42,7 @@ def explain(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price your own configuration beside the best plan, and say what each difference buys."""
-    from service.cli.explaining import run_explain, run_explain_plan  # noqa: PLC0415 - loads the solver
-    from service.cli.own import Asked  # noqa: PLC0415
+    from meshwright.service.cli.problem_options import Asked  # noqa: PLC0415
 
     if plan is not None:
         if request or config or assign or from_args or variable or profile:
@@ -42,3 +52,55 @@ def explain(
         raise typer.Exit(run_explain_plan(plan, as_json=json_output))
     asked = Asked(config=config, assign=assign or [], from_args=from_args or [], variables=variable or [])
     raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))
+
+
+# --------------------------------------------------------------------------------------------------
+# The user's own configuration, the best plan, and the way from one to the other.
+
+
+def run_explain(
+    request: Request, asked: Asked, *, as_json: bool, calibration: Sequence[Path] | None = None
+) -> int:
+    """Search, compare, print; the exit code, which is the search's where it finds no plan.
+
+    Raises:
+        InvalidProblemError: the problem, the configuration or the launch command is wrong.
+    """
+    own = own_of(request, asked)
+    problem = recommended(own.problem)
+    profile = profile_for(problem, calibration)
+    line = ProgressLine()
+    with cancellable() as cancellation:
+        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    line.clear()
+    console = screen()
+    if not answer.plans:
+        console.print(render_answer(answer, problem, width=console.width))
+        return code_of(answer, cancelled=cancellation.wanted)
+    keep(answer_document(answer, problem), problem)
+    result = PlanResult(problem=problem, answer=answer, profile=profile)
+    found = compared_with_best(result, own.problem, own.configuration)
+    if as_json:
+        document = {**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)}
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console.print(header(problem, console.width))
+    console.print(found.render(console.width, notes=own.notes, unread=own.unread))
+    return FOUND
+
+
+def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
+    """Print one plan that was found before, with every figure of its reasons; the exit code.
+
+    Raises:
+        InvalidProblemError: there is no such plan.
+    """
+    kept = find_answer(plan_id)
+    plan = plan_of(kept)
+    if as_json:
+        sys.stdout.write(json.dumps(plan.to_json(), indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console = screen()
+    words = profile_words(kept.answer, kept.problem)
+    console.print(render_plan(plan, kept.problem, width=console.width, profile=words))
+    return FOUND

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
+from meshwright.service.cli.terminal import say_warnings
+from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
+from meshwright.service.launchers.registry import export, launcher_names
 
-def export(
+
+def export_command(
     plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
@@ -20,9 +28,48 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
 ) -> None:
     """Write the launch files of a plan."""
-    from service.cli import exporting  # noqa: PLC0415 - the launchers are loaded when they are needed
-
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
-    chosen = exporting.chosen_plan(plan_id, source, rank)
-    exporting.write_export(chosen, launcher=launcher, save_dir=save_dir, force=force)
+    chosen = chosen_plan(plan_id, source, rank)
+    write_export(chosen, launcher=launcher, save_dir=save_dir, force=force)
+
+
+# --------------------------------------------------------------------------------------------------
+# From a kept plan to launch files.
+
+
+def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan:
+    """The plan of that id, or of that rank in a file.
+
+    Raises:
+        InvalidProblemError: there is no such plan.
+    """
+    if source is not None:
+        return plan_of_file(source, rank)
+    return find_plan(plan_id or "")
+
+
+def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | None, force: bool) -> None:
+    """Write the launch files into ``save_dir``, or print them where there is none.
+
+    Raises:
+        InvalidProblemError: no launcher was named, or the folder is taken.
+        RefusedExportError: the launcher cannot express the plan.
+    """
+    name = launcher or chosen.problem.launcher
+    if name == "none":
+        allowed = ", ".join(launcher_names())
+        raise InvalidProblemError.of(
+            "--launcher", "the problem names no launcher; name one", allowed=allowed
+        )
+    if save_dir is not None:
+        check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
+    bundle = export(chosen.plan, chosen.problem, name)
+    say_warnings(bundle.warnings)
+    if save_dir is None:
+        for file, text in bundle.files.items():
+            sys.stdout.write(f"=== {file}\n{text}")
+        return
+    files = {**bundle.files, ANSWER_FILE: json.dumps(chosen.document(), indent=1, allow_nan=False) + "\n"}
+    save_folder(save_dir, files, plan_id=chosen.plan.plan_id, force=force)
+    sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from service.cli.problem_options import SWEEP_HELP, Request, with_request, with_sweep
+from meshwright.service.cli import terminal
+from meshwright.service.cli.client import TERMINAL_STATES, ServiceClient
+from meshwright.service.cli.problem_options import SWEEP_HELP, Request, with_request, with_sweep
+from meshwright.service.cli.progress import ProgressLine
+from meshwright.service.cli.saved_plans import keep
+from meshwright.service.cli.terminal import screen
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.library import answer_document
+from meshwright.service.report.points import render_points
+from meshwright.service.report.terminal import render_answer
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.problem import Progress
 
 app = typer.Typer(help="Jobs of a running service.", no_args_is_help=True)
 
@@ -33,14 +49,12 @@ def submit(
     json_output: AsJson = False,
 ) -> None:
     """Submit a problem, or a sweep of them, as a job."""
-    from service.cli import job_commands  # noqa: PLC0415 - the client is loaded when it is needed
-
     with_sweep(request, sweep or ())
     more = {"priority": priority, "deadline_s": deadline_s}
     request.update({name: value for name, value in more.items() if value is not None})
-    job_id = job_commands.submit(url, request, key=key, fresh=fresh, quiet=wait_for_it, as_json=json_output)
+    job_id = submit_job(url, request, key=key, fresh=fresh, quiet=wait_for_it, as_json=json_output)
     if wait_for_it:
-        raise typer.Exit(job_commands.wait(url, job_id, as_json=json_output))
+        raise typer.Exit(wait_for_job(url, job_id, as_json=json_output))
 
 
 @app.command("list")
@@ -50,30 +64,142 @@ def list_jobs(
     json_output: AsJson = False,
 ) -> None:
     """List the newest jobs."""
-    from service.cli import job_commands  # noqa: PLC0415 - the same
-
-    job_commands.list_jobs(url, limit, as_json=json_output)
+    print_jobs(url, limit, as_json=json_output)
 
 
 @app.command()
 def show(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Show one job, and its answer once it has one."""
-    from service.cli import job_commands  # noqa: PLC0415 - the same
-
-    raise typer.Exit(job_commands.show(url, job_id, as_json=json_output))
+    raise typer.Exit(print_job(url, job_id, as_json=json_output))
 
 
 @app.command()
 def wait(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Follow a job to its end and print its answer."""
-    from service.cli import job_commands  # noqa: PLC0415 - the same
-
-    raise typer.Exit(job_commands.wait(url, job_id, as_json=json_output))
+    raise typer.Exit(wait_for_job(url, job_id, as_json=json_output))
 
 
 @app.command()
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Cancel a job; a finished one stays as it is."""
-    from service.cli import job_commands  # noqa: PLC0415 - the same
+    cancel_job(url, job_id, as_json=json_output)
 
-    job_commands.cancel(url, job_id, as_json=json_output)
+
+# --------------------------------------------------------------------------------------------------
+# What ``meshwright jobs`` does: calls the service and prints what it says.
+
+
+_EXIT_CODES = {
+    "succeeded": terminal.FOUND,
+    "infeasible": terminal.INFEASIBLE,
+    "failed": terminal.NO_PLAN,
+    "cancelled": terminal.CANCELLED,
+    "expired": terminal.NO_PLAN,
+}
+
+
+def submit_job(
+    url: str, request: Request, *, key: str | None, fresh: bool, quiet: bool, as_json: bool
+) -> str:
+    """Submit a problem; the id of its job, which is printed unless ``quiet``."""
+    with ServiceClient(url) as service:
+        job = service.submit(request, key=key, fresh=fresh)
+    if not quiet:
+        print_json(job) if as_json else sys.stdout.write(f"{job['id']}  {job['state']}\n")
+    return str(job["id"])
+
+
+def print_jobs(url: str, limit: int, *, as_json: bool) -> None:
+    """The newest jobs, one line each."""
+    with ServiceClient(url) as service:
+        page = service.jobs(limit)
+    if as_json:
+        print_json(page)
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("job", "state", "created", "finished"):
+        table.add_column(title, no_wrap=True)
+    for job in page["jobs"]:
+        cells = (job["id"], job["state"], job["created_at"], job.get("finished_at") or "–")
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    screen().print(table)
+
+
+def print_job(url: str, job_id: str, *, as_json: bool) -> int:
+    """One job as it stands; the exit code of how it ended, 0 while it has not."""
+    with ServiceClient(url) as service:
+        job = service.job(job_id)
+        return _print_job(service, job, as_json=as_json)
+
+
+def wait_for_job(url: str, job_id: str, *, as_json: bool) -> int:
+    """Follow a job to its end; the exit code of how it ended."""
+    with ServiceClient(url) as service:
+        return _print_job(service, followed(service, job_id), as_json=as_json)
+
+
+def cancel_job(url: str, job_id: str, *, as_json: bool) -> None:
+    """Ask for a job to be cancelled."""
+    with ServiceClient(url) as service:
+        job = service.cancel(job_id)
+    if as_json:
+        print_json(job)
+    else:
+        wanted = " (cancelling)" if job["cancel_requested"] and job["state"] == "running" else ""
+        sys.stdout.write(f"{job['id']}  {job['state']}{wanted}\n")
+
+
+def followed(service: ServiceClient, job_id: str) -> dict[str, Any]:
+    """The finished job; its progress is shown meanwhile."""
+    line, job = ProgressLine(), {}
+    for job in service.until_finished(job_id):
+        if job.get("progress"):
+            line.show(_progress(job["progress"]))
+    line.clear()
+    return job
+
+
+def _progress(raw: Mapping[str, Any]) -> Progress:
+    """A progress report of the service."""
+    return Progress(
+        stage=raw["stage"],
+        explored=raw["explored"],
+        total=raw["total"],
+        incumbent_step_time_s=raw.get("incumbent_step_time_s"),
+        bound_step_time_s=raw.get("bound_step_time_s"),
+        gap=raw.get("gap"),
+        elapsed_s=raw["elapsed_s"],
+    )
+
+
+def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool) -> int:
+    """A job, and its answer where it has one."""
+    has_answer = job["state"] in TERMINAL_STATES and bool(job["links"].get("plans"))
+    answer = service.answer(job["id"]) if has_answer else None
+    if as_json:
+        print_json({**job, "answer": answer} if answer else job)
+    elif answer:
+        print_answer(answer, job["request"])
+    else:
+        sys.stdout.write(f"{job['id']}  {job['state']}\n")
+    if job.get("problem"):
+        terminal.say_error(job["problem"].get("detail") or job["problem"]["title"])
+    return _EXIT_CODES.get(job["state"], terminal.FOUND)
+
+
+def print_answer(answer: Mapping[str, Any], request: Mapping[str, object]) -> None:
+    """The ranking for people, as ``meshwright plan`` prints and keeps it; of a sweep its points."""
+    if answer.get("points"):
+        console = screen()
+        console.print(render_points(answer, width=console.width))
+        return
+    problem, read = parse_problem(request), answer_from_json(answer)
+    if read.plans:
+        terminal.say_warnings(keep(answer_document(read, problem), problem))
+    console = screen()
+    console.print(render_answer(read, problem, width=console.width))
+
+
+def print_json(document: object) -> None:
+    """JSON on stdout."""
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")

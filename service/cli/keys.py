@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy.exc import SQLAlchemyError
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.cli.database import DatabaseUnreachableError
+from meshwright.service.cli.terminal import screen
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database, sqlite_path
+from meshwright.service.db.key_records import KeyRecord
+from meshwright.service.errors import NotFoundError
+from meshwright.service.settings import settings_with
 
 app = typer.Typer(help="Keys of a service.", no_args_is_help=True)
 
@@ -21,10 +40,8 @@ def create(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key and print it, once; from then on the service demands keys."""
-    from service.cli import key_commands  # noqa: PLC0415 - the database is loaded when it is needed
-
     given = {"tenant": tenant, "scope": scope, "title": title, "expires_in_days": expires_in_days}
-    typer.echo(key_commands.create(database_url, given))
+    typer.echo(create_key(database_url, given))
 
 
 @app.command("list")
@@ -34,9 +51,7 @@ def list_keys(
     database_url: DatabaseUrl = None,
 ) -> None:
     """List keys, newest first; their secrets are not kept."""
-    from service.cli import key_commands  # noqa: PLC0415 - the same
-
-    key_commands.show(database_url, tenant, as_json=json_output)
+    show(database_url, tenant, as_json=json_output)
 
 
 @app.command()
@@ -44,7 +59,90 @@ def revoke(
     key_id: Annotated[str, typer.Argument(help="Id of the key.")], database_url: DatabaseUrl = None
 ) -> None:
     """End a key for good."""
-    from service.cli import key_commands  # noqa: PLC0415 - the same
-
-    key_commands.revoke(database_url, key_id)
+    revoke_key(database_url, key_id)
     typer.echo(f"{key_id}  revoked")
+
+
+# --------------------------------------------------------------------------------------------------
+# What ``meshwright keys`` does: reads and writes keys in the service's database.
+
+
+SHOWN = 1000
+
+
+def create_key(database_url: str | None, given: Mapping[str, Any]) -> str:
+    """The token of a new key.
+
+    Raises:
+        InvalidProblemError: an option is wrong.
+        DatabaseUnreachableError: the database cannot be reached, or its schema is another one.
+    """
+    try:
+        new = NewKey(**given)
+    except InvalidProblemError as fault:
+        options = (f"--{error.pointer[1:].replace('_', '-')}" for error in fault.errors)
+        named = zip(fault.errors, options, strict=True)
+        raise InvalidProblemError(replace(error, pointer=option) for error, option in named) from None
+    with _keys(database_url) as keys:
+        return keys.create(new)[1]
+
+
+def show(database_url: str | None, tenant: str | None, *, as_json: bool) -> None:
+    """The newest keys, one line each."""
+    with _keys(database_url) as keys:
+        found = keys.page(tenant, page_size=SHOWN).items
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(key) for key in found], indent=1) + "\n")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("key", "tenant", "scope", "created", "state", "title"):
+        table.add_column(title, no_wrap=True)
+    for key in found:
+        cells = (key.id, key.tenant, key.scope, _day(key.created_at_s), _state(key), key.title)
+        table.add_row(*(Text(cell) for cell in cells))
+    screen().print(table)
+
+
+def revoke_key(database_url: str | None, key_id: str) -> None:
+    """End a key for good.
+
+    Raises:
+        InvalidProblemError: there is no such key.
+    """
+    with _keys(database_url) as keys:
+        try:
+            keys.revoke(key_id)
+        except NotFoundError:
+            raise InvalidProblemError.of("KEY_ID", "there is no such key") from None
+
+
+@contextmanager
+def _keys(database_url: str | None) -> Iterator[Keys]:
+    """The keys of a database; the schema of a SQLite file is brought up to date first."""
+    settings = settings_with({"database_url": database_url})
+    path = sqlite_path(settings.database_url)
+    database = Database(settings.database_url)
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if settings.migrates:
+            migrations.upgrade(database)
+        yield Keys(database, actor="command line")
+    except (SQLAlchemyError, OSError) as fault:
+        raise DatabaseUnreachableError(f"the keys cannot be reached ({type(fault).__name__})") from None
+    finally:
+        database.close()
+
+
+def _day(time_s: float) -> str:
+    """Seconds since 1970 as a day and a time in UTC."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _state(key: KeyRecord) -> str:
+    """Usable until when, or why not any more."""
+    if key.revoked_at_s is not None:
+        return "revoked"
+    if key.expires_at_s is None:
+        return "usable"
+    return f"usable until {_day(key.expires_at_s)}" if key.usable else "expired"

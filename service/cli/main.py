@@ -1,41 +1,133 @@
-"""``meshwright``: every command of the product; each stands in its own file and loads what it needs."""
+"""``meshwright``: every command of the product; calling a command imports its module."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_command_from_info, get_group_from_info
+from typer.models import CommandInfo, TyperInfo
 
-from profiles.errors import InternalError, PlannerError
-from service.cli import (
-    calibrate,
-    catalogs,
-    compare,
-    database,
-    demo,
-    explain,
-    export,
-    import_file,
-    jobs,
-    keys,
-    plan,
-    plot,
-    predict,
-    processes,
-    profile,
-    report,
-    shapes,
-    validate,
-)
-from service.cli.examples import with_examples
-from service.cli.exits import report as report_fault
-from service.cli.exits import report_usage
-from service.cli.screen import spell_plainly
+from meshwright.profiles.errors import InternalError, PlannerError
+from meshwright.service.cli.examples import examples_of
+from meshwright.service.cli.terminal import report as report_fault
+from meshwright.service.cli.terminal import report_usage, spell_plainly
+
+# name: where it is defined in service/cli, and its help (of which lists show what fits a line)
+COMMANDS = {
+    "plan": ("plan:plan", "Search the best parallel configurations for a model, a cluster and a batch."),
+    "predict": (
+        "predict:predict_command",
+        "Price one configuration: step time, memory by stage, risk of running out of it.",
+    ),
+    "explain": (
+        "explain:explain",
+        "Price your own configuration beside the best plan, and say what each difference buys.",
+    ),
+    "compare": (
+        "compare:compare",
+        "Say what each difference between two plans buys, in seconds that add up.",
+    ),
+    "shapes": (
+        "shapes:shapes",
+        "Name nearby model shapes that train faster for each parameter, or split better.",
+    ),
+    "export": ("export:export_command", "Write the launch files of a plan."),
+    "report": ("report:report", "Write an answer as one HTML file to read, print or mail."),
+    "plot": (
+        "plot:plot",
+        "Draw one figure of an answer: Pareto plot, memory, waterfall, timeline or roofline.",
+    ),
+    "calibrate": (
+        "calibrate:calibrate_command",
+        "Learn a cluster from a few of its runs; plan and predict take the result with --profile.",
+    ),
+    "validate": (
+        "validate:validate_command",
+        "Predict measured runs and say how wrong the predictions are.",
+    ),
+    "profile": (
+        "profile:profile",
+        "Measure this machine with PyTorch; under torchrun, the collectives of its processes as well.",
+    ),
+    "import": (
+        "import_file:import_file",
+        "Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.",
+    ),
+    "models": ("catalogs:models", "List the models of the catalog."),
+    "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
+    "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
+    "serve": ("serve:serve_command", "Run the service: API, records and workers on this machine."),
+    "worker": ("serve:worker", "Become one worker process (``python -m meshwright.workers``)."),
+    "demo": (
+        "demo:demo",
+        "Start the service, submit a job over REST, follow it, print and save its best plan.",
+    ),
+    "jobs": ("jobs:app", "Jobs of a running service."),
+    "keys": ("keys:app", "Keys of a service."),
+    "db": ("database:app", "The records: schema and copies."),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each built from its module when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - Typer keeps the type of commands to itself
+        if name not in self._built:
+            self._built[name] = _built(name, *COMMANDS[name][0].split(":"))
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - the same
+    """The command or the group of commands that a module defines, with its examples."""
+    defined = getattr(import_module(f"meshwright.service.cli.{module}"), definition)
+    if isinstance(defined, typer.Typer):
+        for command in defined.registered_commands:
+            own = command.name or getattr(command.callback, "__name__", "")
+            command.epilog = examples_of(f"{name} {own}")
+        info = TyperInfo(defined, name=name, epilog=examples_of(name))
+        return get_group_from_info(
+            info, pretty_exceptions_short=True, suggest_commands=True, rich_markup_mode=None
+        )
+    single = CommandInfo(name=name, callback=defined, epilog=examples_of(name))
+    return get_command_from_info(single, pretty_exceptions_short=True, rich_markup_mode=None)
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from the table above; calling one, or asking for its help, loads it."""
+
+    def __init__(self, **given: Any) -> None:  # noqa: ANN401 - what Typer hands over
+        super().__init__(**given)
+        self.commands = _Commands()  # type: ignore[assignment]
+
+    def format_commands(self, _ctx: object, formatter: Any) -> None:  # noqa: ANN401
+        """The list of commands, without loading any."""
+        limit = formatter.width - 6 - max(len(name) for name in COMMANDS)
+        rows = [
+            (name, TyperCommand(name, help=text).get_short_help_str(limit))
+            for name, (_, text) in COMMANDS.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="meshwright",
+    cls=LazyGroup,
     help="Which parallel configuration should this training run use, and how sure are we?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -62,30 +154,6 @@ def options(
     ] = False,
 ) -> None:
     """Which parallel configuration should this training run use, and how sure are we?"""
-
-
-app.command("plan")(plan.plan)
-app.command("predict")(predict.predict)
-app.command("explain")(explain.explain)
-app.command("compare")(compare.compare)
-app.command("shapes")(shapes.shapes)
-app.command("export")(export.export)
-app.command("report")(report.report)
-app.command("plot")(plot.plot)
-app.command("calibrate")(calibrate.calibrate)
-app.command("validate")(validate.validate)
-app.command("profile")(profile.profile)
-app.command("import")(import_file.import_file)
-app.command("models")(catalogs.models)
-app.command("clusters")(catalogs.clusters)
-app.command("gpus")(catalogs.gpus)
-app.command("serve")(processes.serve)
-app.command("worker")(processes.worker)
-app.command("demo")(demo.demo)
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(keys.app, name="keys")
-app.add_typer(database.app, name="db")
-with_examples(app)
 
 
 def main() -> None:

@@ -1,13 +1,54 @@
-"""``meshwright plan``: its options; the work is done in ``service.cli.planning``."""
+"""``meshwright plan``: its options; the work is done in ``meshwright.service.cli.plan``."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.problem_options import PROFILE_HELP, SWEEP_HELP, Request, with_request, with_sweep
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.problem_options import (
+    PROFILE_HELP,
+    SWEEP_HELP,
+    Request,
+    with_request,
+    with_sweep,
+)
+from meshwright.service.cli.progress import Cancellation, ProgressLine, cancellable
+from meshwright.service.cli.saved_plans import keep
+from meshwright.service.cli.terminal import (
+    CANCELLED,
+    FOUND,
+    INFEASIBLE,
+    NO_PLAN,
+    code_of,
+    say_error,
+    say_warnings,
+    screen,
+)
+from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
+from meshwright.service.jobs.states import EndState
+from meshwright.service.jobs.sweeps import SolvedPoint, join
+from meshwright.service.launchers.registry import export
+from meshwright.service.library import answer_document
+from meshwright.service.report.page import render_page
+from meshwright.service.report.points import points_to_csv, render_points
+from meshwright.service.report.sentences import measure_line
+from meshwright.service.report.table import to_csv
+from meshwright.service.report.terminal import render_answer
+from meshwright.service.reporting import report_of
+from meshwright.service.requests.jobs import Sweep, read_job_request
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.explain.certainty import runs_to_measure
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 
 
 @with_request
@@ -25,14 +66,10 @@ def plan(
     measure_next: Annotated[int, typer.Option(min=0, help="Name so many plans worth measuring.")] = 0,
 ) -> None:
     """Search the best parallel configurations for a model, a cluster and a batch."""
-    from service.cli.planning import run_plan  # noqa: PLC0415 - the solver is loaded when it is needed
-
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
     if with_sweep(request, sweep or ()):
-        from service.cli.sweeping import run_sweep  # noqa: PLC0415 - the same
-
         if save_dir or measure_next:
             raise typer.BadParameter("--save-dir and --measure-next do not go with a sweep")
         raise typer.Exit(run_sweep(request, form=form, calibration=profile))
@@ -45,3 +82,158 @@ def plan(
         measure_next=measure_next,
     )
     raise typer.Exit(code)
+
+
+# --------------------------------------------------------------------------------------------------
+# A search in this process: ask, search, keep, save, print.
+
+
+Form = Literal["table", "json", "csv"]
+
+
+def run_plan(
+    request: Request,
+    *,
+    form: Form,
+    save_dir: Path | None,
+    force: bool,
+    calibration: Sequence[Path] | None = None,
+    measure_next: int = 0,
+) -> int:
+    """Search and print; the exit code. ``measure_next`` plans worth measuring are named.
+
+    Raises:
+        InvalidProblemError: the request is wrong, or the folder is taken.
+        RefusedExportError: the launcher cannot express the best plan.
+    """
+    problem = parse_problem(request)
+    profile = profile_for(problem, calibration)
+    if save_dir:
+        check_folder(save_dir, force=force)
+    answer, cancelled = _search(problem, profile)
+    document = answer_document(answer, problem)
+    worth = runs_to_measure(problem, profile, answer.plans, measure_next) if measure_next else []
+    if measure_next:
+        document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
+    if answer.plans:
+        say_warnings(keep(document, problem))
+    _print(form, answer, problem, document)  # before files, which may be refused
+    if form == "table" and worth:
+        console = screen()
+        console.print(measure_line(worth, width=console.width))
+    if save_dir:
+        page = render_page(report_of(answer, problem, profile))
+        _save(save_dir, answer, problem, document, page=page, force=force)
+    return code_of(answer, cancelled=cancelled)
+
+
+def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
+    """The answer, and whether the user cut it short."""
+    line = ProgressLine()
+    with cancellable() as cancellation:
+        answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    line.clear()
+    return answer, cancellation.wanted
+
+
+def _save(
+    folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, page: str, force: bool
+) -> None:
+    """answer.json, problem.json, report.html and the launch files of the best plan."""
+    sys.stdout.flush()
+    files = {
+        ANSWER_FILE: _text(document),
+        "problem.json": _text(document["problem"]),
+        REPORT_FILE: page,
+    }
+    warnings: Sequence[str] = ()
+    if answer.plans and problem.launcher != "none":
+        bundle = export(answer.plans[0], problem, problem.launcher)
+        files |= bundle.files
+        warnings = bundle.warnings
+    plan_id = answer.plans[0].plan_id if answer.plans else ""
+    save_folder(folder, files, plan_id=plan_id, force=force)
+    say_warnings(warnings)
+    sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
+
+
+def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any]) -> None:
+    """The answer on stdout, and nothing else."""
+    if form == "json":
+        sys.stdout.write(_text(document))
+    elif form == "csv":
+        sys.stdout.write(to_csv(answer.plans))
+    else:
+        console = screen()
+        console.print(render_answer(answer, problem, width=console.width))
+
+
+def _text(document: object) -> str:
+    """JSON for people and programs."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# ``meshwright plan --sweep``: one search after the other in this process, joined as the service joins.
+
+
+NO_PLAN_FOUND = {"code": "no_plan", "detail": "the time limit came before the first plan was found"}
+_STATES: dict[str, EndState] = {"optimal": "succeeded", "feasible": "succeeded", "infeasible": "infeasible"}
+_CODES = {"succeeded": FOUND, "infeasible": INFEASIBLE}
+
+
+def run_sweep(
+    request: Request, *, form: Literal["table", "json", "csv"], calibration: Sequence[Path] | None = None
+) -> int:
+    """Search every point and print the joined answer; the exit code.
+
+    Raises:
+        InvalidProblemError: the request, or a point of its sweep, is wrong.
+    """
+    sweep = read_job_request(request, parse_problem).sweep
+    if sweep is None:
+        raise InvalidProblemError.of("/sweep", "is required")
+    options = sweep.problems[0].options
+    with cancellable() as cancellation:
+        points = _solved(sweep, calibration, cancellation)
+        whole = join(points, objective=options.objective, top_k=options.top_k)
+    answer = {**whole.answer, "plans": whole.plans}
+    if form == "json":
+        sys.stdout.write(json.dumps(answer, indent=1, allow_nan=False) + "\n")
+    elif form == "csv":
+        sys.stdout.write(points_to_csv(answer))
+    else:
+        console = screen()
+        console.print(render_points(answer, width=console.width))
+    if whole.problem and not cancellation.should_stop():
+        say_error(whole.problem["detail"])
+    return _CODES.get(whole.state, CANCELLED if cancellation.should_stop() else NO_PLAN)
+
+
+def _solved(
+    sweep: Sweep, calibration: Sequence[Path] | None, cancellation: Cancellation
+) -> Iterator[SolvedPoint]:
+    """The points one after the other; Ctrl-C ends the one at hand, and those after it are not begun."""
+    line = ProgressLine()
+    for point, problem in zip(sweep.points, sweep.problems, strict=True):
+        if cancellation.should_stop():
+            yield SolvedPoint(values=point.values, state="cancelled")
+            continue
+        body = _answer(problem, calibration, line, cancellation)
+        plans = body.pop("plans")
+        unknown: EndState = "cancelled" if cancellation.should_stop() else "failed"
+        state = _STATES.get(body["status"], unknown)
+        why = NO_PLAN_FOUND if state == "failed" else None
+        yield SolvedPoint(values=point.values, state=state, answer=body, plans=plans, problem=why)
+    line.clear()
+
+
+def _answer(
+    problem: Problem, calibration: Sequence[Path] | None, line: ProgressLine, cancellation: Cancellation
+) -> dict[str, Any]:
+    """The answer to one point, kept so that its plans are found by their ids."""
+    profile = profile_for(problem, calibration)
+    answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
+    if answer.plans:
+        say_warnings(keep(answer_document(answer, problem), problem))
+    return answer.to_json()

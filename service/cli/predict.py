@@ -1,13 +1,21 @@
-"""``meshwright predict``: its options; the work is done in ``service.cli.predicting``."""
+"""``meshwright predict``: its options; the work is done in ``meshwright.service.cli.predict``."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli.problem_options import PROFILE_HELP, Request, with_request
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.problem_options import PROFILE_HELP, Asked, Request, own_of, with_request
+from meshwright.service.cli.terminal import FOUND, screen
+from meshwright.service.library import predict
+from meshwright.service.report.comparison import reading_lines
+from meshwright.service.requests.launch_files import ramp_notes
 
 SET_HELP = "Part of the configuration (tp, pp, … or full names), or what launch files leave open."
 FROM_ARGS_HELP = "A launch file of any launcher (again: those beside it), or a folder of them."
@@ -15,7 +23,7 @@ VAR_HELP = "Value of a shell variable that the script expects."
 
 
 @with_request
-def predict(
+def predict_command(
     request: Request,
     *,
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
@@ -28,8 +36,38 @@ def predict(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
-    from service.cli.own import Asked  # noqa: PLC0415 - the solver is loaded when it is needed
-    from service.cli.predicting import run_predict  # noqa: PLC0415
+    from meshwright.service.cli.problem_options import Asked  # noqa: PLC0415 - the solver is loaded when it is needed
 
     asked = Asked(config=config, assign=assign or [], from_args=from_args or [], variables=variable or [])
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices one configuration in this process.
+
+
+def run_predict(
+    request: Request,
+    asked: Asked,
+    *,
+    as_json: bool,
+    calibration: Sequence[Path] | None = None,
+) -> int:
+    """Price the user's own configuration; the exit code.
+
+    Raises:
+        InvalidProblemError: the problem or the configuration is wrong.
+    """
+    own = own_of(request, asked)
+    problem = own.problem
+    profile = profile_for(problem, calibration)
+    found = predict(problem, own.configuration, profile=profile)
+    notes = [*own.notes, *ramp_notes(own, profile), *found.notes]
+    if as_json:
+        document = {**found.to_json(), "notes": notes, "unread": list(own.unread)}
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    else:
+        console = screen()
+        console.print(found.render(console.width))
+        console.print(reading_lines(notes, own.unread, width=console.width))
+    return FOUND

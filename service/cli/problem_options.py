@@ -10,27 +10,69 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from profiles.documents import shown, shown_path
-from profiles.errors import InvalidProblemError
-from profiles.library import model_names
-from profiles.optimizers import OPTIMIZERS
-from service.cli import completing
-from service.cli.assignments import (
+from meshwright.profiles.documents import shown, shown_path
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import model_names
+from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.service.cli.assignments import (
     bounds_of,
     counts_of,
     long_names,
     near_short_name,
     prohibitions_of,
+    settings_of,
     typed_at,
     values_of,
 )
-from service.problem_file import read_problem_file
-from solver.expressions import ExpressionError
+from meshwright.service.launchers.reading.base import MAX_BYTES, MAX_FILES, Source
+from meshwright.service.requests.configuration import completed
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.launch_files import Own, own_of_files
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.space.expressions import ExpressionError
+
+# --------------------------------------------------------------------------------------------------
+# What a shell offers for the value of an option: names of the catalog, loaded only when it asks.
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Models of the catalog that begin so."""
+    from meshwright.profiles.library import model_names as names  # noqa: PLC0415 - loads numpy; only a shell asks
+
+    return _beginning(names(), incomplete)
+
+
+def complete_cluster(incomplete: str) -> list[str]:
+    """Clusters of the catalog that begin so."""
+    from meshwright.profiles.library import cluster_names as names  # noqa: PLC0415 - the same
+
+    return _beginning(names(), incomplete)
+
+
+def complete_gpu(incomplete: str) -> list[str]:
+    """GPU types of the catalog that begin so."""
+    from meshwright.profiles.library import gpu_names as names  # noqa: PLC0415 - the same
+
+    return _beginning(names(), incomplete)
+
+
+def complete_launcher(incomplete: str) -> list[str]:
+    """Launchers whose limits are known, and the words for all and for none."""
+    from meshwright.profiles.capabilities import launcher_names  # noqa: PLC0415 - the same
+
+    return _beginning((*launcher_names(), "any", "none"), incomplete)
+
+
+def _beginning(names: tuple[str, ...], incomplete: str) -> list[str]:
+    """Those of ``names`` that begin with what was typed, once each."""
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
 
 Request = dict[str, object]
 PROFILE_HELP = (
@@ -47,19 +89,19 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         str | None,
         typer.Option(
             help="Catalog name, or a Hugging Face config.json (./PATH).",
-            autocompletion=completing.model_names,
+            autocompletion=complete_model,
         ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="Catalog name, or a cluster file.", autocompletion=completing.cluster_names),
+        typer.Option(help="Catalog name, or a cluster file.", autocompletion=complete_cluster),
     ] = None,
     num_nodes: Annotated[
         str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Nodes; several: the search chooses.")
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="GPU type, instead of --cluster.", autocompletion=completing.gpu_names),
+        typer.Option(help="GPU type, instead of --cluster.", autocompletion=complete_gpu),
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.")] = None,
     global_batch_size: Annotated[
@@ -71,7 +113,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
     launcher: Annotated[
         str | None,
-        typer.Option(help="megatron-lm, torchtitan, …, any or none.", autocompletion=completing.launchers),
+        typer.Option(help="megatron-lm, torchtitan, …, any or none.", autocompletion=complete_launcher),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
@@ -246,7 +288,7 @@ def _constraint(text: str) -> str:
     Raises:
         InvalidProblemError: it is none; the fault counts the characters that were typed.
     """
-    from solver.constraints import constraint_of  # noqa: PLC0415 - loads numpy, which a list of commands has no use for
+    from meshwright.solver.space.request_rules import constraint_of  # noqa: PLC0415 - loads numpy, which a list of commands has no use for
 
     written_out = long_names(text)
     try:
@@ -265,3 +307,144 @@ def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidProblemError.of(f"/{name}", "must be an object")
     return value
+
+
+# --------------------------------------------------------------------------------------------------
+# Launch files of the command line: one, several, or a folder of them.
+
+
+_KINDS = (
+    "",
+    ".sh",
+    ".bash",
+    ".sbatch",
+    ".slurm",
+    ".args",
+    ".txt",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".py",
+)
+_OURS = ("answer.json", "problem.json")  # what a saved plan holds beside its launch files
+
+
+def source_of(paths: Sequence[Path]) -> Source:
+    """The files as one source: the first one counts, those of the same folder may be named by it.
+
+    Raises:
+        InvalidProblemError: a file cannot be read, or a folder holds none.
+    """
+    first = paths[0]
+    if first.is_dir():
+        if len(paths) > 1:
+            raise InvalidProblemError.of("--from-args", "give one folder, or files")
+        return _folder(first)
+    files = {path.name: text_of(path) for path in paths}
+    if len(files) != len(paths):
+        raise InvalidProblemError.of("--from-args", "two files have the same name")
+    return Source(
+        name=first.name,
+        text=files[first.name],
+        files=files if len(files) > 1 else {},
+        include=lambda name: _beside(first.parent / name),
+    )
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, as much as may be read of it.
+
+    Raises:
+        InvalidProblemError: it cannot be read, or is no text.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise _unreadable(path, "the file is too big", allowed=f"{MAX_BYTES} bytes")
+        if (place := data.find(b"\0")) >= 0:
+            raise _unreadable(path, f"line {_line(data, place)}: NUL is no text", allowed="UTF-8 text")
+        return data.decode("utf-8-sig")
+    except OSError as fault:
+        raise _unreadable(path, fault.strerror or "cannot be read") from None
+    except UnicodeDecodeError as fault:
+        message = f"line {_line(data, fault.start)}: the text is not UTF-8"
+        raise _unreadable(path, message, allowed="UTF-8 text") from None
+
+
+def _line(data: bytes, place: int) -> int:
+    """The line of a place."""
+    return data.count(b"\n", 0, place) + 1
+
+
+def _unreadable(path: Path, message: str, *, allowed: str | None = None) -> InvalidProblemError:
+    """Why a file cannot be read."""
+    return InvalidProblemError.of("--from-args", f"{shown_path(path)}: {message}", allowed=allowed)
+
+
+def _folder(folder: Path) -> Source:
+    """The launch files of a folder, not those of its folders."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in _KINDS and path.is_file())
+    except OSError as fault:
+        raise _unreadable(folder, fault.strerror or "cannot be read") from None
+    paths = [path for path in paths if path.name not in _OURS and not path.name.startswith(".")]
+    if not 0 < len(paths) <= MAX_FILES:
+        message = f"{shown_path(folder)} holds {len(paths)} files that may be launch files"
+        raise InvalidProblemError.of("--from-args", message, allowed=f"1 to {MAX_FILES}; or name the files")
+    files = {path.name: text_of(path) for path in paths}
+    return Source(name=paths[0].name, text=files[paths[0].name], files=files)
+
+
+def _beside(path: Path) -> str | None:
+    """The text of a file beside the given one; None where there is none.
+
+    Raises:
+        InvalidProblemError: it cannot be read, or is no text.
+    """
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # a name that no file system takes, or with NUL in it
+        return None
+    return text_of(path) if there else None
+
+
+# --------------------------------------------------------------------------------------------------
+# The user's own configuration: from a file, from assignments, or from the launch files that run it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Where the configuration comes from."""
+
+    config: Path | None = None
+    assign: Sequence[str] = ()
+    from_args: Sequence[Path] = ()  # launch files, or one folder of them
+    variables: Sequence[str] = ()  # NAME=VALUE of the shell
+
+
+def own_of(request: Request, asked: Asked) -> Own:
+    """The problem and the configuration of the user.
+
+    Raises:
+        InvalidProblemError: the problem, the configuration or the launch command is wrong.
+    """
+    settings = settings_of("--set", asked.assign)
+    if not asked.from_args:
+        problem = parse_problem(request)
+        raw = {**(read_problem_file(asked.config) if asked.config else {}), **settings}
+        return Own(problem=problem, configuration=completed(raw, problem))
+    if asked.config:
+        raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
+    variables = _variables(asked.variables)
+    return own_of_files(request, source_of(asked.from_args), variables=variables, values=settings)
+
+
+def _variables(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` of the shell."""
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not (name.isidentifier() and equals):
+            raise InvalidProblemError.of("--var", f'"{shown(name)}" is not NAME=VALUE')
+    return {name: value for name, _, value in pairs}

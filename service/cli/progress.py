@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from service.report.figures import count, seconds
-from solver.progress import Progress
+from meshwright.service.report.formatting import count, seconds
+from meshwright.solver.problem import Progress
 
 _STDERR = 2
 _STOPPING = b"\nstopping: the best so far follows (Ctrl-C again: end at once)\n"

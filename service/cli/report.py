@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from service.cli.problem_options import PROFILE_HELP
+from meshwright.profiles.documents import shown_path
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.client import ServiceClient
+from meshwright.service.cli.problem_options import PROFILE_HELP
+from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of
+from meshwright.service.files import write_text
+from meshwright.service.report.formatting import configuration_words
+from meshwright.service.report.page import render_page
+from meshwright.service.report.trace import trace_of
+from meshwright.service.reporting import Asked, checked_timelines, report_of, settled_for
+from meshwright.service.what_if.grid import Method
 
 
 def report(
@@ -30,15 +47,100 @@ def report(
     ] = None,
 ) -> None:
     """Write an answer as one HTML file to read, print or mail."""
-    from service.cli import reporting  # noqa: PLC0415 - the solver is loaded when it is needed
-
     if (plan_or_job is None) == (source is None):
         raise typer.BadParameter("give an id, or --from with an answer's file")
-    reporting.run_report(
-        reporting.Wanted(
-            name=plan_or_job or "", source=source, rank=rank, url=url, profile=profile, what_if=what_if
-        ),
+    run_report(
+        Wanted(name=plan_or_job or "", source=source, rank=rank, url=url, profile=profile, what_if=what_if),
         out=out,
         open_it=open_it,
         timeline=timeline,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# From a kept answer, a file or a service to its report, its timeline and its figures.
+
+
+WHAT_IF_BUDGET_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which answer, and what its report shall hold."""
+
+    name: str  # of a plan, or of a job where there is a ``url``
+    source: Path | None = None
+    rank: int = 1
+    url: str | None = None
+    profile: Sequence[Path] | None = None
+    what_if: Method = "none"
+
+
+def run_report(wanted: Wanted, *, out: Path | None, open_it: bool, timeline: Path | None) -> None:
+    """Write the page, or the timeline.
+
+    Raises:
+        InvalidProblemError: there is no such answer, or a file cannot be written.
+    """
+    if timeline is not None:
+        write_file(timeline, json.dumps(timeline_of(wanted), allow_nan=False) + "\n", "--timeline")
+        return
+    page, name = _page(wanted)
+    path = out or Path(f"report-{name}.html")
+    write_file(path, page, "--out")
+    if open_it:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def timeline_of(wanted: Wanted) -> dict[str, Any]:
+    """The step of one plan in the Trace Event Format.
+
+    Raises:
+        InvalidProblemError: the plan has no timeline.
+    """
+    if wanted.url is not None:
+        with ServiceClient(wanted.url) as service:
+            return service.timeline(wanted.name)
+    kept = kept_answer(wanted)
+    plan = plan_of(kept)
+    settled, profile = settled_for(plan, kept.problem, profile_of(kept, wanted))
+    found = checked_timelines(plan, settled, profile)
+    if not found:
+        message = "no timeline: its schedule has no known order, or other costs predicted it (--profile)"
+        raise InvalidProblemError.of("plan", message)
+    return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
+
+
+def kept_answer(wanted: Wanted) -> KeptAnswer:
+    """The answer in the file, or the kept one."""
+    return answer_of_file(wanted.source, wanted.rank) if wanted.source else find_answer(wanted.name)
+
+
+def profile_of(kept: KeptAnswer, wanted: Wanted) -> Profile:
+    """The costs that the answer is read with."""
+    return profile_for(kept.problem, wanted.profile)
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write, and say so.
+
+    Raises:
+        InvalidProblemError: it cannot be written.
+    """
+    try:
+        write_text(path, text)
+    except OSError as fault:
+        reason = fault.strerror or "cannot be written"
+        raise InvalidProblemError.of(option, f"{shown_path(path)}: {reason}") from None
+    sys.stdout.write(f"wrote {path}\n")
+
+
+def _page(wanted: Wanted) -> tuple[str, str]:
+    """The page and a short name for its file."""
+    if wanted.url is not None:
+        with ServiceClient(wanted.url) as service:
+            return service.report(wanted.name), wanted.name[:8]
+    kept = kept_answer(wanted)
+    asked = Asked(chosen=kept.plan_id, what_if=wanted.what_if, what_if_budget_s=WHAT_IF_BUDGET_S)
+    document = report_of(kept.answer, kept.problem, profile_of(kept, wanted), asked)
+    return render_page(document), kept.plan_id[:8] or "infeasible"

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli.problem_options import PROFILE_HELP, Request, with_request
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.problem_options import PROFILE_HELP, Request, with_request
+from meshwright.service.cli.terminal import FOUND, INFEASIBLE, NO_PLAN, say_error, screen
+from meshwright.service.report.shapes import render_shapes
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.explain.model_shapes import shape_advice
 
 
 @with_request
@@ -22,8 +31,40 @@ def shapes(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Name nearby model shapes that train faster for each parameter, or split better."""
-    from service.cli.shaping import run_shapes  # noqa: PLC0415 - the solver is loaded when it is needed
-
     raise typer.Exit(
         run_shapes(request, tolerance=tolerance, most=most, as_json=json_output, calibration=profile)
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Advice on the model's shape in this process.
+
+
+def run_shapes(
+    request: Request,
+    *,
+    tolerance: float,
+    most: int,
+    as_json: bool,
+    calibration: Sequence[Path] | None = None,
+) -> int:
+    """Print the shapes; the exit code.
+
+    Raises:
+        InvalidProblemError: the request is wrong.
+    """
+    problem = parse_problem(request)
+    profile = profile_for(problem, calibration)
+    advice = shape_advice(problem, profile, tolerance=tolerance, most=most)
+    if advice is None:
+        say_error("the model has no plan here as it is: meshwright plan says why")
+        return INFEASIBLE
+    if advice == "unknown":
+        say_error("the model has too many configurations here to look at all of them: pin some variables")
+        return NO_PLAN
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(advice), indent=1, allow_nan=False) + "\n")
+        return FOUND
+    console = screen()
+    console.print(render_shapes(advice, problem, width=console.width))
+    return FOUND

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.service.cli.terminal import FOUND, screen
+from meshwright.service.files import write_text
+from meshwright.service.report.accuracy import render_report
+from meshwright.service.stores.measurements import shape_of_plan
+from meshwright.solver.accuracy import Report, validate
+from meshwright.solver.calibration.choose import Choice
+from meshwright.solver.runs.table import read_runs
 
-def validate(
+
+def validate_command(
     runs: Annotated[Path, typer.Argument(help="Measured runs, one a row (CSV).")],
     *,
     calibrate: Annotated[int, typer.Option(min=0, help="Runs of each cluster to calibrate on.")] = 0,
@@ -18,9 +31,51 @@ def validate(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Predict measured runs and say how wrong the predictions are."""
-    from service.cli.validating import run_validate  # noqa: PLC0415 - the solver is loaded when needed
-
     code = run_validate(
         runs, calibrate=calibrate, choose=choose, seed=seed, per_run=per_run, as_json=json_output
     )
     raise typer.Exit(code)
+
+
+# --------------------------------------------------------------------------------------------------
+# Predicts measured runs and prints how wrong the predictions are.
+
+
+def run_validate(
+    runs: Path, *, calibrate: int, choose: str, seed: int, per_run: Path | None, as_json: bool
+) -> int:
+    """Predict the runs of a file and print the figures; the exit code, 0 also with refused rows.
+
+    Raises:
+        InvalidProblemError: the file is no table of runs, or an option is wrong.
+    """
+    report = validate(
+        read_runs(runs, shape_of_plan), calibrate=calibrate, choose=_choice(choose), seed=seed
+    )
+    if per_run is not None:
+        _write_per_run(report, per_run)
+    if as_json:
+        sys.stdout.write(json.dumps(report.to_json(), indent=1) + "\n")
+    else:
+        screen().print(render_report(report))
+    return FOUND
+
+
+def _choice(word: str) -> Choice:
+    """How to choose the runs to calibrate on."""
+    choices: tuple[Choice, ...] = get_args(Choice)
+    for choice in choices:
+        if choice == word:
+            return choice
+    raise UnknownNameError.among("--choose", word, choices)
+
+
+def _write_per_run(report: Report, path: Path) -> None:
+    """Every prediction as CSV."""
+    text = io.StringIO()
+    report.write_per_run(text)
+    try:
+        write_text(path, text.getvalue())
+    except OSError as fault:
+        reason = fault.strerror or "cannot be written"
+        raise InvalidProblemError.of("--per-run", f"{shown(str(path))}: {reason}") from None

@@ -7,8 +7,8 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from service.errors import ServiceError
-from service.file_lock import owned
+from meshwright.service.db.file_lock import owned
+from meshwright.service.errors import ServiceError
 
 PAGES = 256  # copied at a time; writers get their turn between two such steps
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from service.db.grouping import Grouping
+from meshwright.service.db.grouping import Grouping
 
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one

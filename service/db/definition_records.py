@@ -9,8 +9,8 @@ from typing import Any, Literal
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from service.db.clock import now_s
-from service.db.tables import definitions
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.tables import definitions
 
 Kind = Literal["model", "cluster"]
 

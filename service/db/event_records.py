@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
-from service.db.tables import job_events
+from meshwright.service.db.tables import job_events
 
 MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
 

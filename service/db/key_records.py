@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, insert, literal, or_, select, tuple_, update
+from sqlalchemy import Connection, and_, case, delete, insert, literal, or_, select, tuple_, update
 
-from service.db.clock import now_s
-from service.db.tables import api_keys, audit
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.tables import api_keys, audit, sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +118,29 @@ def newest_audit(
         query = query.where(audit.c.id < before)
     rows = connection.execute(query.order_by(audit.c.id.desc()).limit(limit)).mappings()
     return [AuditRecord(**row) for row in rows]
+
+
+# --------------------------------------------------------------------------------------------------
+# Queries over sessions; they run in the caller's transaction. A session is found by its token's hash.
+
+
+def insert_session(connection: Connection, token_sha256: str, *, key_id: str, life_s: float) -> None:
+    """Add a session of a key, and forget those that have ended."""
+    connection.execute(delete(sessions).where(sessions.c.expires_at_s <= now_s()))
+    values = {"token_sha256": token_sha256, "key_id": key_id, "expires_at_s": now_s() + life_s}
+    connection.execute(insert(sessions).values(values))
+
+
+def session_key(connection: Connection, token_sha256: str) -> KeyRecord | None:
+    """The key that a session which has not ended was begun with."""
+    query = select(sessions.c.key_id).where(
+        sessions.c.token_sha256 == token_sha256, sessions.c.expires_at_s > now_s()
+    )
+    key_id = connection.execute(query).scalar_one_or_none()
+    found = find_key(connection, key_id) if key_id else None
+    return found[0] if found else None
+
+
+def delete_session(connection: Connection, token_sha256: str) -> None:
+    """End a session."""
+    connection.execute(delete(sessions).where(sessions.c.token_sha256 == token_sha256))

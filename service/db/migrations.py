@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from service.db.database import Database
+from meshwright.service.db.database import Database
 
 _SCRIPTS = Path(__file__).parents[2] / "migrations"
 

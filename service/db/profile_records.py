@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, tuple_
 
-from service.db.clock import now_s
-from service.db.records import is_identifier
-from service.db.tables import measurements, profiles
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.records import is_identifier
+from meshwright.service.db.tables import measurements, profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

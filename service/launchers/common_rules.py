@@ -6,11 +6,10 @@ there. No parser of the other launchers enforces more than a few of them.
 
 from __future__ import annotations
 
-from service.launchers import megatron_lm_model_rules as model_rules
-from service.launchers import megatron_lm_rules as parallel_rules
-from service.launchers.capability_rules import schedule_fits_the_stages, within_capabilities
-from service.launchers.rules import Rule, refuse
-from service.launchers.target import Target
+from meshwright.service.launchers import megatron_lm_model_rules as model_rules
+from meshwright.service.launchers import megatron_lm_rules as parallel_rules
+from meshwright.service.launchers.rules import Rule, refuse, schedule_fits_the_stages, within_capabilities
+from meshwright.service.launchers.target import Target
 
 COMMON_RULES: tuple[Rule, ...] = (
     parallel_rules.stages_stand_on_like_nodes,

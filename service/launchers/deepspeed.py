@@ -2,17 +2,158 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-from service.launchers.accelerate_file import CONFIG_FILE, deepspeed_plugin_file
-from service.launchers.base import ExportBundle
-from service.launchers.bundle import bundled
-from service.launchers.common_rules import refuse_first
-from service.launchers.common_warnings import common_warnings, model_is_in_the_script
-from service.launchers.deepspeed_code import CODE_FILE, code_file
-from service.launchers.deepspeed_json import JSON_FILE, json_file
-from service.launchers.target import Target
-from service.launchers.torchrun import Start
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.service.launchers.accelerate import CONFIG_FILE, deepspeed_plugin_file
+from meshwright.service.launchers.common_rules import refuse_first
+from meshwright.service.launchers.export import Start, bundled, common_warnings, model_is_in_the_script
+from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.solver.configuration import Configuration
+
+# --------------------------------------------------------------------------------------------------
+# What DeepSpeed takes in code: a Python module of values, each with the call that it belongs to.
+#
+# Calls: DeepSpeed 0.19.8, runtime/pipe/module.py (PipelineModule), runtime/pipe/topology.py (ranks: pipe
+# outermost, then data, model fastest), moe/layer.py (MoE), runtime/activation_checkpointing.
+
+
+CODE_FILE = "deepspeed_plan.py"
+
+
+def code_file(head: str, target: Target) -> str:
+    """Constants, grouped by the call that takes them; importing the module has no effect."""
+    lines = ['"""Values of the plan that DeepSpeed takes in code."""', ""]
+    for comment, name, value in _values(target):
+        lines += [f"# {comment}", f"{name} = {value!r}"]
+    return head + "\n".join([*lines, ""])
+
+
+def _values(target: Target) -> Iterator[tuple[str, str, object]]:
+    config, model, workload = target.config, target.model, target.workload
+    yield "The world size that the JSON was written for.", "WORLD_SIZE", config.num_gpus
+    yield "Tokens of each sequence.", "SEQ_LENGTH", workload.seq_length
+    yield (
+        "The model's shape; check yours against it.",
+        "MODEL",
+        {
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "ffn_hidden_size": model.ffn_hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+            "num_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "vocab_size": model.vocab_size,
+        },
+    )
+    yield (
+        "PipeModelDataParallelTopology(**TOPOLOGY), where there are stages or tensor ranks.",
+        "TOPOLOGY",
+        {
+            "num_pp": config.pipeline_parallel_size,
+            "num_mp": config.tensor_parallel_size,
+            "num_dp": config.data_parallel_size,
+        },
+    )
+    yield from _recompute(target)
+    yield from _stages(target)
+    yield from _experts(target)
+
+
+def _stages(target: Target) -> Iterator[tuple[str, str, object]]:
+    config = target.config
+    if config.pipeline_parallel_size > 1:
+        yield "Layers of each stage that the next values lead to.", "STAGE_LAYERS", config.stage_layers
+        yield (
+            "PipelineModule(layers, **PIPELINE); name the class of your transformer layers.",
+            "PIPELINE",
+            {
+                "num_stages": config.pipeline_parallel_size,
+                "partition_method": "type:TransformerLayer",
+                "activation_checkpoint_interval": int(config.recompute_granularity == "full"),
+            },
+        )
+        yield "engine.train_batch() runs this many micro-batches.", "MICRO_BATCHES", config.num_microbatches
+
+
+def _experts(target: Target) -> Iterator[tuple[str, str, object]]:
+    config, model = target.config, target.model
+    if model.moe:
+        yield (
+            "deepspeed.moe.layer.MoE(hidden_size, expert, **EXPERTS), and how wide an expert is.",
+            "EXPERTS",
+            {
+                "num_experts": model.moe.num_experts,
+                "ep_size": config.expert_parallel_size,
+                "k": model.moe.top_k,
+            },
+        )
+        yield "Hidden width of one expert.", "EXPERT_FFN_HIDDEN_SIZE", model.moe.ffn_hidden_size
+
+
+def _recompute(target: Target) -> Iterator[tuple[str, str, object]]:
+    every = target.config.recompute_granularity == "full"
+    yield (
+        "Whether every transformer layer is recomputed (model.gradient_checkpointing_enable()).",
+        "RECOMPUTE_EVERY_LAYER",
+        every,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# DeepSpeed's own file. Keys: DeepSpeed 0.19.8, runtime/config.py and runtime/zero/config.py.
+
+
+JSON_FILE = "ds_config.json"
+HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it knows
+# Elements of 500 million and DeepSpeed's other defaults: the catalog's facts were taken with them.
+_BUCKET = 500_000_000
+_STAGE_3 = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_gather_16bit_weights_on_model_save": False,
+}
+SHARDED_WEIGHTS = 3
+
+
+def json_file(head: str, target: Target) -> str:
+    """Batch, precision, ZeRO and AutoTP; the header stands under a key of its own."""
+    config, workload = target.config, target.workload
+    gradients = with_options(framework_facts("deepspeed"), workload.framework_options).gradient_dtype
+    values: dict[str, object] = {
+        HEADER_KEY: [line.removeprefix("# ") for line in head.splitlines()],
+        "train_batch_size": workload.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "steps_per_print": 1,  # by default DeepSpeed logs no time at all (runtime/constants.py)
+        "bf16": {"enabled": workload.precision == "bf16"},
+        "fp16": {"enabled": workload.precision == "fp16"},
+        "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
+        "zero_optimization": _zero(config),
+    }
+    if config.tensor_parallel_size > 1:
+        values["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _zero(config: Configuration) -> dict[str, object]:
+    stage = config.zero_stage
+    values: dict[str, object] = {"stage": stage}
+    if stage:
+        values |= {
+            "overlap_comm": stage == SHARDED_WEIGHTS,  # absent means the same: only stage 3
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+            "reduce_bucket_size": _BUCKET,
+            "allgather_bucket_size": _BUCKET,
+        }
+    if config.offload == "optimizer":
+        values["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return values | (_STAGE_3 if stage == SHARDED_WEIGHTS else {})
+
 
 PRODUCT = "DeepSpeed 0.19.8"
 START = Start(

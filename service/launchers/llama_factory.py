@@ -10,14 +10,20 @@ from collections.abc import Iterator
 
 import yaml
 
-from profiles.frameworks import framework_facts, with_options
-from service.launchers.base import ExportBundle
-from service.launchers.bundle import bundled
-from service.launchers.common_rules import refuse_first
-from service.launchers.common_warnings import common_warnings, model_is_in_the_script
-from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
-from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
-from service.launchers.megatron_names import (
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.service.launchers.common_rules import refuse_first
+from meshwright.service.launchers.export import (
+    Start,
+    Variable,
+    bundled,
+    common_warnings,
+    model_is_in_the_script,
+)
+from meshwright.service.launchers.megatron_lm_model_rules import (
+    experts_with_tensor_ranks_need_sequence_parallel,
+)
+from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
+from meshwright.service.launchers.megatron_names import (
     Values,
     distributed_optimizer,
     environment,
@@ -25,8 +31,7 @@ from service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from service.launchers.target import Target
-from service.launchers.torchrun import Start, Variable
+from meshwright.service.launchers.target import ExportBundle, Target
 
 PRODUCT = "LLaMA-Factory with mcore_adapter (not verified)"
 CONFIG_FILE = "llama_factory.yaml"

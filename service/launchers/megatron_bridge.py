@@ -6,23 +6,321 @@ training/mixed_precision.py. NeMo's newer releases train through Megatron-Bridge
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
-from service.launchers.base import ExportBundle
-from service.launchers.bundle import bundled
-from service.launchers.common_rules import refuse_first
-from service.launchers.common_warnings import common_warnings
-from service.launchers.megatron_bridge_overrides import override_parts
-from service.launchers.megatron_bridge_precision import FP8_RECIPES, bridge_facts, recipe
-from service.launchers.megatron_lm_model_rules import (
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.common_rules import refuse_first
+from meshwright.service.launchers.export import (
+    ARGUMENTS_FILE,
+    Start,
+    arguments_file,
+    bundled,
+    common_warnings,
+)
+from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,
 )
-from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
-from service.launchers.megatron_names import environment, overlapped
-from service.launchers.target import Target
-from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file
-from solver.launcher_own import overlap_notes
+from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
+from meshwright.service.launchers.megatron_names import (
+    CONTEXT_MODES,
+    OFFLOADED_OPTIMIZER,
+    STAGES_BEFORE_DATA,
+    Values,
+    distributed_optimizer,
+    environment,
+    overlapped,
+    parallel_values,
+    recompute_values,
+    split_values,
+)
+from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.solver.space.launcher_rules import overlap_notes
+
+# --------------------------------------------------------------------------------------------------
+# Mixed precision of Megatron-Bridge: a recipe's name, or the same recipe with another gradient dtype.
+#
+# Megatron-Bridge 0.3.1, training/mixed_precision.py: ``MixedPrecisionConfig.setup`` writes the recipe's
+# ``grad_reduce_in_fp32`` over that of ``ddp``, so that only a configuration of one's own changes it.
+# training/utils/omegaconf_utils.py builds such a one from an override with ``_target_``; a recipe that
+# holds an object already is set to ``null`` first, because Hydra would merge the two. From 0.4 on the
+# modifier ``_bf16_grad_reduce`` of a recipe's name does the same, and is read too.
+
+
+FP8_RECIPES = {
+    "none": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-current": "bf16_with_fp8_current_scaling_mixed",
+    "fp8-blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+LOW_GRADIENTS = "_bf16_grad_reduce"
+CONFIG_CLASS = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+_IN_LOW_PRECISION = ("fp16_mixed",)  # recipes that reduce gradients in 16 bits by themselves
+# What the recipes hold beyond the plain one of their precision.
+_OF_RECIPES: dict[str, dict[str, str]] = {
+    "bf16_mixed": {},
+    "fp16_mixed": {},
+    "bf16_with_fp8_delayed_scaling_mixed": {
+        "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": "1024",
+        "fp8_amax_compute_algo": "max", "fp8_param_gather": "true",
+    },
+    "bf16_with_fp8_current_scaling_mixed": {
+        "fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": "true",
+        "num_layers_at_start_in_bf16": "1", "num_layers_at_end_in_bf16": "1", "fp8_param_gather": "true",
+    },
+    "bf16_with_fp8_subchannel_scaling_mixed": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "bf16_with_mxfp8_mixed": {
+        "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": "true",
+        "reuse_grad_buf_for_mxfp8_param_ag": "true",
+    },
+}  # fmt: skip
+
+
+def bridge_facts(target: Target) -> FrameworkFacts:
+    """The facts that the plan was priced under."""
+    return with_options(framework_facts("nemo"), target.workload.framework_options)
+
+
+def recipe(target: Target) -> str:
+    """The mixed-precision recipe of the plan."""
+    precision = target.workload.precision
+    wanted = bridge_facts(target).precision_recipe
+    if precision == "fp8" or wanted != "none":
+        return FP8_RECIPES.get(wanted, FP8_RECIPES["none"])
+    return f"{precision}_mixed"
+
+
+def reduces_in_fp32(target: Target) -> bool:
+    """Whether gradients are kept and reduced in fp32, as the prediction has it."""
+    return bridge_facts(target).gradient_dtype == "fp32"
+
+
+def mixed_precision(target: Target) -> list[tuple[str, object]]:
+    """The overrides, in order: a name where the recipe is what was priced, else all that it holds."""
+    name, in_fp32 = recipe(target), reduces_in_fp32(target)
+    if in_fp32 is (name not in _IN_LOW_PRECISION):
+        return [("mixed_precision", name)]
+    kind, dtype = ("fp16", "float16") if name.startswith("fp16") else ("bf16", "bfloat16")
+    torch_dtype = f"{{_target_:torch.{dtype},_call_:false}}"
+    values = {
+        "_target_": CONFIG_CLASS,
+        kind: "true",
+        "params_dtype": torch_dtype,
+        "pipeline_dtype": torch_dtype,
+        "grad_reduce_in_fp32": str(in_fp32).lower(),
+        **_OF_RECIPES[name],
+    }
+    text = ",".join(f"{key}:{value}" for key, value in values.items())
+    return [("mixed_precision", None), ("mixed_precision", f"{{{text}}}")]
+
+
+# --------------------------------------------------------------------------------------------------
+# The overrides themselves, in groups; every value that the plan decided is there.
+
+
+Pairs = Sequence[tuple[str, object]]
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_FIRST_FSDP_STAGE = 2
+
+
+def override_parts(target: Target) -> list[tuple[str, list[str]]]:
+    """Titles, each with its ``key=value`` overrides quoted for Bash."""
+    parts = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", _model_keys(_split(target))),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", _data_parallel(target)),
+        ("Activation recomputation", _model_keys(_recompute(target))),
+        ("Precision", mixed_precision(target)),
+        ("Kernels", _kernels(target)),
+        ("Model", _model_keys(_model(target.model))),
+    )
+    return [(title, [_written(key, value) for key, value in _pairs(values)]) for title, values in parts]
+
+
+def _pairs(values: Values | Pairs) -> Iterable[tuple[str, object]]:
+    """Overrides in order; where a key is set twice they are a list."""
+    return values.items() if isinstance(values, Mapping) else values
+
+
+def _written(key: str, value: object) -> str:
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = str(value)
+    return shlex.quote(f"{key}={text}")
+
+
+def _model_keys(values: Values) -> Values:
+    return {f"model.{name}": value for name, value in values.items()}
+
+
+def _parallel(target: Target) -> Values:
+    values = _model_keys(parallel_values(target))
+    if target.model.moe:
+        values["model.expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
+        values["model.overlap_moe_expert_parallel_comm"] = overlapped(target, bridge_facts(target))
+    if target.config.context_parallel_size > 1:
+        values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
+    if target.config.rank_order == STAGES_BEFORE_DATA:
+        values["dist.use_tp_pp_dp_mapping"] = True
+    values["comm_overlap"] = None  # or it would rewrite what overlaps
+    overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
+    return {**values, "model.tp_comm_overlap": bool(overlaps)}
+
+
+def _split(target: Target) -> Values:
+    values = split_values(target)
+    if target.config.virtual_pipeline_size > 1:
+        values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
+        values["overlap_p2p_comm"] = bridge_facts(target).overlap_transfer
+    return values
+
+
+def _batch(target: Target) -> Values:
+    return {
+        "train.micro_batch_size": target.config.micro_batch_size,
+        "train.global_batch_size": target.workload.global_batch_size,
+        "model.seq_length": target.workload.seq_length,
+        "dataset.sequence_length": target.workload.seq_length,
+    }
+
+
+def _data_parallel(target: Target) -> Values:
+    config = target.config
+    values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target).items()}
+    # Mixed precision has the last word, and says the same.
+    values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
+    values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
+    values["optimizer.optimizer"] = "adam"
+    if config.zero_stage:
+        values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
+    if config.offload == "optimizer":
+        values |= {f"optimizer.{name}": value for name, value in OFFLOADED_OPTIMIZER.items()}
+    if config.zero_stage >= _FIRST_FSDP_STAGE:
+        values |= {
+            "ddp.use_megatron_fsdp": True,
+            "dist.use_megatron_fsdp": True,
+            "ddp.data_parallel_sharding_strategy": _SHARDING[config.zero_stage],
+            "checkpoint.ckpt_format": "fsdp_dtensor",
+        }
+    return values
+
+
+def _recompute(target: Target) -> Values:
+    values = recompute_values(target)
+    if "recompute_modules" in values:
+        values["recompute_modules"] = "[core_attn]"
+    return values
+
+
+def _kernels(target: Target) -> Values:
+    known = bridge_facts(target)
+    dropout = 0.1 if known.dropout else 0.0
+    return {
+        "model.cross_entropy_loss_fusion": known.loss_fused,
+        "model.attention_dropout": dropout,
+        "model.hidden_dropout": dropout,
+    }
+
+
+def _model(model: ModelSpec) -> Values:
+    values: Values = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_kv_heads,
+        "kv_channels": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "should_pad_vocab": True,
+        "make_vocab_size_divisible_by": 128,
+        "gated_linear_unit": model.gated_mlp,
+        "add_bias_linear": model.mlp_bias,
+        "add_qkv_bias": model.qkv_bias and not model.mlp_bias,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
+        "position_embedding_type": "learned_absolute" if model.learned_position_embeddings else "rope",
+    }
+    if model.norm_epsilon is not None:
+        values["layernorm_epsilon"] = model.norm_epsilon
+    values["layernorm_zero_centered_gamma"] = model.zero_centered_norm
+    values["qk_layernorm"] = model.mla.norms if model.mla else model.query_key_norm == "per_head"
+    values |= _positions(model)
+    if model.num_mtp_layers:
+        values["mtp_num_layers"] = model.num_mtp_layers
+    if model.sliding_window is not None:
+        values["window_size"] = f"[{model.sliding_window - 1},0]"
+        if model.sliding_window_every > 1:
+            values["window_attn_skip_freq"] = model.sliding_window_every
+    return values | _experts(model) | _latent(model)
+
+
+def _positions(model: ModelSpec) -> Values:
+    if not model.has_rotary_positions:
+        return {}
+    values: Values = {} if model.rotary_base is None else {"rotary_base": model.rotary_base}
+    values["rotary_percent"] = model.rotary_fraction
+    scaling = model.rotary_scaling
+    if model.mla is not None:
+        values["rope_type"] = "yarn" if scaling else "rope"
+        if scaling:
+            values["rotary_scaling_factor"] = scaling.factor
+            values["mscale"] = 1.0 if scaling.mscale is None else scaling.mscale
+            values["mscale_all_dim"] = scaling.mscale_all_dim or 0.0
+        else:
+            values["apply_rope_fusion"] = False  # fused for YaRN only
+        return values
+    values["rope_scaling"] = scaling is not None and scaling.kind == "llama3"
+    if scaling:
+        name = "rope_scaling_factor" if scaling.kind == "llama3" else "seq_len_interpolation_factor"
+        values[name] = scaling.factor
+    return values
+
+
+def _experts(model: ModelSpec) -> Values:
+    moe = model.moe
+    if moe is None:
+        return {"num_moe_experts": None}
+    pattern = [f"[{int(kind == 'moe')}]*{len(list(run))}" for kind, run in groupby(model.layer_kinds())]
+    values: Values = {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.top_k,
+        "moe_ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_layer_freq": f"'({'+'.join(pattern)})'",  # quoted for Hydra too
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+    }
+    if moe.shared_ffn_hidden_size:
+        values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
+        values["moe_shared_expert_gate"] = moe.shared_expert_gate
+    values["moe_router_score_function"] = moe.router_score
+    values["moe_router_pre_softmax"] = moe.router_score == "softmax" and not moe.normalized_top_k
+    values["moe_router_enable_expert_bias"] = moe.selection_bias
+    values["moe_router_num_groups"] = moe.router_groups or None
+    values["moe_router_group_topk"] = moe.router_top_groups or None
+    values["moe_router_topk_scaling_factor"] = moe.router_scaling if moe.router_scaling != 1 else None
+    return values
+
+
+def _latent(model: ModelSpec) -> Values:
+    mla = model.mla
+    if mla is None:
+        return {}
+    return {
+        "q_lora_rank": mla.q_lora_rank or None,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+    }
+
 
 PRODUCT = "Megatron-Bridge 0.3.1 (NeMo)"
 NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),)

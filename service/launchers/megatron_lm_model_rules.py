@@ -1,7 +1,7 @@
 """What Megatron-LM asks of a model's shape, experts, precision and kernels under a configuration.
 
 Sources as in ``megatron_lm_rules``. That no token visits more experts than there are (Megatron-LM does
-not notice) is already certain: ``profiles.model`` refuses such a model.
+not notice) is already certain: ``meshwright.profiles.model`` refuses such a model.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from profiles.capabilities import launcher_capabilities
-from profiles.errors import FieldError
-from service.launchers.megatron_lm_facts import FP8_RECIPES, facts, uses_fp8
-from service.launchers.rules import Rule, fault, near_divisors, near_multiples
-from service.launchers.target import Target
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import FieldError
+from meshwright.service.launchers.megatron_flags import FP8_RECIPES, facts, uses_fp8
+from meshwright.service.launchers.rules import Rule, fault, near_divisors, near_multiples
+from meshwright.service.launchers.target import Target
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profiles.capabilities import launcher_capabilities
-from profiles.errors import FieldError
-from service.launchers.capability_rules import grouped_alike
-from service.launchers.megatron_lm_facts import FIRST_FSDP_STAGE, facts
-from service.launchers.rules import Rule, fault, near_divisors, near_multiples
-from service.launchers.target import Target
-from solver.cost.schedule import ANY_COUNT
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import FieldError
+from meshwright.service.launchers.megatron_flags import FIRST_FSDP_STAGE, facts
+from meshwright.service.launchers.rules import Rule, fault, grouped_alike, near_divisors, near_multiples
+from meshwright.service.launchers.target import Target
+from meshwright.solver.schedules.schedule import ANY_COUNT
 
 MAX_SHARDED_STAGE = 3
 SIZES = (

@@ -8,15 +8,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from profiles.frameworks import framework_facts, with_options
-from service.launchers.base import ExportBundle
-from service.launchers.bundle import bundled
-from service.launchers.common_rules import refuse_first
-from service.launchers.common_warnings import common_warnings, model_is_in_the_script
-from service.launchers.megatron_lm_facts import attention_backend
-from service.launchers.megatron_lm_model_rules import experts_with_tensor_ranks_need_sequence_parallel
-from service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
-from service.launchers.megatron_names import (
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.service.launchers.common_rules import refuse_first
+from meshwright.service.launchers.export import (
+    ARGUMENTS_FILE,
+    Start,
+    arguments_file,
+    bundled,
+    common_warnings,
+    model_is_in_the_script,
+)
+from meshwright.service.launchers.megatron_flags import attention_backend
+from meshwright.service.launchers.megatron_lm_model_rules import (
+    experts_with_tensor_ranks_need_sequence_parallel,
+)
+from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
+from meshwright.service.launchers.megatron_names import (
     CONTEXT_MODES,
     OFFLOADED_OPTIMIZER,
     Values,
@@ -26,8 +33,7 @@ from service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from service.launchers.target import Target
-from service.launchers.torchrun import ARGUMENTS_FILE, Start, arguments_file
+from meshwright.service.launchers.target import ExportBundle, Target
 
 PRODUCT = "ms-swift 4.6.0 (not verified)"
 OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from profiles.errors import UnknownNameError
-from service.launchers.accelerate import Accelerate
-from service.launchers.base import ExportBundle, Launcher
-from service.launchers.deepspeed import DeepSpeed
-from service.launchers.llama_factory import LlamaFactory
-from service.launchers.megatron_bridge import MegatronBridge
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.ms_swift import MsSwift
-from service.launchers.nanotron import Nanotron
-from service.launchers.target import target_of
-from service.launchers.torchtitan import Torchtitan
-from solver.plan import Plan
-from solver.problem import Problem
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.service.launchers.accelerate import Accelerate
+from meshwright.service.launchers.deepspeed import DeepSpeed
+from meshwright.service.launchers.llama_factory import LlamaFactory
+from meshwright.service.launchers.megatron_bridge import MegatronBridge
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.ms_swift import MsSwift
+from meshwright.service.launchers.nanotron import Nanotron
+from meshwright.service.launchers.target import ExportBundle, Launcher, target_of
+from meshwright.service.launchers.torchtitan import Torchtitan
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
 
 _LAUNCHERS: dict[str, Launcher] = {
     launcher.name: launcher

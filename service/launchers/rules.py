@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from profiles.errors import FieldError, RefusedExportError
-from service.launchers.target import Target
+from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
+from meshwright.profiles.errors import FieldError, RefusedExportError
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import RANK_ORDERS, Columns
+from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
+from meshwright.solver.space.expressions import names_in
+from meshwright.solver.space.launcher_rules import is_a_row, model_faults, problem_faults
+from meshwright.solver.space.request_rules import broken_by, constraint_of
+from meshwright.solver.splits import launcher_split
 
 Rule = Callable[[Target], Iterator[FieldError]]  # yields one fault for each broken value
 
@@ -48,3 +56,175 @@ def _neighbours(value: int, legal: list[int]) -> str:
     below = [n for n in legal if n <= value][-1:]
     above = [n for n in legal if n > value][:1]
     return " or ".join(str(n) for n in below + above)
+
+
+# --------------------------------------------------------------------------------------------------
+# A plan held against the data of its launcher: what the search never proposes is refused here too.
+#
+# The data stand in profiles/catalog/frameworks/capabilities.yaml, each entry with its source.
+
+
+def within_capabilities(launcher: str) -> Rule:
+    """The rule that a plan is one that ``launcher`` can express."""
+    able = launcher_capabilities(launcher)
+
+    def expressible(target: Target) -> Iterator[FieldError]:
+        """Every value is among those that the launcher has."""
+        yield from problem_faults(target.problem, able)
+        yield from _word_faults(able, target)
+        yield from _axis_faults(able, target)
+        if able.data_parallel_alike:
+            yield from grouped_alike(target)
+        yield from _stage_faults(able, target)
+        yield from _constraint_faults(able, target)
+
+    return expressible
+
+
+def model_is_stated(launcher: str) -> Rule:
+    """The rule that the launch file can state every fact of the model."""
+    able = launcher_capabilities(launcher)
+    return lambda target: model_faults(target.model, able)
+
+
+def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:
+    """The schedule is one for so many stages and chunks (PyTorch: single-stage and multi-stage ones)."""
+    config = target.config
+    fitting = schedules_of(config.pipeline_parallel_size, config.virtual_pipeline_size)
+    if config.pipeline_schedule not in fitting:
+        yield fault(
+            "pipeline_schedule",
+            f"{config.pipeline_schedule!s:.40} with pp {config.pipeline_parallel_size} and vpp "
+            f"{config.virtual_pipeline_size}",
+            allowed=", ".join(fitting),
+            nearest=plain_schedule(config.pipeline_parallel_size, config.virtual_pipeline_size),
+        )
+    elif config.pipeline_schedule == "dualpipe_v" and config.num_microbatches < len(config.stage_layers):
+        yield fault(
+            "num_microbatches",
+            f"dualpipe_v needs one for each of the {len(config.stage_layers)} chunks",
+            nearest=len(config.stage_layers),
+        )
+
+
+def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Schedule, recomputation, offloading and ZeRO stage."""
+    config = target.config
+    stages = [
+        stage
+        for stage in able.zero_stages
+        if config.pipeline_parallel_size == 1 or stage <= able.max_zero_stage_with_pipeline
+    ]
+    offers = {
+        "pipeline_schedule": able.schedules,
+        "recompute_granularity": able.recompute,
+        "offload": able.offload,
+        "zero_stage": tuple(stages),
+        "context_parallel_mode": able.context_parallel_modes,
+        "rank_order": able.rank_orders,
+    }
+    for name, offered in offers.items():
+        value = getattr(config, name)
+        if value not in offered:
+            words = ", ".join(map(str, offered))
+            why = f": {able.offload_note}" if name == "offload" and able.offload_note else ""
+            yield fault(name, f"{able.launcher} has no {value!s:.40} here{why}", allowed=words)
+    partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
+    if partial and not able.recompute_layer_counts:
+        yield fault(
+            "recompute_layers",
+            f"{able.launcher} recomputes every layer or none",
+            nearest=sum(config.stage_layers),
+        )
+
+
+def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Parallel axes that the launcher lacks, and what it does not split."""
+    config, model = target.config, target.model
+    lacking = {
+        "context_parallel_size": not able.context_parallel,
+        "expert_parallel_size": not able.expert_parallel,
+        "expert_tensor_parallel_size": not able.expert_tensor_parallel,
+    }
+    for name, lacks in lacking.items():
+        value = getattr(config, name)
+        if lacks and value > 1:
+            yield fault(name, f"{able.launcher} is not planned with {value}", allowed="1", nearest=1)
+    if config.sequence_parallel and not able.sequence_parallel:
+        yield fault("sequence_parallel", f"{able.launcher} has none", allowed="false", nearest=False)
+    tp = config.tensor_parallel_size
+    if able.heads_whole_on_ranks and model.num_kv_heads % tp:
+        yield fault(
+            "tensor_parallel_size",
+            f"{tp} does not divide {model.num_kv_heads} key/value heads; {able.launcher} copies none",
+            allowed=f"divisors of {model.num_kv_heads}",
+        )
+    slices = tp * config.context_parallel_size * (2 if config.context_parallel_size > 1 else 1)
+    if able.halves_on_ranks and target.workload.seq_length % slices:
+        yield fault(
+            "context_parallel_size",
+            f"tp * 2 cp = {slices} does not divide seq_length {target.workload.seq_length}",
+        )
+    if config.zero_stage and config.zero_shard_size != target.shard_ranks and not able.hybrid_sharding:
+        yield fault(
+            "zero_shard_size",
+            f"{able.launcher} shards over all dp * cp = {target.shard_ranks} ranks",
+            nearest=target.shard_ranks,
+        )
+
+
+def grouped_alike(target: Target) -> Iterator[FieldError]:
+    """Megatron-Core numbers ranks in another order where experts have as many replicas as attention."""
+    config, dense = target.config, target.model.moe is None
+    if config.rank_order == RANK_ORDERS[0]:
+        return
+    shared = config.context_parallel_size * (1 if dense else config.tensor_parallel_size)
+    if config.expert_parallel_size * config.expert_tensor_parallel_size != shared:
+        yield fault(
+            "rank_order",
+            f"{config.rank_order} needs as many data-parallel ranks for experts as for attention"
+            + (": context_parallel_size 1" if dense else ": ep * expert tp = tp * cp"),
+            allowed=RANK_ORDERS[0],
+            nearest=RANK_ORDERS[0],
+        )
+
+
+def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Splits that the launcher does not take."""
+    config, split = target.config, target.config.stage_layers
+    own = launcher_split(target.problem, config)
+    if len(set(split)) > 1 and not able.uneven_stages:
+        yield fault("stage_layers", f"{able.launcher} has no stages of different size")
+    elif own is None:
+        yield fault(
+            "pipeline_parallel_size",
+            f"{able.launcher} splits the layers itself: one of {len(split)} stages would lack a layer, or "
+            "the last one the output head",
+            nearest=_most_stages(target),
+        )
+    elif own and own != split:
+        words = " ".join(map(str, own))
+        yield fault(
+            "stage_layers", f"{able.launcher} splits the layers itself", allowed=words, nearest=words
+        )
+
+
+def _most_stages(target: Target) -> int:
+    """The largest smaller number of stages that the launcher's own split fills."""
+    most = min(target.config.pipeline_parallel_size, target.model.num_layers + 1)
+    fewer = (replace(target.config, pipeline_parallel_size=pp) for pp in range(1, most))
+    filled = [one.pipeline_parallel_size for one in fewer if launcher_split(target.problem, one)]
+    return max(filled, default=1)
+
+
+def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Combinations that the launcher does not run."""
+    if not is_a_row(target.config):
+        return
+    one = Columns.of([target.config])
+    for text in able.constraints:
+        node = constraint_of(text)
+        if broken_by(node, one, target.model.num_layers).any():
+            name = min(names_in(node), key=text.index)
+            value = getattr(target.config, name)
+            yield fault(name, f"{able.launcher} does not run {value} beside the others", allowed=text)

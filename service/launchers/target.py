@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from profiles.cluster import GpuSpec
-from profiles.model import ModelSpec
-from solver.plan import Configuration, Plan
-from solver.problem import Problem, Workload
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +79,30 @@ def settled_problem(plan: Plan, problem: Problem) -> Problem:
     if problem.launcher == "any" and plan.launchers:
         settled = replace(settled, launcher=plan.launchers[0])
     return settled
+
+
+# --------------------------------------------------------------------------------------------------
+# What every launcher exporter takes and gives back.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportBundle:
+    """Launch files of one plan, ready to be written side by side into one folder."""
+
+    files: dict[str, str]  # file name to text; the same plan always gives the same bytes
+    warnings: list[str] = field(default_factory=list)  # what is only approximated, or left to the user
+
+
+class Launcher(Protocol):
+    """One training framework that plans can be exported to."""
+
+    @property
+    def name(self) -> str:
+        """The launcher's id, as problems and requests spell it."""
+
+    def export(self, target: Target) -> ExportBundle:
+        """The launch files of a plan.
+
+        Raises:
+            RefusedExportError: the launcher cannot express the plan; one FieldError per fault.
+        """

@@ -2,17 +2,330 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-from service.launchers.base import ExportBundle
-from service.launchers.bundle import bundled
-from service.launchers.common_rules import refuse_first
-from service.launchers.common_warnings import common_warnings
-from service.launchers.target import Target
-from service.launchers.torchrun import Start, Variable
-from service.launchers.torchtitan_python import MODULE, PYTHON_FILE, python_file
-from service.launchers.torchtitan_toml import FLAVOR_FILE, TOML_FILE, flavor_file, toml_file
-from service.launchers.torchtitan_values import SPLITS_BACKWARD
+from meshwright.service.launchers.common_rules import refuse_first
+from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings
+from meshwright.service.launchers.target import ExportBundle, Target
+
+# --------------------------------------------------------------------------------------------------
+# What torchtitan 0.2 and 0.3 call the values of a plan: the same names in TOML and in Python.
+#
+# Names: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/configs.py. The batch: without a pipeline
+# the local batch is one micro-batch and gradients accumulate; with one the local batch holds all of them.
+
+
+Values = dict[str, object]
+SCHEDULES = {  # torch.distributed.pipelining.schedules, get_schedule_class
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
+}  # fmt: skip
+SPLITS_BACKWARD = ("interleaved_zb", "zb_v", "dualpipe_v")  # stages must not be compiled
+RESHARD = {0: "default", 2: "never", 3: "always"}
+
+
+def rotary_factor(target: Target) -> float:
+    """The factor of Llama 3.1's rotary scaling; 1 where there is none: it then changes no frequency."""
+    scaling = target.model.rotary_scaling
+    return float(scaling.factor) if scaling else 1.0
+
+
+def norm_epsilon(target: Target) -> float:
+    """Of all norms; where the model does not state it, Llama's."""
+    epsilon = target.model.norm_epsilon
+    return 1e-5 if epsilon is None else epsilon
+
+
+def training_values(target: Target) -> Values:
+    """Batch and sequence."""
+    config = target.config
+    pipelined = config.pipeline_parallel_size > 1
+    return {
+        "local_batch_size": config.micro_batch_size * (config.num_microbatches if pipelined else 1),
+        "global_batch_size": target.workload.global_batch_size,
+        "seq_len": target.workload.seq_length,
+        "mixed_precision_param": "bfloat16",
+        "mixed_precision_reduce": "float32",
+    }
+
+
+def parallelism_values(target: Target, head_name: str) -> Values:
+    """The mesh, the schedule and the modules of each stage; ``head_name`` is the output layer's."""
+    config = target.config
+    shards = config.zero_shard_size // config.context_parallel_size if config.zero_stage else 1
+    values: Values = {
+        "data_parallel_replicate_degree": config.data_parallel_size // shards,
+        "data_parallel_shard_degree": shards,
+        "fsdp_reshard_after_forward": RESHARD[config.zero_stage],
+        "tensor_parallel_degree": config.tensor_parallel_size,
+        "context_parallel_degree": config.context_parallel_size,
+        "pipeline_parallel_degree": config.pipeline_parallel_size,
+        "expert_parallel_degree": config.expert_parallel_size,
+    }
+    if config.pipeline_parallel_size > 1:
+        values["pipeline_parallel_schedule"] = SCHEDULES[config.pipeline_schedule]
+        values["pipeline_parallel_microbatch_size"] = config.micro_batch_size
+        values["module_fqns_per_model_part"] = stage_modules(config.stage_layers, head_name)
+    return values
+
+
+def compiled_parts(target: Target) -> list[str]:
+    """What is compiled: schedules that split the backward pass refuse compiled stages.
+
+    PyTorch's ``_check_torch_compile_compatibility`` raises for them.
+    """
+    return ["loss"] if target.config.pipeline_schedule in SPLITS_BACKWARD else ["model", "loss"]
+
+
+def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:
+    """The modules of every stage in model order: a partition, since torchtitan checks none.
+
+    Its own split counts embedding and head as a layer each, so the list is always written.
+    """
+    parts, first = [], 0
+    for count in stage_layers:
+        parts.append([f"layers.{layer}" for layer in range(first, first + count)])
+        first += count
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", head_name]
+    return parts
+
+
+def flavor(target: Target) -> str:
+    """The name under which the model is registered."""
+    return f"meshwright-{target.plan.plan_id}"
+
+
+# --------------------------------------------------------------------------------------------------
+# torchtitan 0.3: a Python module with one function that returns the whole configuration.
+#
+# Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/common/config_utils.py, trainer.py.
+
+
+MODULE = "torchtitan_plan"
+PYTHON_FILE = f"{MODULE}.py"
+
+_TEXT = '''\
+"""One configuration of torchtitan 0.3: --module torchtitan_plan --config plan."""
+
+import os
+from functools import partial
+
+from torch import nn
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.parallelize import parallelize_llama
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
+
+# The model's shape.
+@MODEL@
+
+# What does not change the cost of a step: from the environment, or a dry start's.
+HF_ASSETS_PATH = os.environ.get("HF_ASSETS_PATH", "./tests/assets/tokenizer")
+DATASET = os.environ.get("DATASET", "c4_test")
+LEARNING_RATE = float(os.environ.get("LR", "3e-4"))
+
+_LINEAR = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
+_NORM = {"weight": nn.init.ones_}
+_EMBEDDING = {"weight": partial(nn.init.normal_, std=1.0)}
+
+
+def layer():
+    """One transformer layer."""
+    rope = ComplexRoPE.Config(
+        dim=HIDDEN_SIZE // NUM_HEADS,
+        max_seq_len=MAX_SEQ_LEN,
+        theta=ROTARY_BASE,
+        scaling=ROTARY_SCALING,
+        scaling_factor=ROTARY_SCALING_FACTOR,
+    )
+    return Llama3TransformerBlock.Config(
+        attention_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
+        ffn_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
+        attention=make_gqa_config(
+            dim=HIDDEN_SIZE,
+            n_heads=NUM_HEADS,
+            n_kv_heads=NUM_KV_HEADS,
+            wqkv_param_init=_LINEAR,
+            wo_param_init=_LINEAR,
+            inner_attention=get_attention_config("flex"),
+            fuse_qkv=True,
+            rope=rope,
+        ),
+        feed_forward=make_ffn_config(
+            dim=HIDDEN_SIZE,
+            hidden_dim=FFN_HIDDEN_SIZE,
+            w1_param_init=_LINEAR,
+            w2w3_param_init=_LINEAR,
+        ),
+    )
+
+
+def model_spec():
+    """The model as torchtitan builds it."""
+    model = Llama3Model.Config(
+        dim=HIDDEN_SIZE,
+        vocab_size=VOCAB_SIZE,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=VOCAB_SIZE, embedding_dim=HIDDEN_SIZE, param_init=_EMBEDDING
+        ),
+        norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
+        lm_head=Linear.Config(in_features=HIDDEN_SIZE, out_features=VOCAB_SIZE, param_init=_LINEAR),
+        layers=[layer() for _ in range(NUM_LAYERS)],
+    )
+    return ModelSpec(
+        name="llama3",
+        flavor="@FLAVOR@",
+        model=model,
+        parallelize_fn=parallelize_llama,
+        pipelining_fn=pipeline_llm,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=Llama3StateDictAdapter,
+    )
+
+
+def plan() -> Trainer.Config:
+    """Everything that the plan decided."""
+    return Trainer.Config(
+        model_spec=model_spec(),
+        hf_assets_path=HF_ASSETS_PATH,
+        loss=CrossEntropyLoss.Config(global_vocab_size=VOCAB_SIZE),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASET),
+        optimizer=default_adamw(lr=LEARNING_RATE),
+        training=TrainingConfig(
+@TRAINING@
+        ),
+        parallelism=ParallelismConfig(
+@PARALLELISM@
+        ),
+        activation_checkpoint=RECOMPUTATION["@RECOMPUTE@"](),
+        compile=CompileConfig(enable=True, components=@COMPILED@),
+    )
+'''
+
+
+def python_file(head: str, target: Target) -> str:
+    """The module's text."""
+    model, workload = target.model, target.workload
+    shape: Values = {
+        "NUM_LAYERS": model.num_layers,
+        "HIDDEN_SIZE": model.hidden_size,
+        "FFN_HIDDEN_SIZE": model.ffn_hidden_size,
+        "NUM_HEADS": model.num_attention_heads,
+        "NUM_KV_HEADS": model.num_kv_heads,
+        "VOCAB_SIZE": model.vocab_size,
+        "MAX_SEQ_LEN": max(workload.seq_length, model.max_position_embeddings or 0),
+        "ROTARY_BASE": float(model.rotary_base or 10_000),
+        "ROTARY_SCALING": "llama" if model.rotary_scaling else "none",
+        "ROTARY_SCALING_FACTOR": rotary_factor(target),
+        "NORM_EPSILON": norm_epsilon(target),
+    }
+    # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
+    training = training_values(target) | {"disable_cuda_graphs": True}
+    parallelism = parallelism_values(target, "lm_head")
+    parallelism["enable_sequence_parallel"] = target.config.sequence_parallel
+    text = _TEXT
+    for name, value in {
+        "MODEL": "\n".join(f"{name} = {value!r}" for name, value in shape.items()),
+        "FLAVOR": flavor(target),
+        "TRAINING": _arguments(training),
+        "PARALLELISM": _arguments(parallelism),
+        "RECOMPUTE": target.config.recompute_granularity,
+        "COMPILED": json.dumps(compiled_parts(target)),
+    }.items():
+        text = text.replace(f"@{name}@", value)
+    return head + text
+
+
+def _arguments(values: Values) -> str:
+    lines = []
+    for name, value in values.items():
+        if name == "module_fqns_per_model_part":
+            lines.append(f"            {name}=[")
+            lines += [f"                {part!r}," for part in value]  # type: ignore[attr-defined]
+            lines.append("            ],")
+        else:
+            lines.append(f"            {name}={value!r},")
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------
+# torchtitan 0.2: its TOML, and the module that registers the model's shape as a flavor of llama3.
+#
+# Keys: torchtitan 0.2.2, config/job_config.py; shape: models/llama3/model/args.py. Its MLP width is
+# ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)`` (model/model.py FeedForward):
+# with ``multiple_of`` the wanted width and a multiplier that stays below it, exactly the wanted width.
+
+
+TOML_FILE = "torchtitan_0_2.toml"
+FLAVOR_MODULE = "torchtitan_0_2_model"
+FLAVOR_FILE = f"{FLAVOR_MODULE}.py"
+
+_FLAVOR = '''\
+"""The model of the plan as a flavor of torchtitan 0.2's llama3 (experimental.custom_import)."""
+
+from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
+
+llama3_args["@FLAVOR@"] = TransformerModelArgs(
+@ARGUMENTS@
+    rope_scaling_args=RoPEScalingArgs(scaling_factor=@FACTOR@),  # 1.0: no scaling
+)
+'''
+
+
+def toml_file(head: str, target: Target) -> str:
+    """The configuration; dataset, tokenizer and learning rate are a dry start's."""
+    recompute = target.config.recompute_granularity
+    sections: dict[str, Values] = {
+        "job": {"description": f"Meshwright plan {target.plan.plan_id}"},
+        "model": {"name": "llama3", "flavor": flavor(target)},
+        "experimental": {"custom_import": FLAVOR_MODULE},
+        "optimizer": {"name": "AdamW", "lr": 0.0003},
+        "training": training_values(target) | {"dtype": "float32", "dataset": "c4_test"},
+        "parallelism": parallelism_values(target, "output"),
+        "activation_checkpoint": {"mode": recompute, "selective_ac_option": "op"},
+        "compile": {"enable": True, "components": compiled_parts(target)},
+    }
+    lines = []
+    for title, values in sections.items():
+        lines.append(f"\n[{title}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+    return head + "\n".join(lines) + "\n"
+
+
+def flavor_file(head: str, target: Target) -> str:
+    """The module that makes the flavor known."""
+    model = target.model
+    plain = int(2 * 4 * model.hidden_size / 3)
+    arguments = {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_attention_heads,
+        "n_kv_heads": model.num_kv_heads,
+        "vocab_size": model.vocab_size,
+        "multiple_of": model.ffn_hidden_size,
+        "ffn_dim_multiplier": round(min(1.0, model.ffn_hidden_size / plain) * 0.999, 6),
+        "norm_eps": norm_epsilon(target),
+        "rope_theta": float(model.rotary_base or 10_000),
+        "max_seq_len": max(target.workload.seq_length, model.max_position_embeddings or 0),
+    }
+    lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
+    text = _FLAVOR.replace("@FLAVOR@", flavor(target)).replace("@ARGUMENTS@", lines)
+    return head + text.replace("@FACTOR@", repr(rotary_factor(target)))
+
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
 _BESIDE = Variable(

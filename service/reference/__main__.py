@@ -1,16 +1,13 @@
-"""``python -m service.reference``: writes the pages of the documentation that are made from code."""
+"""``python -m meshwright.service.reference`` writes the pages of the documentation made from code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from service.reference.api_page import api_page
-from service.reference.cli_page import cli_page
-from service.reference.files_page import files_page
-from service.reference.glossary_page import glossary_page
+from meshwright.service.reference.pages import api_page, cli_page, files_page, glossary_page
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": cli_page,
     "reference/api.md": api_page,

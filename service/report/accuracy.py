@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from solver.accuracy import Report
-from solver.figures import ErrorFigures, Figures
+from meshwright.solver.accuracy import ErrorFigures, Figures, Report
 
 _TITLES = (
     "timed runs",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from service.report import figures
-from service.report.wrapping import pieces, tied, wrapped
-from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.solver.answer import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
 
 OBJECTIVE_NAMES = {
     "tokens_per_s_per_gpu": "tokens per second and GPU",

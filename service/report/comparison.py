@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from service.report import figures
-from service.report.glossary import words
-from service.report.reasons import signed
-from service.report.wrapping import pieces, tied, wrapped
-from solver.comparison import Comparison, Step
-from solver.plan import Configuration, Prediction
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import pieces, tied, words, wrapped
+from meshwright.service.report.sentences import signed
+from meshwright.solver.answer import Comparison, Prediction, Step
+from meshwright.solver.configuration import Configuration
 
 _SHOWN_TERMS = 2
 _NOTICEABLE = 0.002  # of the step: smaller parts of a difference are not named

@@ -9,21 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from service.report import figures
-from service.report.charts.bars import Bars, memory_bars, waterfall_bars
-from service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
-from service.report.charts.timeline import TimelineChart, timeline_chart
-from service.report.glossary import sentence_case
-from service.report.ranks import RankMap, rank_map
-from service.report.sides import Comparison, comparison_of
-from service.report.standings import Standings, standings_of
-from service.report.terminal import peak_words
-from service.report.verdict import Fact, Verdict, facts_of, question_of, reasons_of, title_of, verdict_of
-from service.report.what_if import WhatIfs
-from solver.plan import Answer, Plan, Prediction
-from solver.problem import Problem
-from solver.roofline import Roofline
-from solver.timeline import Timeline
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.charts.bars import Bars, memory_bars, waterfall_bars
+from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
+from meshwright.service.report.charts.timeline import TimelineChart, timeline_chart
+from meshwright.service.report.formatting import sentence_case
+from meshwright.service.report.rank_map import RankMap, rank_map
+from meshwright.service.report.sides import Comparison, comparison_of
+from meshwright.service.report.standings import Standings, standings_of
+from meshwright.service.report.terminal import peak_words
+from meshwright.service.report.verdict import (
+    Fact,
+    Verdict,
+    facts_of,
+    question_of,
+    reasons_of,
+    title_of,
+    verdict_of,
+)
+from meshwright.service.report.what_if import WhatIfs
+from meshwright.solver.answer import Answer, Plan, Prediction, Roofline, Timeline
+from meshwright.solver.problem import Problem
 
 MOST_PASSES = 12_000  # drawn in one report, all plans together
 _LEAST_PASSES = 1_500  # of one plan

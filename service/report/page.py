@@ -18,8 +18,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from service.report.document import Document, PredictionDocument
-from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
+from meshwright.service.report.document import Document, PredictionDocument
+from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 HTML = Path(__file__).parent / "html"
 _UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiles.errors import InvalidProblemError
-from profiles.units import GIB, TERA
-from service.report import figures
-from service.report.charts.bars import WIDTH, memory_bars, waterfall_bars
-from service.report.document import Details
-from service.report.glossary import words
-from solver.plan import Answer, Plan
-from solver.roofline import Roofline
-from solver.timeline import KINDS, window
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.units import GIB, TERA
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.charts.bars import WIDTH, memory_bars, waterfall_bars
+from meshwright.service.report.document import Details
+from meshwright.service.report.formatting import words
+from meshwright.solver.answer import KINDS, Answer, Plan, Roofline, window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

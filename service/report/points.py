@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.report import figures
-from service.report.wrapping import wrapped
-from solver.plan import Configuration, configuration_from_json
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import wrapped
+from meshwright.solver.configuration import Configuration, configuration_from_json
 
 Row = Mapping[str, Any]
 _FIGURES = ("num_gpus", "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "gap")

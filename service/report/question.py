@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from service.report.wrapping import tied, wrapped
-from solver.problem import Problem
+from meshwright.service.report.formatting import tied, wrapped
+from meshwright.solver.problem import Problem
 
 _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 

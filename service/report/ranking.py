@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.report import figures
-from service.report.wrapping import pieces, tied, wrapped
-from solver.plan import Plan
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.solver.answer import Plan
 
 GUTTER = 1  # blanks before every column
 _MFU = "MFU*"

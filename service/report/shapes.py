@@ -6,11 +6,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from service.report import figures
-from service.report.question import header
-from service.report.wrapping import wrapped
-from solver.problem import Problem
-from solver.shapes import ShapeAdvice
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import wrapped
+from meshwright.service.report.question import header
+from meshwright.solver.answer import ShapeAdvice
+from meshwright.solver.problem import Problem
 
 _BILLION = 1e9
 

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiles.units import GIB
-from service.report import figures
-from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
-from solver.plan import Answer, Configuration, Prediction
+from meshwright.profiles.units import GIB
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
+from meshwright.solver.answer import Answer, Prediction
+from meshwright.solver.configuration import Configuration
 
 Value = float | str
 # What a configuration is compared by, beside its sizes.

@@ -6,12 +6,12 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from service.report import figures
-from service.report.glossary import COLUMNS
-from service.report.ranking import columns_of
-from service.report.terminal import peak_words
-from solver.plan import Answer, Baseline, Plan
-from solver.problem import Problem
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import COLUMNS
+from meshwright.service.report.ranking import columns_of
+from meshwright.service.report.terminal import peak_words
+from meshwright.solver.answer import Answer, Baseline, Plan
+from meshwright.solver.problem import Problem
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 

@@ -8,7 +8,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from solver.plan import Configuration, Plan, Prediction
+from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.configuration import Configuration
 
 _LISTS = ("stage_layers", "stage_groups", "replicas")
 _SIZES = tuple(field.name for field in fields(Configuration) if field.name not in _LISTS)

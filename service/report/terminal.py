@@ -11,19 +11,18 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from profiles.capabilities import launchers_of
-from profiles.profile import default_profile
-from service.report import figures
-from service.report.beyond import beyond_lines
-from service.report.question import clean, header
-from service.report.ranking import ranking
-from service.report.reasons import reason_lines, remedy_line, spent_s
-from service.report.sentences import sentences
-from service.report.tradeoff import tradeoff_lines
-from service.report.wrapping import pieces, tied, wrapped
-from solver.plan import Answer, Configuration, Infeasibility, Plan, Prediction, Shortfall
-from solver.problem import Problem
-from solver.reasons import Why
+from meshwright.profiles.capabilities import launchers_of
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.beyond import beyond_lines
+from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.question import clean, header
+from meshwright.service.report.ranking import ranking
+from meshwright.service.report.sentences import reason_lines, remedy_line, sentences, spent_s
+from meshwright.service.report.tradeoff import tradeoff_lines
+from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem
 
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from solver.timeline import KINDS, RankTimeline, Timeline, window
+from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
 
 MOST_EVENTS = 60_000  # passes of a trace; longer steps lose their middle, and say so
 _US = 1e6  # microseconds of a second

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from service.report import figures
-from solver.plan import Plan
+from meshwright.service.report import formatting as figures
+from meshwright.solver.answer import Plan
 
 WIDE = 100  # columns; a narrower terminal has no plot
 _COLUMNS, _ROWS = 64, 7  # of the field

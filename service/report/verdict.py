@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from service.report import figures
-from service.report.figures import seconds_like as _like
-from service.report.glossary import sentence_case, words
-from service.report.question import clean, question_words
-from service.report.reasons import odds_words, remedy_line, signed
-from service.report.sentences import limit_words
-from service.report.terminal import profile_words, skipped_words
-from solver.plan import Answer, Plan, Shortfall
-from solver.problem import Problem
-from solver.space import is_too_large
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import seconds_like as _like
+from meshwright.service.report.formatting import sentence_case, words
+from meshwright.service.report.question import clean, question_words
+from meshwright.service.report.sentences import limit_words, odds_words, remedy_line, signed
+from meshwright.service.report.terminal import profile_words, skipped_words
+from meshwright.solver.answer import Answer, Plan, Shortfall
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import is_too_large
 
 _MORE_TIME = "More time may find one (the time limit of the search)."
 _FEWER = (

@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import Depends, Request, Security
 from fastapi.security import SecurityScopes
 
-from profiles.documents import DOCUMENT, Limits, require_plain
-from profiles.errors import InvalidProblemError
-from service.api.deps import SMALL_BYTES, admit, arriving, session_of
-from service.errors import ForbiddenError
+from meshwright.profiles.documents import DOCUMENT, Limits, require_plain
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.api.deps import SMALL_BYTES, admit, arriving, session_of
+from meshwright.service.errors import ForbiddenError
 
 MAX_FIELDS = 200
 FORM = "application/x-www-form-urlencoded"
@@ -78,7 +78,7 @@ def _fields_of(body: bytes) -> Values:
 
 
 _FORM = replace(DOCUMENT, max_bytes=2**20, max_values=MAX_FIELDS, max_keys=MAX_FIELDS)
-# What a question states is limited in the API too (``profiles.documents.PROBLEM``).
+# What a question states is limited in the API too (``meshwright.profiles.documents.PROBLEM``).
 QUESTION_FORM = replace(_FORM, advice="keep a large model, cluster or profile under a name on its own page")
 DOCUMENT_FORM = replace(
     _FORM,

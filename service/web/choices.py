@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from profiles.cluster import ClusterSpec
-from profiles.library import cluster_names, find_cluster, find_model, model_names
-from profiles.model import ModelSpec
-from service.api.deps import MAX_PAGE_SIZE, Service
-from service.db.definition_records import Kind
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.library import cluster_names, find_cluster, find_model, model_names
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.api.deps import MAX_PAGE_SIZE, Service
+from meshwright.service.db.definition_records import Kind
 
 Names = list[tuple[str, str]]  # name, and what to know of it
 BILLION, HUNDRED = 1e9, 100

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from profiles.documents import DOCUMENT, pointer, read_json
-from profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.documents import DOCUMENT, pointer, read_json
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 
 Kind = Literal["text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json"]
 Values = Mapping[str, Sequence[str]]

@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from urllib.parse import quote
 
-from service.web import failures
-from service.web.routes import jobs, keys, plans, searches, sign_in, static, stores
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+
+from meshwright.service.web import assets
+from meshwright.service.web.rendering import page
+from meshwright.service.web.routes import jobs, keys, plans, searches, sign_in, stores
+
+# --------------------------------------------------------------------------------------------------
+# Errors of page addresses as pages: the same statuses and sentences as the API's, for people.
+#
+# The API's own addresses keep their problem documents, whoever asks.
+
+
+OF_THE_API = ("/v1/", "/livez", "/readyz", "/metrics", "/openapi.json")
+_HEADINGS = {
+    401: "Sign in",
+    403: "Not with this key",
+    404: "Nothing here",
+    408: "Too slow",
+    409: "Not yet",
+    413: "Too much",
+    421: "Not for this address",
+    422: "Something is not right",
+    429: "Too many at once",
+    500: "A bug of ours",
+    503: "Back in a moment",
+}
+Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
+
+
+def install_failures(app: FastAPI) -> None:
+    """Let every handler of the API answer with a page where a browser asks for one."""
+    for kind, handler in list(app.exception_handlers.items()):
+        app.add_exception_handler(kind, _as_page(handler))
+
+
+def _as_page(handler: Handler) -> Handler:
+    """``handler``, its problem document turned into a page."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        answered = handler(request, error)
+        response = await answered if inspect.isawaitable(answered) else answered
+        return _page_of(request, response) if _wants_page(request) else response
+
+    return handle
+
+
+def _wants_page(request: Request) -> bool:
+    """Whether a browser asks for something that is not the API's."""
+    of_the_api = (f"{request.url.path}/").startswith(tuple(f"{name.rstrip('/')}/" for name in OF_THE_API))
+    return not of_the_api and "text/html" in request.headers.get("accept", "")
+
+
+def _page_of(request: Request, response: Response) -> Response:
+    """The page of a problem document; who must sign in first is sent there."""
+    problem: Mapping[str, object] = json.loads(bytes(response.body))
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        back = request.url.path if request.method == "GET" else "/"
+        target = f"/sign-in?next={quote(back)}"
+        headers = {"HX-Redirect": target} if "hx-request" in request.headers else None
+        return RedirectResponse(target, status_code=303, headers=headers)
+    heading = _HEADINGS.get(response.status_code, str(problem["title"]))
+    shown = page(request, "failure.html", status=response.status_code, heading=heading, problem=problem)
+    for name in ("Retry-After", "Allow"):
+        if name in response.headers:
+            shown.headers[name] = response.headers[name]
+    return shown
 
 
 def install(app: FastAPI) -> None:
     """Serve the pages from ``app``, which serves the API."""
-    for part in (static, sign_in, searches, jobs, plans, stores, keys):
+    for part in (assets, sign_in, searches, jobs, plans, stores, keys):
         app.include_router(part.router, include_in_schema=False)
-    failures.install(app)
+    install_failures(app)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import get_args
 
-from service.db.records import DEFAULT_PRIORITY
-from service.job_request import MAX_PRIORITY
-from service.launchers.reading.registry import reader_names
-from service.launchers.registry import launcher_names
-from service.request_schema import WorkloadRequest
-from service.web.fields import Field
-from solver.columns import RECOMPUTE, SCHEDULES
-from solver.options import ALLOWED
+from meshwright.service.db.records import DEFAULT_PRIORITY
+from meshwright.service.launchers.reading.registry import reader_names
+from meshwright.service.launchers.registry import launcher_names
+from meshwright.service.requests.jobs import MAX_PRIORITY
+from meshwright.service.requests.schema import WorkloadRequest
+from meshwright.service.web.fields import Field
+from meshwright.solver.configuration import RECOMPUTE, SCHEDULES
+from meshwright.solver.problem import ALLOWED
 
 Choices = tuple[tuple[str, str], ...]
 

@@ -11,12 +11,12 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader
 
-from service.access import Caller
-from service.api.deps import service_of
-from service.keys import SCOPES
-from service.report.glossary import sentence_case
-from service.report.page import HTML, environment
-from service.web.assets import SCRIPTS, STYLES, address_of
+from meshwright.service.api.deps import service_of
+from meshwright.service.auth.access import Caller
+from meshwright.service.auth.keys import SCOPES
+from meshwright.service.report.formatting import sentence_case
+from meshwright.service.report.page import HTML, environment
+from meshwright.service.web.assets import SCRIPTS, STYLES, address_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 POLICY = (

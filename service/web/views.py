@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from profiles.errors import InvalidProblemError
-from service.answers import answer_from_json
-from service.db.records import Heading, JobRecord, JobSummary
-from service.engine.states import TERMINAL_STATES
-from service.jobs import Jobs
-from service.report.charts.scatter import Scatter, pareto_scatter
-from service.report.figures import seconds
-from service.report.sides import Comparison, comparison_of
-from service.report.standings import Standings, standings_of
-from service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
-from service.request import parse_problem
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.db.records import Heading, JobRecord, JobSummary
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
+from meshwright.service.report.formatting import seconds
+from meshwright.service.report.sides import Comparison, comparison_of
+from meshwright.service.report.standings import Standings, standings_of
+from meshwright.service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Problem
 
 STATE_WORDS = {
     "queued": "waiting",

@@ -11,13 +11,14 @@ from fractions import Fraction
 from itertools import groupby
 from math import gcd
 
-from profiles.errors import PlannerError
-from service.what_if.changes import Question
-from solver.check import violations
-from solver.plan import Configuration, Plan, Prediction, StageGroup
-from solver.predictions import predicted_all
-from solver.problem import Problem
-from solver.variants import profile_of_variant
+from meshwright.profiles.errors import PlannerError
+from meshwright.service.what_if.changes import Question
+from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.planner.variants import profile_of_variant
+from meshwright.solver.predict import predicted_all
+from meshwright.solver.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from profiles.profile import Profile
-from service.report import figures
-from solver.plan import Plan
-from solver.problem import Problem
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.profile import Profile
+from meshwright.service.report import formatting as figures
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
 
 FACTORS = (0.5, 2.0, 4.0)  # of GPUs, network and batch
 _MEMORY_FACTORS = (0.75, 1.5, 2.0)

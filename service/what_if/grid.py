@@ -12,19 +12,19 @@ from dataclasses import replace
 from math import inf
 from typing import Literal
 
-from profiles.errors import PlannerError
-from profiles.profile import Profile
-from service.report import figures
-from service.report.what_if import WhatIf, WhatIfs
-from service.request_run import places_stages
-from service.what_if.carried import Candidate, Found, candidate_of, carried_over
-from service.what_if.changes import SUBJECTS, Question, changes_of, settled
-from service.what_if.pairs import PAIR_METHOD, SAID, Outcome, Pairs, Single
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search.watch import Watch, look
-from solver.variants import variants_of, workload_of
-from solver.why.remedies import fastest
+from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.profile import Profile
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.what_if import WhatIf, WhatIfs
+from meshwright.service.requests.parts import places_stages
+from meshwright.service.what_if.carried import Candidate, Found, candidate_of, carried_over
+from meshwright.service.what_if.changes import SUBJECTS, Question, changes_of, settled
+from meshwright.service.what_if.pairs import PAIR_METHOD, SAID, Outcome, Pairs, Single
+from meshwright.solver.answer import Answer
+from meshwright.solver.clock import Watch, look
+from meshwright.solver.explain.remedies import fastest
+from meshwright.solver.planner.variants import variants_of, workload_of
+from meshwright.solver.problem import Problem
 
 Method = Literal["search", "predict", "none"]
 _CARRIED = 10  # plans that are carried over
@@ -156,7 +156,7 @@ def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
 
 def _placed(changed: Question) -> Outcome:
     """The best plan that a short search places on node groups."""
-    from solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
+    from meshwright.solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
 
     options = replace(
         changed.problem.options, top_k=1, certify="none", time_limit_s=_PLACED_S, pareto=False

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from service.report import figures
-from service.report.what_if import HeatCell, HeatTable
-from service.what_if.carried import Candidate, Found, carried_over
-from service.what_if.changes import Change, Question, batches, network
-from solver.search.watch import Watch
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.what_if import HeatCell, HeatTable
+from meshwright.service.what_if.carried import Candidate, Found, carried_over
+from meshwright.service.what_if.changes import Change, Question, batches, network
+from meshwright.solver.clock import Watch
 
 Outcome = Found | Literal["late", "unknown"] | None  # None: nothing fits of what was asked
 LEVELS = 6  # of colour

@@ -15,12 +15,11 @@ from typing import Literal
 
 import numpy as np
 
-from profiles.residual import squared_distances
-from solver.calibration.batches import ProfileOf, batches_of, log_step_s
-from solver.calibration.observations import Observation
-from solver.calibration.priors import TIME_WIDTHS
-from solver.columns import FloatArray, IntArray
-from solver.features import features_of
+from meshwright.profiles.profile import squared_distances
+from meshwright.solver.calibration.fit import TIME_WIDTHS
+from meshwright.solver.calibration.observations import Observation, ProfileOf, batches_of, log_step_s
+from meshwright.solver.configuration import FloatArray, IntArray
+from meshwright.solver.cost.residuals import features_of
 
 Choice = Literal["suggested", "random"]
 _STEP = -0.05  # of a finite difference

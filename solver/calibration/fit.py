@@ -8,15 +8,159 @@ soft-L1 does: their noise grows with the part of the residual that only noise ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from math import log
 
 import numpy as np
 
-from solver.calibration.box import Box, least_in_box
-from solver.calibration.priors import Process
-from solver.calibration.residual import chosen_process, kernel
-from solver.columns import FloatArray
+from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
+from meshwright.profiles.profile import Constants, Residual, squared_distances
+from meshwright.solver.configuration import FloatArray
+from meshwright.solver.cost.uncertainty import catalog_spreads
+
+# --------------------------------------------------------------------------------------------------
+# Quadratic programs in a box: the inner step of every fit of bounded constants.
+
+
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """Bounds of the constants' log offsets, shape (c,) each."""
+
+    lower: FloatArray
+    upper: FloatArray
+
+    @classmethod
+    def of(cls, constants: Constants, names: Sequence[str]) -> Box:
+        """The physical bounds as offsets from these values; a value outside may stay where it is."""
+        values = np.array([getattr(constants, name) for name in names])
+        lower = np.array([max(LOWER_BOUNDS.get(name, 0.0), _TINY) for name in names])
+        upper = np.array([UPPER_BOUNDS.get(name, np.inf) for name in names])
+        return cls(
+            lower=np.minimum(np.log(lower / values), 0.0), upper=np.maximum(np.log(upper / values), 0.0)
+        )
+
+
+def least_in_box(normal: FloatArray, right: FloatArray, box: Box) -> FloatArray:
+    """Minimise ``x' normal x / 2 - right' x`` inside the box.
+
+    What leaves the box is put on its edge and the rest solved again; nothing is let go again, which
+    costs a little where two constants trade places and never leaves the box.
+    """
+    x = np.zeros(len(right))
+    free = np.ones(len(right), dtype=bool)
+    while free.any():
+        held = normal[np.ix_(free, ~free)] @ x[~free]
+        x[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free] - held)
+        outside = free & ((x < box.lower) | (x > box.upper))
+        if not outside.any():
+            break
+        x[outside] = np.clip(x, box.lower, box.upper)[outside]
+        free &= ~outside
+    return x
+
+
+# --------------------------------------------------------------------------------------------------
+# How far a cluster's constants may lie from its stack's: prior widths and physical bounds.
+#
+# A width is the standard deviation of ``ln(constant / stack's value)``: what the fitted stacks differ by
+# among each other (``catalog/calibration/stacks.yaml``), at least what one library release moves it.
+
+
+TIME_WIDTHS: Mapping[str, float] = {
+    "gemm": 0.12, "attention": 0.25, "grouped_gemm": 0.1,
+    "permute_bytes": 0.6, "score_gemm": 0.4, "score_bytes": 0.4,
+    "hbm": 0.15, "elementwise": 0.5, "loss_bytes": 0.5, "floor_s": 0.5, "floor_moe": 0.3,
+    "collective_latency_s": 0.5, "fast_link": 0.15, "network": 0.35, "tensor_exposed": 0.4,
+    "expert_exposed": 0.3, "gather_exposed": 0.4, "transfer_exposed": 0.4,
+    "update_bytes": 0.3, "straggler": 0.5, "fixed_s": 0.5,
+}  # fmt: skip
+MEMORY_WIDTHS: Mapping[str, float] = {
+    "activation": 0.15, "base_bytes": 0.5, "context_bytes": 0.4, "reserve": 0.05,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What the runs of a cluster may differ by from its stack, before any run is heard."""
+
+    amplitude: float  # of the residual process, log
+    noise: float  # of one run, log
+    length: float  # of the residual process, features
+    freedom: float  # spread of ln(amplitude) about the value above
+    noise_freedom: float  # spread of ln(noise)
+    trust: float = 1.0  # share of the constants' prior widths that is used
+
+
+# The values that predicted left-out runs best on the open clusters; the choice is flat (half or twice
+# any of them costs 0.2 points of error).
+TIME_PROCESS = Process(amplitude=0.12, noise=0.03, length=1.4, freedom=0.8, noise_freedom=0.7)
+MEMORY_PROCESS = Process(amplitude=0.05, noise=0.05, length=1.4, freedom=1.0, noise_freedom=1.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# The covariance of what the constants leave over, and how much of it the runs show.
+#
+# Marginal likelihood: Rasmussen and Williams 2006 ("Gaussian Processes for Machine Learning"), equation
+# 2.30.
+
+
+_AMPLITUDES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)  # multiples of the prior's that are tried
+_NOISES = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Of the constants' prior widths, with the prior chance of each: whether a cluster's runs differ by what
+# its constants explain is for the runs to say.
+_TRUSTS = {0.0: 0.25, 0.5: 0.25, 1.0: 0.5}
+_MOST_HEARD = 128  # runs, evenly drawn: three numbers need no more
+
+
+def kernel(features: FloatArray, process: Process) -> FloatArray:
+    """Covariance of the residual between runs, without noise."""
+    apart = squared_distances(features, features)
+    return np.asarray(process.amplitude**2 * np.exp(-0.5 * apart / process.length**2))
+
+
+def chosen_process(
+    prior: Process, features: FloatArray, left: FloatArray, from_constants: FloatArray
+) -> Process:
+    """Amplitude, noise and trust in the constants by marginal likelihood, held near the prior's.
+
+    The mean over a grid, weighted by likelihood (of amplitude and noise the geometric one): few runs
+    barely tell neighbours apart, and the best cell alone would jump between them. With no run to tell,
+    or runs that nothing explains, the noise stays large and the calibration near the stack.
+
+    Args:
+        prior: where to look, and how freely.
+        features: of the runs, (K, F).
+        left: measured less predicted at the stack's constants, log, (K,).
+        from_constants: covariance that the constants' priors give the runs, (K, K).
+    """
+    heard = np.unique(np.linspace(0, len(left) - 1, min(len(left), _MOST_HEARD)).astype(np.int64))
+    features, left, from_constants = features[heard], left[heard], from_constants[np.ix_(heard, heard)]
+    near = kernel(features, prior)
+    cells, scores = [], []
+    for trust, amplitude in product(_TRUSTS, _AMPLITUDES):
+        # one decomposition serves every noise
+        values, vectors = np.linalg.eigh(trust**2 * from_constants + amplitude**2 * near)
+        turned = vectors.T @ left
+        for noise in _NOISES:
+            variances = np.maximum(values, 0.0) + (noise * prior.noise) ** 2
+            surprise = float((turned**2 / variances + np.log(variances)).sum())
+            held = (log(amplitude) / prior.freedom) ** 2 + (log(noise) / prior.noise_freedom) ** 2
+            cells.append((log(amplitude), log(noise), trust))
+            scores.append(log(_TRUSTS[trust]) - 0.5 * (surprise + held))
+    weights = np.exp(np.array(scores) - max(scores))
+    amplitude, noise, trust = weights @ np.array(cells) / weights.sum()
+    return replace(
+        prior,
+        amplitude=prior.amplitude * float(np.exp(amplitude)),
+        noise=prior.noise * float(np.exp(noise)),
+        trust=float(trust),
+    )
+
 
 Evaluate = Callable[[FloatArray], FloatArray]  # offsets (v, c) -> log predictions (v, K)
 _STEP = -0.05  # of a finite difference; downwards, where no upper bound stands in the way
@@ -166,3 +310,86 @@ def _shortened(
         if task.cost(value, candidate, precision) < before:
             return np.asarray(candidate)
     return None
+
+
+# --------------------------------------------------------------------------------------------------
+# What a fit leaves over as a process with an honest spread.
+#
+# Leave-one-out residuals ``(C^-1 z)_i / (C^-1)_ii``: Rasmussen and Williams 2006 ("Gaussian Processes for
+# Machine Learning"), equation 5.12.
+
+
+_MOST = 4.0  # one run counts for no more than this many spreads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What the open clusters taught about the spread of calibrated predictions."""
+
+    trend_amplitude: float  # log; what the stack's constants leave open on an unseen cluster
+    trend_length: float  # features
+    scale: float  # of the process's own spread, before any run of this cluster
+    scale_runs: float  # runs for which that scale counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What the fit leaves over."""
+
+    residual: Residual
+    leave_one_out: FloatArray  # each run's log residual given all others, over its spread
+    typical_sigma: float  # log, of a run like those seen
+
+
+def spread_of(quantity: str, uncalibrated_sigma: float) -> Spread:
+    """The spread of ``time`` or ``memory`` for a stack whose uncalibrated predictions have that sigma."""
+    raw = catalog_spreads()[quantity]
+    return Spread(
+        trend_amplitude=uncalibrated_sigma,
+        trend_length=float(raw["trend_length"]),
+        scale=float(raw["scale"]),
+        scale_runs=float(raw["scale_runs"]),
+    )
+
+
+def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Spread) -> Left:
+    """The residual process after the runs, its spread scaled by leaving one run out at a time.
+
+    Args:
+        found: the fit.
+        features: of the runs, (K, F).
+        measured: log measurements, (K,).
+        spread: what the open clusters taught about spreads.
+    """
+    process, runs = found.process, len(measured)
+    near, noise = kernel(features, process), np.diag(found.noises**2)
+    wide = replace(process, amplitude=spread.trend_amplitude, length=spread.trend_length)
+    precision = np.linalg.inv(near + kernel(features, wide) + noise)
+    at_prior = measured - found.predicted + found.jacobian @ found.offsets
+    everything = np.linalg.inv(found.from_constants + near + noise)
+    errors = everything @ at_prior / np.diag(everything)
+    expected = np.maximum(1.0 / np.diag(precision) - found.noises**2, 0.0) + process.noise**2
+    ratios = errors**2 / expected
+    squares = float(np.minimum(ratios, _MOST**2).sum()) + spread.scale_runs * spread.scale**2
+    scale = float(np.sqrt(squares / (runs + spread.scale_runs)))
+    residual = Residual(
+        points=_tuples(features),
+        weights=tuple(float(w) for w in np.linalg.solve(near + noise, measured - found.predicted)),
+        amplitude=process.amplitude,
+        length=process.length,
+        trend_amplitude=spread.trend_amplitude,
+        trend_length=spread.trend_length,
+        precision=_tuples(np.asarray(precision)),
+        noise=process.noise,
+        scale=scale,
+    )
+    return Left(
+        residual=residual,
+        leave_one_out=errors / np.sqrt(expected),
+        typical_sigma=scale * float(np.sqrt(expected.mean())),
+    )
+
+
+def _tuples(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:
+    """A matrix as tuples of rows."""
+    return tuple(tuple(float(value) for value in row) for row in matrix)

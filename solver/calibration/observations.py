@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from solver.plan import Configuration, Prediction
-from solver.problem import Problem
-from solver.runs import Run, RunShape
+import numpy as np
+
+from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
+from meshwright.profiles.profile import Constants, Profile
+from meshwright.solver.answer import Prediction
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, Stages, assemble, objective_s
+from meshwright.solver.problem import Problem
+from meshwright.solver.runs.table import Run, RunShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +75,119 @@ def memory_configuration(
         return configuration
     every = sum(configuration.stage_layers)
     return replace(configuration, recompute_granularity="full", recompute_layers=every)
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices observations under many sets of constants in few calls.
+#
+# Every formula of the cost model broadcasts over its constants, so a batch of n runs under v sets of
+# constants is one call on n * v rows whose constants are columns themselves. That makes a Jacobian of two
+# dozen constants as cheap as three plain calls.
+
+
+# Terms that a measure of memory does not see: what lies outside the framework's allocator, and what
+# the allocator holds without using.
+UNSEEN_TERMS: Mapping[str, tuple[str, ...]] = {
+    "allocated": ("context", "reserve"),
+    "reserved": ("context",),
+    "unknown": ("context", "reserve"),
+}
+ProfileOf = Callable[[Observation], Profile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Observations that share a problem but for its batch size."""
+
+    index: IntArray  # where they stand among all
+    problem: Problem
+    profile: Profile
+    columns: Columns
+    splits: IntArray
+    unseen: tuple[tuple[str, ...], ...]  # of each run's memory
+    ranks: tuple[str, ...]  # whose memory
+
+
+def batches_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Batch]:
+    """Group what can be priced together."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, one in enumerate(observations):
+        workload = replace(one.problem.workload, global_batch_size=1)
+        key = (one.framework, replace(one.problem, workload=workload), one.problem.model.name)
+        groups[repr(key)].append(index)
+    return [_batch(observations, index, profile_of) for index in groups.values()]
+
+
+def _batch(observations: Sequence[Observation], index: list[int], profile_of: ProfileOf) -> Batch:
+    """One group."""
+    mine = [observations[i] for i in index]
+    configurations = [one.configuration for one in mine]
+    width = max(len(c.stage_layers) for c in configurations)
+    splits = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
+    return Batch(
+        index=np.array(index, dtype=np.int64),
+        problem=mine[0].problem,
+        profile=profile_of(mine[0]),
+        columns=Columns.of(configurations),
+        splits=np.array(splits, dtype=np.int64),
+        unseen=tuple(UNSEEN_TERMS.get(one.memory_kind, ()) for one in mine),
+        ranks=tuple(one.memory_rank for one in mine),
+    )
+
+
+def with_offsets(constants: Constants, names: Sequence[str], offsets: FloatArray, repeat: int) -> Constants:
+    """Constants as columns: row ``v * repeat + i`` holds set v of the offsets (v, c), bounded."""
+    columns: dict[str, Any] = {}
+    for name, log_ratio in zip(names, offsets.T, strict=True):
+        value = getattr(constants, name) * np.exp(log_ratio)
+        value = np.minimum(value, UPPER_BOUNDS.get(name, np.inf))
+        columns[name] = np.repeat(np.maximum(value, LOWER_BOUNDS.get(name, 0.0)), repeat)
+    return replace(constants, **columns)
+
+
+def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple[FloatArray, Stages]:
+    """Closed-form step time (v * n,) and stages of a batch under every set of offsets."""
+    n = len(batch.columns)
+    rows = np.tile(np.arange(n), len(offsets))
+    columns = batch.columns.take(rows)
+    constants = with_offsets(batch.profile.constants, names, offsets, n)
+    prices = price(batch.problem, columns, replace(batch.profile, constants=constants))
+    layout = LayerLayout.of(batch.problem.model)
+    stages = assemble(prices, columns, layout, batch.splits[rows])
+    return objective_s(prices, columns, stages), stages
+
+
+def log_step_s(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
+    """``ln`` of the closed-form step time of every observation, shape (v, n) for offsets (v, c)."""
+    total = sum(len(batch.index) for batch in batches)
+    out = np.empty((len(offsets), total))
+    for batch in batches:
+        seconds, _ = _stages_of(batch, names, offsets)
+        out[:, batch.index] = np.log(seconds).reshape(len(offsets), -1)
+    return out
+
+
+def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:
+    """Peak of the measured rank as each run's measurement counts it, shape (v, n)."""
+    n = len(batch.index)
+    seen: FloatArray = np.zeros(stages.rank_valid.shape)
+    for term, value in stages.memory_bytes.items():
+        counted = np.array([term not in unseen for unseen in batch.unseen], dtype=np.float64)
+        seen += value * np.tile(counted, sets)[:, None]
+    by_rank = np.where(stages.rank_valid, seen, 0.0).reshape(sets, n, -1)
+    peak: FloatArray = by_rank.max(axis=2)
+    for row, rank in enumerate(batch.ranks):
+        if rank in ("first", "last"):
+            last = int(batch.columns.pipeline_parallel_size[row]) - 1
+            peak[:, row] = by_rank[:, row, 0 if rank == "first" else last]
+    return peak
+
+
+def log_peak_bytes(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
+    """``ln`` of the memory of every observation as it was measured, shape (v, n)."""
+    total = sum(len(batch.index) for batch in batches)
+    out = np.empty((len(offsets), total))
+    for batch in batches:
+        _, stages = _stages_of(batch, names, offsets)
+        out[:, batch.index] = np.log(_seen_bytes(batch, stages, len(offsets)))
+    return out

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiles.collectives import all_gather_s, all_reduce_s, all_to_all_s, point_to_point_s
-from profiles.model import ModelSpec
-from solver.columns import RECOMPUTE, RING, BoolArray, Columns, FloatArray
-from solver.cost.compute import PassSeconds
-from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
-from solver.cost.overlap import OVERLAP_SLOWDOWN, exposed_s
-from solver.cost.parameters import Weights
-from solver.cost.sharding import (
+from meshwright.profiles.collectives.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    point_to_point_s,
+)
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import RECOMPUTE, RING, BoolArray, Columns, FloatArray
+from meshwright.solver.cost.compute import PassSeconds
+from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, shards
+from meshwright.solver.cost.parameters import Weights
+from meshwright.solver.cost.sharding import (
     all_reduces,
     gathers_in_passes,
     gradient_bytes_sent,
     in_torch_pipeline,
     reduces_every_pass,
 )
-from solver.cost.tails import across_replicas_s, all_reduced_s, shards
+from meshwright.solver.cost.step_end import OVERLAP_SLOWDOWN, across_replicas_s, all_reduced_s, exposed_s
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4

@@ -8,16 +8,102 @@ and the weight gradient (n, m) by (m, k).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiles.model import LayerKind, ModelSpec
-from profiles.operators import flash_attention_s, gemm_s
-from solver.columns import FloatArray
-from solver.cost.context import SHARD_GRADIENTS, Context
-from solver.cost.measured import flash_s, routed_mlp_s, routed_rows
-from solver.cost.sharding import adds_whole_gradients
+from meshwright.profiles.model import LayerKind, ModelSpec, MoeSpec
+from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
+from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, context_of
+from meshwright.solver.cost.sharding import adds_whole_gradients
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem
+
+# --------------------------------------------------------------------------------------------------
+# Operators priced from the measured tables of the GPU, at the level of the software stack.
+#
+# A table says by how much each shape misses the roof of the GPU it was measured on; the roof here is that
+# of the GPU at hand, so a faster one is never slower. Rows share few shapes: each is looked up once.
+
+
+Lookup = tuple[OperatorTable, tuple[FloatArray, ...]]  # a table, and its arguments of shape (n,)
+_NARROWER = 0.25  # where a table has no other: FlashAttention 2 loses 1.2 for half of it (L40S table)
+_GATED = 3.0  # matrices of the MLPs that were measured
+
+
+def flash_lookup(ctx: Context) -> Lookup:
+    """Flash attention of whole causal sequences over a rank's heads.
+
+    Raises:
+        ProfileError: the GPU has no tables.
+    """
+    model = ctx.model
+    heads = model.num_attention_heads / ctx.t
+    kv = np.minimum(np.maximum(model.num_kv_heads / ctx.t, 1.0), heads)
+    seq_length = ctx.seq_length / ctx.c
+    head_dim = np.full_like(heads, (model.head_dim + model.v_head_dim) / 2.0)
+    table = load_operator_tables(ctx.operators.tables).find("attention_forward")
+    return table, (ctx.micro_batch, heads, kv, seq_length, head_dim)
+
+
+def flash_s(ctx: Context) -> FloatArray:
+    """Forward seconds of one layer's flash attention.
+
+    A ring of context parallelism runs one kernel for each part of the keys, as long as a rank's part of
+    the sequence; a sliding window takes its part of a whole sequence's time.
+    """
+    table, arguments = flash_lookup(ctx)
+    level, shape = ctx.constants.attention, (ctx.micro_batch, ctx.t, ctx.c)
+    seconds = _seconds(ctx, (table, arguments), level=level, shape=shape)
+    attended = 2.0 * ctx.model.attended_tokens(ctx.seq_length) / ctx.seq_length
+    if table.grid.axes[-1].count == 1:
+        attended *= (_WIDE_HEAD / min(ctx.model.head_dim, _WIDE_HEAD)) ** _NARROWER
+    return seconds * attended * ctx.c
+
+
+def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
+    """Tokens of each expert on the busiest rank, and the experts of a rank."""
+    local = np.maximum(moe.num_experts / ctx.e, 1.0)
+    busiest = np.where(ctx.e > 1, ctx.constants.expert_imbalance, 1.0)
+    return ctx.moe_tokens * ctx.et * moe.top_k * busiest / local, local
+
+
+def routed_mlp_s(ctx: Context, moe: MoeSpec) -> FloatArray:
+    """Forward seconds of a rank's routed experts, activation included.
+
+    The kernels of the tables are those of inference; ``operators.experts`` is what training takes.
+    """
+    rows, local = routed_rows(ctx, moe)
+    width = moe.ffn_hidden_size / ctx.et
+    arguments = (rows, local, np.full_like(rows, ctx.model.hidden_size), width)
+    table = load_operator_tables(ctx.operators.tables).find("grouped_mlp")
+    level = ctx.constants.gemm * ctx.constants.grouped_gemm
+    seconds = _seconds(ctx, (table, arguments), level=level, shape=(rows, local, width))
+    return seconds * (ctx.operators.experts * ctx.model.mlp_matrices / _GATED)
+
+
+def _seconds(ctx: Context, lookup: Lookup, *, level: float, shape: tuple[FloatArray, ...]) -> FloatArray:
+    """Seconds of each row; rows with an equal ``shape`` have equal arguments."""
+    table, arguments = lookup
+    first, of_row = _distinct(shape)
+    slowdown = table.slowdown(*(argument[first] for argument in arguments))[of_row]
+    flops = ctx.gpu.peak_bf16_flops * level
+    roof = replace(table.roof, flops=flops, bytes_per_s=ctx.gpu.hbm_bytes_per_s)
+    return np.asarray(table.roof_s(*arguments, roof=roof) * slowdown)
+
+
+def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
+    """Where each distinct combination first stands, and which of them each row has."""
+    code = np.zeros(len(shape[0]), dtype=np.int64)
+    for column in shape:
+        values, of_row = np.unique(column, return_inverse=True)
+        code = code * len(values) + of_row
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    return first, of_row
+
 
 _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
 _ALIGNED = 8  # elements of 2 bytes: 16 bytes
@@ -247,3 +333,89 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     kept = adds_whole_gradients(ctx)
     seconds = np.where(kept, moved * weights / ctx.hbm_bytes_per_s, 0.0)
     return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
+
+
+# --------------------------------------------------------------------------------------------------
+# How fast a CPU can launch what a GPU runs: the floor under the passes of small models.
+#
+# PyTorch launches every kernel from Python; a pass is never shorter than its launches take. A captured
+# graph replays the launches of a layer as one, but for experts, whose shapes change from step to step
+# (Megatron-Core's guide on CUDA graphs: ``--cuda-graph-modules attn moe_router moe_preprocess``).
+
+
+# Shares of a layer's launches, and of what a step takes once, that are left under CUDA graphs.
+# Assumed, neither measured nor fitted: a dense layer's graph leaves what starts it, its collectives and the
+# copies into its static buffers; the experts of a layer, about half of its kernels, are launched one by one
+# (``moe_router`` and ``moe_preprocess`` are captured, dispatch and experts are not); of what a step takes
+# once the optimizer's launches go and data loading stays. Only recipes with ``cuda_graphs`` read them.
+_GRAPHED = {"dense": 0.3, "moe": 0.5}
+_GRAPHED_STEP = 0.15
+
+
+def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Seconds that launching one layer's forward pass takes."""
+    floor_s = ctx.constants.floor_s * ctx.operators.host
+    floor_s = floor_s * (ctx.constants.floor_moe if kind == "moe" else 1.0)
+    return np.full_like(ctx.t, 1.0) * floor_s * (_GRAPHED[kind] if ctx.facts.cuda_graphs else 1.0)
+
+
+def fixed_s(ctx: Context) -> FloatArray:
+    """Seconds of every step: data loading, logging, launches of the optimizer."""
+    return (
+        np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if ctx.facts.cuda_graphs else 1.0)
+    )
+
+
+def floored(busy: PassSeconds, floor_s: FloatArray, floor_backward: float) -> PassSeconds:
+    """Smooth maximum of passes and their floor."""
+    return PassSeconds(
+        forward=_smooth_maximum(busy.forward, floor_s),
+        backward=_smooth_maximum(busy.backward, floor_s * floor_backward),
+    )
+
+
+def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
+    """``(x^8 + floor^8)^(1/8)`` without overflow."""
+    low, high = np.minimum(seconds, floor_s), np.maximum(seconds, floor_s)
+    ratio = (low / high) ** 2
+    ratio *= ratio
+    ratio *= ratio
+    return np.asarray(high * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which operators of a configuration have shapes beyond those that were measured on its GPU.
+
+
+def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[tuple[str, ...]]:
+    """Names of what lies outside the measured range, for every row.
+
+    ``operators``: nothing was measured on the GPU type itself, shares of its architecture are used.
+    ``attention``, ``gemm``: a shape lies beyond the ends of the measured table.
+
+    Raises:
+        InvalidProblemError: a framework option is unknown or has a wrong value.
+    """
+    unmeasured = () if profile.gpu_operators.measured else ("operators",)
+    beyond = _beyond(problem, context_of(problem, columns, profile))
+    return [
+        (*unmeasured, *(name for name, mask in beyond.items() if mask[row])) for row in range(len(columns))
+    ]
+
+
+def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
+    """Masks of the rows whose shapes leave the tables; none where the GPU has no tables."""
+    if not ctx.operators.tables:
+        return {}
+    gemm = load_operator_tables(ctx.operators.tables).find("gemm")
+    sides = [
+        (g.m, g.n, g.k)
+        for kind in LayerLayout.of(problem.model).kinds
+        for g in layer_gemms(ctx, kind)
+        if not g.grouped
+    ]
+    masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
+    if ctx.facts.flash:
+        table, arguments = flash_lookup(ctx)
+        masks["attention"] = table.extrapolated(*arguments)
+    return masks

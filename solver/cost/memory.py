@@ -8,20 +8,22 @@ for a GPT layer, taken apart by tensor and generalised.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from statistics import NormalDist
 
 import numpy as np
 
-from profiles.model import LayerKind
-from profiles.profile import Profile
-from solver.columns import FloatArray
-from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
-from solver.cost.parameters import Weights
-from solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
-from solver.cost.tails import shards
-from solver.problem import Problem
+from meshwright.profiles.model import LayerKind
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
+from meshwright.solver.cost.compute import PassSeconds
+from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, shards
+from meshwright.solver.cost.parameters import Weights, part_weights, trained_parts
+from meshwright.solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
+from meshwright.solver.cost.stages import LayerLayout, columns_of
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import in_flight, splits_backward
 
 _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts beside the fp32 copy
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
@@ -215,3 +217,117 @@ def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: floa
     if sigma == 0.0:
         return float(peak_bytes > limit_bytes)
     return NormalDist().cdf(log(peak_bytes / limit_bytes) / sigma)
+
+
+# --------------------------------------------------------------------------------------------------
+# Memory of every part and row as prices: what the formulas of ``memory`` add up to.
+
+
+def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
+    """What each pass waits for offloaded activations on their way to or from the host.
+
+    Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``).
+    """
+    copied = layer_activation_bytes(ctx, kind) / ctx.host.link_bytes_per_s
+    copied = np.where(ctx.offloads_activations, copied, 0.0)
+    return PassSeconds(
+        forward=np.maximum(copied - passes.forward, 0.0),
+        backward=np.maximum(copied - passes.backward, 0.0),
+    )
+
+
+def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
+    """Activations of one micro-batch by part; multi-token-prediction layers belong to the head."""
+    zero = np.zeros_like(ctx.t)
+    layers = [layer_activation_bytes(ctx, kind) for kind in layout.kinds]
+    masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share if ctx.facts.dropout else zero
+    extra = layer_activation_bytes(ctx, "moe" if ctx.model.moe else "dense") * ctx.model.num_mtp_layers
+    return [*layers, masks, extra]
+
+
+def memory_prices(
+    ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
+) -> dict[str, FloatArray]:
+    """The memory fields of RowPrices.
+
+    Offloaded activations leave two layers' on the GPU: one in use, one on its way. Where the backward pass
+    is split, a replayed layer keeps all its activations until its weight gradients are done; a micro-batch
+    in flight is counted so from the start, so that a recomputed layer never weighs too little.
+    """
+    zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
+    last = len(layout.kinds)
+    states = [
+        state_bytes(ctx, *both, matrices=part < last)
+        for part, both in enumerate(zip(weights, trained, strict=True))
+    ]
+    activations = _activation_parts(ctx, layout)
+    largest = np.maximum.reduce(activations[:-2])
+    spilled = ctx.offloads_activations
+    here = np.where(spilled, 0.0, 1.0)
+    whole, split = [layer * here for layer in activations[:-2]], splits_backward(ctx.columns)
+    kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
+    return {
+        "weights_bytes": columns_of([state.weights for state in states]),
+        "gradients_bytes": columns_of([state.gradients for state in states]),
+        "optimizer_bytes": columns_of([state.optimizer for state in states]),
+        "activation_bytes": columns_of([*whole, *activations[-2:]]),
+        "checkpoint_bytes": columns_of([*kept, zero, zero]),
+        "head_workspace_bytes": head_workspace_bytes(ctx),
+        "replay_workspace_bytes": np.where(spilled, 2.0, ctx.full) * largest,
+        "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1]),
+        "context_bytes": ctx.constants.context_bytes * one,
+        "reserve": ctx.constants.reserve * one,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Host memory that offloading takes: what one GPU's rank keeps in its node's memory.
+
+
+def host_bytes(ctx: Context) -> FloatArray:
+    """Bytes on the host for the fullest rank of an even split, shape (n,); 0 where nothing is offloaded.
+
+    Optimizer states and fp32 copies leave the GPU, and gradients have a buffer where they arrive
+    (ZeRO-Offload, arXiv:2101.06840, section 4.1: 14 of 16 bytes a weight); activations of every micro-batch
+    in flight, or what recomputation keeps of them. The fullest rank has ``ceil(L / pp)`` layers of the
+    larger kind and the larger end of the model, or both ends.
+    """
+    layout = LayerLayout.of(ctx.model)
+    here = replace(ctx, columns=replace(ctx.columns, offload=np.zeros_like(ctx.columns.offload)))
+    weights = part_weights(here, layout.kinds)
+    memory = memory_prices(here, layout, weights, trained_parts(here, layout.kinds, weights))
+    layers = np.ceil(layout.num_layers / ctx.p)
+    states = _fullest(memory["optimizer_bytes"], layers, ctx)
+    states = states * (1.0 + ctx.facts.gradient_bytes / ctx.facts.optimizer_bytes)
+    return np.where(ctx.offloads_optimizer, states, 0.0) + np.where(
+        ctx.offloads_activations, _first_rank_activations(ctx, memory, layers), 0.0
+    )
+
+
+def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
+    """A part price (n, P) summed over the fullest rank."""
+    ends = np.where(ctx.p > 1, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
+    return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
+
+
+def _first_rank_activations(ctx: Context, memory: dict[str, FloatArray], layers: FloatArray) -> FloatArray:
+    """Those of the first rank, which has most micro-batches in flight."""
+    c = ctx.columns
+    held = _held_first(c)
+    of_layer = memory["activation_bytes"][:, :-2].max(axis=1)
+    kept = np.where(
+        c.recompute_layers == ALL_LAYERS, memory["checkpoint_bytes"][:, :-2].max(axis=1), of_layer
+    )
+    return np.asarray(layers / c.virtual_pipeline_size * held * kept)
+
+
+def _held_first(c: Columns) -> IntArray:
+    """Micro-batches that all chunks of the first rank hold, shape (n,); rows share few pipelines."""
+    p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_size, c.num_microbatches
+    sizes = (len(SCHEDULES), int(p.max()) + 1, int(v.max()) + 1, int(m.max()) + 1)
+    code = np.ravel_multi_index((c.pipeline_schedule, p, v, m), sizes)
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    few = c.take(first)
+    chunk = np.arange(int((p * v).max()))[None, :]
+    held = in_flight(few) * (chunk % few.pipeline_parallel_size[:, None] == 0)
+    return np.asarray(held.sum(axis=1)[of_row])

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiles.collectives import Group
-from profiles.model import LayerKind
-from profiles.profile import Profile
-from solver.columns import Columns, FloatArray
-from solver.cost.adapters import adapter_gemms, trained_parts, trained_weights
-from solver.cost.communication import (
+from meshwright.profiles.collectives.collectives import Group
+from meshwright.profiles.model import LayerKind
+from meshwright.profiles.profile import Profile
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.communication import (
     context_parallel,
     expert_parallel,
     replayed_gathers,
@@ -25,34 +25,60 @@ from solver.cost.communication import (
     vocabulary_parallel,
     weight_gathers,
 )
-from solver.cost.compute import (
+from meshwright.solver.cost.compute import (
     Gemm,
     PassSeconds,
     accumulation,
     core_attention,
     embedding_seconds,
+    fixed_s,
+    floored,
     gemm_seconds,
     head_seconds,
+    layer_floor_s,
     linear_seconds,
     memory_bound,
 )
-from solver.cost.context import Context, context_of
-from solver.cost.floor import fixed_s, floored, layer_floor_s
-from solver.cost.layers_measured import beyond_price, shared_out, timed_together
-from solver.cost.memory_prices import memory_prices, spilled_s
-from solver.cost.parameters import (
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.memory import memory_prices, spilled_s
+from meshwright.solver.cost.parameters import (
     Weights,
+    adapter_gemms,
     embedding_weights,
     layer_weights,
     output_weights,
     part_weights,
+    trained_parts,
+    trained_weights,
 )
-from solver.cost.prices import LayerLayout, RowPrices, columns_of
-from solver.cost.residuals import with_residuals
-from solver.cost.split_backward import weight_gradients_s
-from solver.cost.tails import Tail, copies_s, rank_tail_s, tail_of
-from solver.problem import Problem
-from solver.search.watch import look
+from meshwright.solver.cost.residuals import with_residuals
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of
+from meshwright.solver.cost.step_end import Tail, copies_s, rank_tail_s, tail_of
+from meshwright.solver.cost.timed_layers import beyond_price, shared_out, timed_together
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import splits_backward
+
+# --------------------------------------------------------------------------------------------------
+# The part of a backward pass that zero-bubble schedules run later: weight gradients.
+
+
+def weight_gradients_s(ctx: Context, kinds: tuple[LayerKind, ...]) -> FloatArray:
+    """Seconds of each part's weight gradients for one micro-batch, (n, P); 0 where none is split.
+
+    Of the two products of a linear layer's backward pass, which have equal FLOPs, one is the weight
+    gradient (frozen matrices have none); attention, norms and collectives belong to the input gradient
+    (Qi et al. 2023, arXiv:2401.10241, section 2). The embedding has no input gradient to split from.
+    """
+    split = splits_backward(ctx.columns)
+    if ctx.frozen or not split.any():
+        return np.zeros((len(split), len(kinds) + 2))
+    output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
+    parts = [linear_seconds(ctx, kind) for kind in kinds]
+    head = gemm_seconds(ctx, [output], "bf16")
+    halves = [0.5 * part.backward for part in parts]
+    columns = [*halves, np.zeros_like(ctx.t), 0.5 * head.backward]
+    return np.where(split[:, None], np.stack(columns, axis=1), 0.0)
+
 
 CAUSES = (
     "compute", "tensor_parallel", "context_parallel", "expert_parallel", "recompute", "data_parallel",

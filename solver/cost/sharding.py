@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.columns import SCHEDULES, BoolArray, FloatArray
-from solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray
+from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 
 # torch's runtime of several chunks a rank keeps the weights of so many chunks, those that it computes with
 # next (torch 2.13, distributed/pipelining/schedules.py:1290 _add_unshard_reshard, max_active_stages).

@@ -40,16 +40,140 @@ Tiers, each at most the next (``tests/property/test_bounds.py``):
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.assemble import Stages
-from solver.cost.schedule import runs_all_forward_first
-from solver.search.rows import Rows
-from solver.search.split_backward import least_end_s
-from solver.search.watch import look
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
+from meshwright.solver.cost.stages import Stages
+from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk, runs_all_forward_first
+from meshwright.solver.search.rows import Rows, column
+
+# --------------------------------------------------------------------------------------------------
+# What a rank can have run forward before its first backward pass.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Early:
+    """What a rank ran forward before its first backward pass, columns of shape (n, 1).
+
+    Of n layers at most ``slope * n + offset`` passes, and ``beside_s`` of what is not layers.
+    """
+
+    slope: FloatArray
+    offset: FloatArray
+    beside_s: FloatArray
+
+    @classmethod
+    def of(cls, rows: Rows, rank: int) -> Early:
+        """The most that can have run early on rank ``rank``.
+
+        Chunks that differ by at most one layer hold most early passes when the first ones, which keep most
+        micro-batches in flight, are the larger ones. The last chunk of the last rank may be smaller still:
+        there every layer is counted as if it sat in the first.
+        """
+        held, prices = rows.held, rows.prices
+        chunk = np.arange(int(rows.v.max(initial=1)))[None, :]
+        index = np.minimum(chunk * rows.p[:, None] + rank, held.shape[1] - 1)
+        there = (chunk < rows.v[:, None]) & (rank < rows.p)[:, None]
+        own = np.where(there, np.take_along_axis(held, index, axis=1), 0).astype(np.float64)
+        passes, last = own.sum(axis=1), rows.p == rank + 1
+        more = np.where(there, np.cumsum(own, axis=1) - (chunk + 1) * (passes / rows.v)[:, None], 0.0)
+        loose = last & (rows.v > 1)
+        final = np.take_along_axis(own, rows.v[:, None] - 1, axis=1)[:, 0]
+        beside = prices.transfer_s * passes + np.where(last, final * prices.forward_s[:, -1], 0.0)
+        return cls(
+            slope=column(np.where(loose, own[:, 0], passes / rows.v)),
+            offset=column(np.where(loose, 0.0, more.max(axis=1))),
+            beside_s=column(beside + (rank == 0) * own[:, 0] * prices.forward_s[:, -2]),
+        )
+
+    @classmethod
+    def in_a_v(cls, rows: Rows, rank: int) -> Early:
+        """The same for rows whose chunks lie in a V, where a rank's first chunk keeps no fewer.
+
+        Chunks differ by one layer at most; those of rank 0, the model's first and last, do as they like.
+        """
+        held, prices = rows.held.astype(np.float64), rows.prices
+        other = np.clip(2 * rows.p - 1 - rank, 0, held.shape[1] - 1)
+        first = held[:, min(rank, held.shape[1] - 1)]
+        second = np.take_along_axis(held, other[:, None], axis=1)[:, 0]
+        beside = (first + second) * prices.transfer_s
+        if rank == 0:
+            beside = beside + first * prices.forward_s[:, -2] + second * prices.forward_s[:, -1]
+            spared = (first - second) * rows.smallest_chunk
+            return cls(slope=column(first), offset=column(-spared), beside_s=column(beside))
+        return cls(
+            slope=column((first + second) / 2.0),
+            offset=column((first - second) / 2.0),
+            beside_s=column(beside),
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Lower bounds for schedules that run weight gradients as passes of their own (the zero-bubble family).
+#
+# Notation of ``bounds``, and I_c, W_c for the input and the weight gradient of chunk c: B_c = I_c + W_c.
+# Rank s holds chunks from a_s, its first in model order, to z_s, its last; a pass of chunk c waits for
+# the one of chunk c - 1 (forward) or c + 1 (input gradient), a weight gradient for its own input
+# gradient. Whatever the order of a rank's passes,
+#
+# (E) it works m t_s once it has started: end_s - start_s >= m t_s.
+# (F) its first input gradient waits for the first micro-batch to pass the chunks from a_s on forward and
+#     those behind z_s backward. At most held_c forward passes of each own chunk came before (the room of
+#     its memory, ``schedule.in_flight``), and no weight gradient:
+#     end_s - start_s >= sum_{c >= a_s} F_c + sum_{c > z_s} I_c + sum_{own c} ((m - held_c) F_c + m B_c).
+# (G) when its last input gradient of chunk a_s ends, all its forward passes and input gradients are done,
+#     because a micro-batch passes its other chunks behind a_s forward and before a_s backward. The chunks
+#     a_s - 1 ... a_u of a rank u <= s, whose first chunk a_u lies before a_s, still pass that micro-batch
+#     backward, and rank u has that weight gradient left:
+#     end_u >= start_s + sum_{own c of s} m (F_c + I_c) + sum_{a_u <= c < a_s} I_c + W_{a_u}.
+# (K) the same from its first input gradient on, which waits as in (F): end_u >= start_s +
+#     sum_{c >= a_s} F_c + sum_{c > z_s} I_c + sum_{own c of s} ((m - held_c) F_c + m I_c)
+#     + sum_{a_u <= c < a_s} I_c + W_{a_u}.
+#
+# start_s >= sum_{c < a_s} F_c. Schedules that leave out the synchronisation of ranks between steps
+# (``BYPASSES_SYNC``) count a rank's time from its own start, as ``simulate`` does, and start as early as
+# they can: (G) and (K) less sum_{c < a_u} F_c. For those of the others that start counts as well.
+
+
+_BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
+
+
+def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
+    """(E) to (G) and (K): the least end of every rank of rows that split the backward pass, (n, R)."""
+    forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
+    back = stages.chunk_backward_s - weight
+    num_ranks, width = stages.rank_valid.shape[1], forward.shape[1]
+    chunks, rank = np.arange(width)[None, :], rank_of_chunk(rows.columns, width)
+    there = chunks < (rows.p * rows.v)[:, None]
+    own = (rank[:, None, :] == np.arange(num_ranks)[None, :, None]) & there[:, None, :]
+    first = np.where(own, chunks[:, None, :], width).min(axis=2)
+    last = np.where(own, chunks[:, None, :], -1).max(axis=2)
+    ahead, behind = _prefix_of_values(forward, first), _prefix_of_values(back, last + 1)
+    m, held = rows.m[:, None], rows.held[:, :width]
+    spared = (own * (held * forward)[:, None, :]).sum(axis=2)
+    wait = forward.sum(axis=1, keepdims=True) - ahead + back.sum(axis=1, keepdims=True) - behind
+    busy = m * stages.rank_time_s
+    end = np.maximum(busy, wait + busy - spared)
+    done = m * (own * (forward + back)[:, None, :]).sum(axis=2)
+    returned = _prefix_of_values(back, first)
+    done = ahead + np.maximum(done, wait + done - spared) + returned
+    done = np.where(stages.rank_valid, done, -np.inf)
+    done = np.maximum.accumulate(done[:, ::-1], axis=1)[:, ::-1]
+    last_weight = np.take_along_axis(weight, np.minimum(first, width - 1), axis=1)
+    end = np.maximum(end, done - returned + last_weight - ahead)
+    end = end + np.where(_BYPASSES[rows.columns.pipeline_schedule][:, None], 0.0, ahead)
+    return np.asarray(np.where(stages.rank_valid, end, 0.0))
+
+
+def _prefix_of_values(values: FloatArray, end: np.ndarray) -> FloatArray:
+    """Sum of the first ``end`` chunks (n, R) of (n, C) values."""
+    sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+    return np.take_along_axis(sums, np.clip(end, 0, values.shape[1]), axis=1)
+
 
 SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
 

@@ -11,25 +11,153 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from solver.columns import BoolArray, FloatArray, IntArray
-from solver.cost.assemble import objective_s
-from solver.search.arrange import Ends, candidates_of, fastest
-from solver.search.bounds import Bounds
-from solver.search.fitting import bound_at_sight_s
-from solver.search.mixed import tightened_s
-from solver.search.priced import CHUNK, Priced
-from solver.search.ranking import Layout, Ranked, layouts_of, ranked
-from solver.search.reach import can_beat
-from solver.search.rows import Rows
-from solver.search.scout import RAISES, Scout
-from solver.search.stages import best_splits
-from solver.search.unopened import Unopened
-from solver.search.watch import OutOfTime
-from solver.search.windows import Split
+from meshwright.solver.clock import OutOfTime
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.search.bounds import Bounds
+from meshwright.solver.search.candidates import Ends, candidates_of, fastest
+from meshwright.solver.search.feasible import bound_at_sight_s
+from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.fill_kinds import can_beat_mixed, tightened_s
+from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import Split, best_splits
+from meshwright.solver.space.factored import Crossing
+
+# --------------------------------------------------------------------------------------------------
+# How rows rank, and which of them are one layout.
+#
+# Scores are compared in whole nanoseconds; equal ones rank the simple way: fewer parallel axes, less
+# recomputation, smaller tensor_parallel_size, smaller row number.
+#
+# Rows that differ in how one layout is run (recomputation, chunks a rank, schedule, shard sets, sequence
+# parallelism, offload, way of context parallelism, order of ranks) are one *layout*; the best of them
+# stands for it, so that the best K are K layouts and not one layout with K numbers of chunks.
+
+
+_NS = 1e9
+INNER = (
+    "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
+    "sequence_parallel", "offload", "context_parallel_mode", "rank_order",
+)  # fmt: skip
+_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
+Layout = tuple[int, ...]
+Rank = tuple[int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ranked:
+    """One row in the ranking; ordered by its key."""
+
+    key: Rank
+    score_s: float
+    row: int
+    split: Split  # simulates to the score
+
+
+def layouts_of(columns: Columns | Crossing, index: IntArray | list[int]) -> list[Layout]:
+    """What tells the plans of rows apart: everything but ``INNER``."""
+    taken = columns.take(np.asarray(index, dtype=np.int64))
+    return list(zip(*(getattr(taken, name).tolist() for name in _LAYOUT), strict=True))
+
+
+def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) -> Ranked:
+    """A row with its score and what orders it among others."""
+    c = columns.take(np.array([row]))
+    sizes = (
+        c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
+        c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size,
+    )  # fmt: skip
+    axes = sum(int(size[0] > 1) for size in sizes) + int(c.zero_stage[0] > 0)
+    replay, tensor = int(c.recompute_layers[0]), int(c.tensor_parallel_size[0])
+    key = (round(score_s * _NS), axes, int(c.recompute[0]), replay, tensor, row)
+    return Ranked(key, score_s, row, split)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which rows to solve first: those whose bounds stay low when they are looked at closely.
+#
+# A first bound leaves memory and whole layers aside, so the rows with the least ones are seldom the best.
+# The bounds of the first rows are raised step by step, as far as ``reach.can_beat`` refutes them, and the
+# best row of each layout is taken. The better the K-th score is early on, the fewer rows are ever solved.
+
+
+RAISES = (1.02, 1.08, 1.25)  # of a first bound, tried one after the other
+_LONGEST = 1e6  # times a bound: longer than any split takes
+FITS_AT_ALL = (_LONGEST,)  # the same for whoever wants any plan
+_COARSE = (1.02, 1.1, 1.3, 1.7, 2.5)  # for layers of one kind, most of whose first bounds are close
+_LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
+_MOST_LOOKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scout:
+    """Rows and the bounds that it raises."""
+
+    rows: Priced | Rows
+    bound_s: Bounds | FloatArray  # (n,), changed in place; every change is proved
+    shares: tuple[float, ...] = RAISES
+    limit_s: float = np.inf  # a score that is known: rows that cannot beat it promise nothing
+
+    def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
+        """Up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
+
+        With layers of several kinds only rows without interleaving are tried: those are solved exactly.
+        """
+        size, best = _LOOKED_AT[self.rows.is_uniform], dict[Layout, int]()
+        if np.isfinite(self.limit_s):
+            size = max(_LOOKED_AT.values())
+        order = order[: _MOST_LOOKS * max(_LOOKED_AT.values())]
+        if not self.rows.is_uniform:
+            order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
+        for start in range(0, min(len(order), _MOST_LOOKS * size), size):
+            index = order[start : start + size]
+            known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
+            if known >= most or self.bound_s[index[0]] > self.limit_s or interrupted():
+                break
+            self._raise(index)
+            bounds = self.bound_s[index]
+            rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= self.limit_s)].tolist()]
+            rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # the last of a layout stays
+            best = dict(zip(layouts_of(self.rows.columns, rows), rows, strict=True))
+        return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
+
+    def _raise(self, index: IntArray) -> None:
+        """Raise the bounds of rows step by step, as far as no split of theirs can beat them."""
+        if not (self.rows.is_uniform or self.rows.only_split) and self.shares == RAISES:
+            self._raise_mixed(index)
+            return
+        index = index[: 0 if self.rows.only_split else len(index)]
+        if np.isfinite(self.limit_s):
+            able = can_beat(self.rows.take(index), np.full(len(index), self.limit_s))
+            self.bound_s[index[~able]] = np.maximum(
+                self.bound_s[index[~able]], np.nextafter(self.limit_s, np.inf)
+            )
+            index = index[able]
+        least, left = self.bound_s[index], np.arange(len(index))
+        coarse = self.rows.is_uniform and self.shares == RAISES
+        for share in _COARSE if coarse else self.shares:
+            step = least[left] * share
+            lost = ~can_beat(self.rows.take(index[left]), step)
+            left = left[lost]
+            self.bound_s[index[left]] = np.nextafter(step[lost], np.inf)
+
+    def _raise_mixed(self, index: IntArray) -> None:
+        """The same closely, and +inf for rows of which memory refutes every split.
+
+        At first sight memory is taken for all ranks together, which most of them pass and fail here.
+        """
+        rows = self.rows.take(index)
+        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=False)
+        self.bound_s[index[~fits]] = np.inf
+        left = index[fits]
+        unlimited = np.full(len(left), np.inf)
+        self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
+
 
 _BATCH, _TOGETHER = 32, 4  # rows solved together, and of those that a first ranking is made of
 _GLANCE = 2048  # rows that are tried together before any is solved

@@ -11,11 +11,16 @@ from functools import cached_property
 
 import numpy as np
 
-from solver.columns import ALL_LAYERS, PER_STAGE, BoolArray, Columns, FloatArray, IntArray
-from solver.cost.assemble import Stages, assemble
-from solver.cost.prices import LayerLayout, RowPrices
-from solver.cost.schedule import fill_share, in_a_v, in_flight, splits_backward
-from solver.splits import ANY_SPLIT, Prescribed
+from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, Stages, assemble
+from meshwright.solver.schedules.schedule import fill_share, in_a_v, in_flight, splits_backward
+from meshwright.solver.splits import ANY_SPLIT, Prescribed
+
+
+def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
+    """Layers in a time; without limit where they take none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(each_s > 0.0, room_s / each_s, np.where(room_s >= 0.0, np.inf, -1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,3 +227,64 @@ class Rows:
         """Weights, gradients and optimizer states of each part, (n, P)."""
         prices = self.prices
         return np.asarray(prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Sums of prices over the first layers of a model, and how far a rank reaches in them.
+#
+# The boundary leads in memory: to find one for hundreds of rows is an operation on rows side by side.
+
+
+_ROUNDING = 1e-9
+
+
+def sums_of(rows: Rows, price: FloatArray) -> FloatArray:
+    """Sum of a price by kind of layer (n, K) over the first l layers, (L + 1, n)."""
+    return np.asarray(rows.layout.cumulative.astype(np.float64) @ np.ascontiguousarray(price.T))
+
+
+def at(sums: FloatArray, index: IntArray) -> FloatArray:
+    """Entry ``index`` of every row, (n,)."""
+    return np.asarray(sums.take(index * sums.shape[1] + np.arange(sums.shape[1])))
+
+
+def furthest(sums: FloatArray, start: IntArray, room: FloatArray) -> IntArray:
+    """Last boundary whose sum is at most ``room`` above the sum at ``start``, (n,); -1 if none is."""
+    limit = at(sums, start) + room
+    return count_below(sums, limit + _ROUNDING * np.abs(limit)) - 1
+
+
+def count_below(sums: FloatArray, limit: FloatArray) -> IntArray:
+    """How many sums of every row are at most its limit, (n,)."""
+    reached = (sums <= limit).view(np.uint8)
+    return np.asarray(np.add.reduce(reached, axis=0, dtype=np.uint16), dtype=np.int64)
+
+
+# --------------------------------------------------------------------------------------------------
+# What one rank of every row takes beside its layers.
+
+
+def column(values: FloatArray | IntArray | BoolArray) -> FloatArray:
+    """(n,) as (n, 1) floats."""
+    return values.astype(np.float64)[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCosts:
+    """What one rank takes beside its layers, columns of shape (n, 1); seconds of a micro-batch."""
+
+    time_s: FloatArray
+    forward_s: FloatArray
+    tail_s: FloatArray
+
+    @classmethod
+    def of(cls, rows: Rows, rank: int) -> RankCosts:
+        """Rank ``rank`` of every row."""
+        prices, last = rows.prices, rows.head_rank == rank
+        time = rows.v * rows.chunk_s + np.where(last, rows.head_s, 0.0)
+        forward = rows.v * prices.transfer_s + np.where(last, prices.forward_s[:, -1], 0.0)
+        tail = prices.rank_tail_s + np.where(last, prices.tail_s[:, -1], 0.0)
+        if rank == 0:
+            time, forward = time + rows.embedding_s, forward + prices.forward_s[:, -2]
+            tail = tail + prices.tail_s[:, -2]
+        return cls(time_s=column(time), forward_s=column(forward), tail_s=column(tail))

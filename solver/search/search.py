@@ -1,7 +1,8 @@
 """The search: a problem in, a proved ranking of plans out.
 
 Variables
-  a *row* x of the outer space (``solver.space``): tp, pp, vpp, cp, ep, dp, ZeRO stage, micro-batch,
+  a *row* x of the outer space (``meshwright.solver.space.enumerate``): tp, pp, vpp, cp, ep, dp, ZeRO
+  stage, micro-batch,
   recomputation; and its *split* n = (n_1 … n_C), the layers of each of its C = pp * vpp chunks.
 Objectives
   J(x, n) = straggler * (phi sum_r t_r + max_r ((m - phi) t_r + tail_r)) + fixed
@@ -38,33 +39,26 @@ What is claimed, and what is not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from profiles.profile import PLACING_LAUNCHER, Profile
-from solver.candidates import searched_space
-from solver.columns import Columns
-from solver.crossing import Crossing
-from solver.explain import explain
-from solver.mixed.search import search_placed
-from solver.objective import is_plain, is_weighed_by_kind
-from solver.plan import Answer, Configuration, Infeasibility
-from solver.problem import Problem
-from solver.progress import OnProgress, ShouldStop
-from solver.search.answering import Found, Proof, answer_of, objectives_s, plans_of
-from solver.search.certify import Certificate, Judge
-from solver.search.closing import least_of_candidates_s, least_step_bound_s
-from solver.search.fitting import lightest_of
-from solver.search.frontier import Frontier
-from solver.search.known import rows_of
-from solver.search.opening import Opening, first_plan
-from solver.search.priced import priced_rows, priced_space
-from solver.search.rivals import rivals_of
-from solver.search.unweighed import least_step_s, steps_s
-from solver.search.watch import Watch, look, relative_gap
-from solver.space import (
+from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
+from meshwright.solver.answer import Answer, Infeasibility
+from meshwright.solver.clock import Watch, look, relative_gap
+from meshwright.solver.configuration import Columns, Configuration, IntArray
+from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
+from meshwright.solver.explain.infeasible import explain
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.search.answers import Found, Proof, answer_of, objectives_s, plans_of
+from meshwright.solver.search.certify.judge import Certificate, Judge
+from meshwright.solver.search.feasible import lightest_of
+from meshwright.solver.search.frontier import FITS_AT_ALL, Frontier
+from meshwright.solver.search.placement.search import search_placed
+from meshwright.solver.search.priced_space import least_step_s, priced_rows, priced_space, steps_s
+from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s, rivals_of
+from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MOST_OUTER,
     Space,
@@ -73,7 +67,61 @@ from solver.space import (
     estimated_outer,
     refuted_space,
     sampled_space,
+    searched_space,
 )
+from meshwright.solver.space.factored import Crossing, rows_of
+
+# --------------------------------------------------------------------------------------------------
+# A first plan before anything else, so that a search that is stopped early has something to show.
+
+
+_SAMPLE = 1024  # rows looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A row that has a split that fits."""
+
+    row: int  # of the space, whose rows are legal
+    frontier: Frontier  # a few rows with this one ranked
+
+
+def first_plan(
+    problem: Problem, profile: Profile, space: Space, tick: Callable[[], object] = lambda: None
+) -> Opening | None:
+    """A good row among a sample of the legal ones, or, where none fits, among the lightest ones.
+
+    None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
+    """
+    count = len(space.rows)
+    for sample in (_spread, lambda _: _lightest(space.rows)):
+        index = sample(count)
+        rows = priced_space(problem, profile, space.rows.take(index))
+        tick()
+        frontier = Frontier.of(rows, 1)
+        frontier.covers_all, frontier.raises = len(index) == count, ()
+        if not rows.is_uniform:  # of layers of one kind those that fit are known
+            frontier.raises = FITS_AT_ALL
+        frontier.run(lambda state: bool(tick() or state.ranked))
+        if frontier.ranked:
+            return Opening(row=int(index[frontier.ranked[0].row]), frontier=frontier)
+    return None
+
+
+def _spread(count: int) -> IntArray:
+    """Row numbers from end to end."""
+    return (
+        np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
+        if count
+        else np.arange(0)
+    )
+
+
+def _lightest(rows: Columns | Crossing) -> IntArray:
+    """The rows that need least memory, evenly thinned out."""
+    light = lightest_of(rows)
+    return light[_spread(len(light))]
+
 
 _NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
 _LEAST_S = 0.01  # a search is given this much

@@ -2,8 +2,8 @@
 
 import pytest
 
-from solver.accuracy import Report, validate
-from solver.runs import CATALOG_RUNS, read_runs
+from meshwright.solver.accuracy import Report, validate
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 GATES = ("Korthikanti 2022 Table 5", "Megatron-LM SC21 Table 1 (Narayanan 2021)")
 

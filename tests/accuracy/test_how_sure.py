@@ -8,13 +8,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from service.report.accuracy_spread import CLUSTER_RUNS, coverage, memory_risks
-from service.report.accuracy_tables import scored
-from solver.accuracy import validate
-from solver.calibration.batches import ProfileOf
-from solver.runs import CATALOG_RUNS, Run, read_runs
-from solver.stacks.evidence import Evidence
-from solver.stacks.leave_out import blind_profile_of, cluster_of
+from benchmarks.fit.accuracy_spread import CLUSTER_RUNS, coverage, memory_risks
+from benchmarks.fit.accuracy_tables import scored
+from benchmarks.fit.evidence import Evidence
+from benchmarks.fit.leave_out import blind_profile_of, cluster_of
+from meshwright.solver.accuracy import validate
+from meshwright.solver.calibration.observations import ProfileOf
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 
 def evenly(runs: list[Run], count: int) -> list[Run]:

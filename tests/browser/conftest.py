@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from service.db import migrations
-from service.db.database import Database
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from tests.browser.slow_service import Slow, slow_service
 from tests.servers import RunningServer, serving
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from playwright.sync_api import Page, expect
 
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Problem
 from tests.reports import small_answer
 
 MODEL, CLUSTER = "llama-3.1-8b", "dgx-h100"

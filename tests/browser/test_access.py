@@ -4,8 +4,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from service.db import migrations
-from service.db.database import Database
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from tests.access_cases import token_of
 from tests.browser.chromium import a_page
 from tests.browser.questions import await_answer, fill_in

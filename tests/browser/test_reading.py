@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from service.db.database import Database
+from meshwright.service.db.database import Database
 from tests.answered_jobs import add_answered_job
 from tests.browser.chromium import a_page, grave_findings, overflow
 from tests.browser.questions import ten_thousand_plans

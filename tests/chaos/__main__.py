@@ -14,8 +14,8 @@ from pathlib import Path
 
 from redis import Redis
 
-from service.db import migrations
-from service.db.database import Database
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from tests.chaos.storm import LEASE_S, Storm, Weather, rage
 from tests.chaos.witness import Verdict
 from tests.postgres_server import PostgresServer

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import httpx
 
-from service.db.database import DATABASE_AWAY
+from meshwright.service.db.database import DATABASE_AWAY
 from tests.servers import SERVE, Settings, environment, freeze
 
-WORKER = [sys.executable, "-m", "workers"]
+WORKER = [sys.executable, "-m", "meshwright.workers"]
 API = [sys.executable, "-c", SERVE]
 LOOK_S = 0.05
 Found = TypeVar("Found")

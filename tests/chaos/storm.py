@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from service.db.database import Database
+from meshwright.service.db.database import Database
 from tests.chaos.fleet import API, LOOK_S, WORKER, Fleet, Submitter, patiently
 from tests.chaos.witness import Verdict, Witness
 from tests.job_records import TINY_PROBLEM

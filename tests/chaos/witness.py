@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
-from service.db.database import Database
+from meshwright.service.db.database import Database
 
 TERMINAL = "('succeeded', 'infeasible', 'failed', 'cancelled', 'expired')"
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from service.cli.main import app
+from meshwright.service.cli.main import app
 from tests.transcripts import BLOCK, ROOT, agrees, exchanges, rewritten, run_page
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

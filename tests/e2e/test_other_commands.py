@@ -17,7 +17,7 @@ HEAVY = ["numpy", "pydantic", "fastapi", "sqlalchemy", "celery", "httpx", "ortoo
 
 
 def meshwright(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli.main", *arguments]
+    command = [sys.executable, "-m", "meshwright", *arguments]
     environment = {**os.environ, **extra}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -37,11 +37,11 @@ def loaded_by(code: str) -> str:
 
 
 def test_the_list_of_commands_loads_no_heavy_library() -> None:
-    assert loaded_by("import service.cli.main") == ""
+    assert loaded_by("import meshwright.service.cli.main") == ""
 
 
 def test_planning_loads_no_web_database_or_queue_library() -> None:
-    loaded = loaded_by("import service.cli.planning").split()
+    loaded = loaded_by("import meshwright.service.cli.plan").split()
     assert not set(loaded) & {"fastapi", "sqlalchemy", "celery", "httpx", "ortools"}
 
 
@@ -226,7 +226,7 @@ def test_a_schema_that_cannot_be_reached_is_one_clear_line(url: str, message: st
 def service(tmp_path: Path) -> Iterator[str]:
     """A running service with one worker."""
     url = f"sqlite:///{tmp_path / 'records.db'}"
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--database-url", url]
+    command = [sys.executable, "-m", "meshwright", "serve", "--port", "0", "--database-url", url]
     with (tmp_path / "log").open("w") as log:
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
         assert child.stdout is not None

@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 def meshwright(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli.main", *arguments]
+    command = [sys.executable, "-m", "meshwright", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60
     )
@@ -127,7 +127,7 @@ def test_an_interrupted_search_ends_in_time_with_what_it_has(home: dict[str, str
         "cp-sat-all",
     ]
     size = ["--global-batch-size", "8192", "--seq-length", "4096", "--top-k", "50", "--time-limit-s", "50"]
-    command = [sys.executable, "-m", "service.cli.main", "plan", *big, *size, "--json"]
+    command = [sys.executable, "-m", "meshwright", "plan", *big, *size, "--json"]
     with subprocess.Popen(command, cwd=ROOT, env=home, stdout=subprocess.PIPE, text=True) as child:
         time.sleep(1.5)
         child.send_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLAN = [sys.executable, "-m", "service.cli.main", "plan"]
+PLAN = [sys.executable, "-m", "meshwright", "plan"]
 SMALL = [*PLAN, "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "4",
          "--global-batch-size", "256", "--seq-length", "8192"]  # fmt: skip
 LONG = [*PLAN, "--model", "deepseek-v3", "--cluster", "dgx-h100", "--num-nodes", "256",
@@ -104,10 +104,10 @@ def test_control_c_ends_the_search_and_prints_the_best_so_far(tmp_path: Path) ->
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_completes_commands_options_and_names_of_the_catalog(tmp_path: Path) -> None:
     program = tmp_path / "meshwright"
-    program.write_text(f"#!{sys.executable}\nfrom service.cli.main import main\nmain()\n")
+    program.write_text(f"#!{sys.executable}\nfrom meshwright.service.cli.main import main\nmain()\n")
     program.chmod(0o755)
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}",
-                   "PYTHONPATH": str(ROOT)}  # fmt: skip
+                   "PYTHONPATH": str(ROOT / "src")}  # fmt: skip
     subprocess.run(
         ["bash", "--norc", "-c", "meshwright --install-completion && true"],  # of the shell that asks
         env=environment, check=True, capture_output=True, cwd=ROOT,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.registry import export, launcher_names
 from tests.launcher_plans import CASES
 
 GOLDEN = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.launchers.registry import export
+from meshwright.service.launchers.registry import export
 from tests.launcher_cases import CASES
 from tests.megatron_arguments import parser, words, words_by_bash
 

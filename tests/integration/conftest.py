@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
 from tests.postgres_server import PostgresServer
 from tests.servers import RedisServer, free_port
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from service.db.database import Database
-from service.db.tables import jobs, plans
-from service.engine.states import TERMINAL_STATES
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs, plans
+from meshwright.service.jobs.states import TERMINAL_STATES
 from tests.figures import measured
 from tests.job_records import job_in
 from tests.servers import Settings, until

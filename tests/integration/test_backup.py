@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.db.backup import BackupError, back_up, restore
-from service.db.database import Database
+from meshwright.service.db.backup import BackupError, back_up, restore
+from meshwright.service.db.database import Database
 from tests.job_records import add_job
 from tests.servers import environment, serving
 
@@ -21,7 +21,7 @@ PROBLEM = {
 
 
 def db(*words: str, url: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli.main", "db", *words, "--database-url", url]
+    command = [sys.executable, "-m", "meshwright", "db", *words, "--database-url", url]
     return subprocess.run(command, env=environment({}), capture_output=True, text=True, check=False)
 
 

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.workers.outcome import outcome_of
 from meshwright_client.answers import Job, Progress, State
 from meshwright_client.client import Client
 from meshwright_client.errors import (
@@ -24,15 +29,10 @@ from meshwright_client.errors import (
     UnauthorizedError,
     WaitTimeoutError,
 )
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.keys import Keys, NewKey
 from tests.builders import a_plan, an_answer
 from tests.faulty_proxy import break_off_after, faulty_proxy, lose_answer, refuse
 from tests.job_records import SUCCESS, TINY_PROBLEM, claimed
 from tests.servers import ROOT, RunningServer, Settings, free_port, serving, until
-from workers.outcome import outcome_of
 
 LONG_S = 60.0  # long enough to be waited for by events
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 from sqlalchemy import delete
 
-from service.db.database import Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
 from tests.figures import measured
 from tests.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
 from tests.servers import environment

@@ -17,9 +17,9 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from service.db import migrations
-from service.db.database import Database
-from service.settings import Settings
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -247,8 +247,8 @@ def test_everything_that_is_copied_exists_and_reaches_the_build() -> None:
 
 
 def test_the_image_has_every_package_of_the_project() -> None:
-    packages = {name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert packages <= set(copied())
+    linked = {path.readlink().name for path in (ROOT / "src" / "meshwright").iterdir() if path.is_symlink()}
+    assert {*PROJECT["tool"]["setuptools"]["packages"]["find"]["where"], *linked} <= set(copied())
     needed = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "constraints.txt"}
     assert needed <= set(copied())
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.engine.states import Outcome
-from service.intake import Submission
-from service.jobs import Jobs
-from service.queue import PollingQueue
-from service.request import parse_problem
-from service.versions import cache_key_of, versions_of
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.states import Outcome
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.parse import parse_problem
 from tests.builders import a_problem
 from tests.figures import measured
 from tests.job_records import TENANT, TINY_PROBLEM, add_job, claimed

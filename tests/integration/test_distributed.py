@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 from sqlalchemy import delete
 
-from service.db.database import Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
-from service.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
 from tests.figures import measured
 from tests.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
 
@@ -27,7 +27,7 @@ SLOW = "tests.slow_worker"
 # Killed when the row is committed and the hint is not sent yet.
 DYING_API = f"""
 import os
-from service.queue import CeleryQueue
+from meshwright.service.jobs.queue import CeleryQueue
 CeleryQueue.wake = lambda *_: os.kill(os.getpid(), 9)
 {SERVE}
 """

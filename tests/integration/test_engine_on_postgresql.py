@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import delete, event
 from sqlalchemy.exc import OperationalError
 
-from service.db.database import Database
-from service.db.records import find_job, find_plan
-from service.db.tables import jobs, leaders
-from service.engine.job_engine import JobEngine
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import find_job, find_plan
+from meshwright.service.db.tables import jobs, leaders
+from meshwright.service.jobs.engine import JobEngine
 from tests.job_records import TENANT, add_job, claimed, job_in, let_lease_run_out
 from tests.unit.service.test_engine import *  # noqa: F403 - every test of it, over the fixture below
 from tests.unit.service.test_engine_order import *  # noqa: F403 - the same

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
 from tests.figures import measured
 from tests.job_records import SUCCESS, claimed
 from tests.servers import RunningServer, Settings, serving, until

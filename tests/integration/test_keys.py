@@ -8,15 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.access import Access
-from service.db.database import Database
-from service.errors import NotFoundError, UnauthorizedError
-from service.keys import Keys, NewKey
+from meshwright.service.auth.access import Access
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db.database import Database
+from meshwright.service.errors import NotFoundError, UnauthorizedError
 from tests.servers import environment, serving, until
 
 
 def meshwright(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service.cli.main", *words]
+    command = [sys.executable, "-m", "meshwright", *words]
     return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=False)
 
 

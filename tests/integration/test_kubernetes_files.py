@@ -17,10 +17,10 @@ import pytest
 import yaml
 from sqlalchemy import delete, text, update
 
-from service.api.metrics import Metrics
-from service.db.database import Database
-from service.db.tables import jobs
-from service.settings import Settings
+from meshwright.service.api.metrics import Metrics
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.settings import Settings
 from tests.integration.test_compose_file import DOCKERFILE, PROJECT, ROOT, SERVICES, run
 from tests.job_records import add_tiny_job
 

@@ -122,9 +122,10 @@ def test_forty_clients_with_the_worst_bodies_leave_the_api_below_300_mib(server:
     assert httpx.get(f"{url}/v1/jobs").json()["jobs"] == []
 
 
-IMPATIENT = (
-    f"import service.api.deps as deps; deps.MAX_UPLOAD_S = 1.5; deps.MAX_WAIT_FOR_TURN_S = 0.3; {SERVE}"
-)
+IMPATIENT = f"""import meshwright.service.api.deps as deps
+deps.MAX_UPLOAD_S = 1.5
+deps.MAX_WAIT_FOR_TURN_S = 0.3
+{SERVE}"""
 
 
 def test_bodies_that_trickle_in_are_ended_and_hold_up_large_ones_only_so_long(tmp_path: Path) -> None:

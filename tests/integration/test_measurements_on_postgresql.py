@@ -5,9 +5,9 @@ import threading
 import pytest
 from sqlalchemy import delete
 
-from service.db import tables
-from service.db.database import Database
-from service.measurements import Measurements
+from meshwright.service.db import tables
+from meshwright.service.db.database import Database
+from meshwright.service.stores.measurements import Measurements
 from tests.job_records import TENANT
 from tests.unit.service.test_measurements import *  # noqa: F403 - every test of it, over the fixture below
 

@@ -3,14 +3,14 @@
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from service.db import migrations
-from service.db.database import Database
-from service.db.event_records import events_after
-from service.db.records import find_job
-from service.db.tables import metadata
-from service.engine.job_engine import JobEngine
-from service.jobs import Jobs
-from service.queue import PollingQueue
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.db.event_records import events_after
+from meshwright.service.db.records import find_job
+from meshwright.service.db.tables import metadata
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
 from tests.figures import measured
 from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, num_plans
 from tests.sweep_jobs import a_sweep, children_in

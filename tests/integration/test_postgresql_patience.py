@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import delete, text
 
-from service.db import migrations
-from service.db.database import DATABASE_AWAY, Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
+from meshwright.service.db import migrations
+from meshwright.service.db.database import DATABASE_AWAY, Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
 from tests.figures import measured
 from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
 from tests.servers import environment, is_stopped, until
 
-LEASE_S, IDLE_S, SLACK_S = 1.0, 5.0, 2.0  # of tests.dying_writer; of service.db.database
+LEASE_S, IDLE_S, SLACK_S = 1.0, 5.0, 2.0  # of tests.dying_writer; of meshwright.service.db.database
 MIGRATION_LOCK = 6_377_421  # of migrations/env.py
 INSIDE = "3"  # BEGIN, UPDATE jobs; stopped before INSERT plans: it holds the lock of its job's row
 

@@ -3,18 +3,17 @@
 import pytest
 from sqlalchemy import delete
 
-from service.db.database import Database
-from service.db.metric_records import job_figures
-from service.db.records import NewJob
-from service.db.sweep_records import NewChild, insert_sweep
-from service.db.tables import jobs as job_table
-from service.definitions import Definitions
-from service.engine.job_engine import JobEngine
-from service.errors import NotFoundError, TooManyRequestsError
-from service.intake import Submission
-from service.jobs import Jobs, Limits
-from service.queue import PollingQueue
-from service.request import problem_to_mapping
+from meshwright.service.db.database import Database
+from meshwright.service.db.metric_records import job_figures
+from meshwright.service.db.records import NewChild, NewJob, insert_sweep
+from meshwright.service.db.tables import jobs as job_table
+from meshwright.service.errors import NotFoundError, TooManyRequestsError
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs, Limits
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.service.stores.definitions import Definitions
 from tests.builders import a_problem
 from tests.job_records import SUCCESS, TENANT, add_job, claimed
 from tests.sweep_jobs import children_in

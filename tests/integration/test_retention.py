@@ -2,13 +2,13 @@
 
 from sqlalchemy import func, select, update
 
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.idempotency_records import bind_key, find_key
-from service.db.records import find_job
-from service.db.tables import job_events, jobs, plans
-from service.engine.job_engine import JobEngine
-from service.retention import BATCH, Retention
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import find_job
+from meshwright.service.db.tables import job_events, jobs, plans
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.idempotency import bind_key, find_key
+from meshwright.service.jobs.retention import BATCH, Retention
 from tests.job_records import SUCCESS, TENANT, add_job, claimed
 
 TTL_S = 60.0

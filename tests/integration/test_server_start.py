@@ -13,12 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.db import migrations
-from service.db.database import Database
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from tests.postgres_server import PostgresServer
 from tests.servers import environment, serving
 
-SERVE = [sys.executable, "-c", "import sys; from service.cli.main import main; sys.exit(main())", "serve"]
+SERVE = [
+    sys.executable,
+    "-c",
+    "import sys; from meshwright.service.cli.main import main; sys.exit(main())",
+    "serve",
+]
 
 
 def start(**settings: str) -> str:

@@ -9,15 +9,15 @@ from contextlib import ExitStack
 import pytest
 from sqlalchemy import delete, func, select, update
 
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.records import JobSummary
-from service.db.tables import idempotency_keys, job_events, jobs
-from service.engine.job_engine import JobEngine
-from service.engine.states import TERMINAL_STATES
-from service.jobs import Jobs
-from service.queue import PollingQueue
-from service.sweep.sweeps import Sweeps
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import JobSummary
+from meshwright.service.db.tables import idempotency_keys, job_events, jobs
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.jobs.sweeps import Sweeps
 from tests.integration.places import LEASE_S, SWEEP_S, Place
 from tests.job_records import TENANT
 from tests.servers import environment, until, working

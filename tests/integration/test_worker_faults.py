@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, select, text
 
-from service.db.database import Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
 from tests.figures import measured
 from tests.integration.places import LEASE_S, SWEEP_S, Place
 from tests.job_records import TENANT, add_tiny_job, job_in

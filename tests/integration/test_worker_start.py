@@ -5,13 +5,13 @@ import sys
 import time
 from pathlib import Path
 
-from service.db import migrations
-from service.db.database import Database
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from tests.servers import environment, until, working
 
 
 def run_worker(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workers", *options]
+    command = [sys.executable, "-m", "meshwright.workers", *options]
     return subprocess.run(
         command, env=environment(settings), capture_output=True, text=True, check=False, timeout=20
     )

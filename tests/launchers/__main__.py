@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from profiles.capabilities import launcher_capabilities
-from profiles.errors import InvalidProblemError, RefusedExportError
-from profiles.library import find_model
-from profiles.model import ModelSpec
-from service.launchers.nanotron_file import nanotron_file
-from service.launchers.registry import export, launcher_names
-from service.launchers.target import Target
-from solver.launcher_own import problem_faults
-from solver.plan import Configuration
-from solver.splits import nanotron_split
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.nanotron import nanotron_file
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.splits import nanotron_split
 from tests.launcher_cases import CASES, plan
 from tests.launcher_plans import problem_of, random_targets
 from tests.launchers.dry_runs import DRY_RUNS, unlike
@@ -228,7 +228,10 @@ def try_edits(name: str, environment: Environment, judge: str, count: Count) -> 
 def files_without_rules(launcher: str, mutant: Mutant) -> dict[str, str]:
     """What our exporter would write if it had no rules."""
     found = mutant.target
-    with patch("service.launchers.megatron_lm.refuse"), patch("service.launchers.common_rules.refuse"):
+    with (
+        patch("meshwright.service.launchers.megatron_lm.refuse"),
+        patch("meshwright.service.launchers.common_rules.refuse"),
+    ):
         files = export(found.plan, found.problem, launcher).files
     if mutant.edit:
         old, new = mutant.edit

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from profiles.library import find_model
-from profiles.model import MoeSpec
-from service.launchers.target import Target
-from solver.plan import Configuration
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import MoeSpec
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
 from tests.launcher_cases import CASES, GPT3_175B, MIXTRAL, target
 from tests.launcher_plans import CASES as OTHER_CASES
 from tests.launchers.mutants import CHUNKS, LLAMA, SHARDED, STAGES, TENSOR

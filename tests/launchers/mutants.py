@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from profiles.model import ModelSpec, MoeSpec
-from service.launchers.target import Target
-from solver.plan import Configuration
-from solver.problem import Workload
+from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 from tests.launcher_cases import target
 
 LLAMA = ModelSpec(

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.mutants.mutants import MUTANTS, Mutant
 from tests.servers import ROOT, environment
 
-ROOMS = ("profiles", "solver", "service", "workers", "migrations", "tests")
+ROOMS = ("profiles", "solver", "service", "workers", "migrations", "src", "tests")
 SUITE = [
     f"tests/unit/service/{name}.py"
     for name in (
@@ -32,7 +32,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for room in ROOMS:
-            shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / room, copy / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         shutil.copy(ROOT / "pyproject.toml", copy)
         if _turns_red(copy):
             _say("the suite is red without any mutant")
@@ -55,7 +57,7 @@ def _is_killed(copy: Path, mutant: Mutant) -> bool:
 def _turns_red(copy: Path) -> bool:
     """Whether a test fails; stops at the first."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *SUITE]
-    there = {**environment({}), "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    there = {**environment({}), "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         run = subprocess.run(
             command, cwd=copy, env=there, capture_output=True, check=False, timeout=TIMEOUT_S

@@ -13,8 +13,8 @@ class Mutant:
     new: str
 
 
-ENGINE, CLAIM, SWEEP = (f"service/engine/{name}.py" for name in ("job_engine", "claiming", "sweeping"))
-FAMILY = "service/engine/families.py"
+ENGINE, CLAIM, SWEEP = (f"service/jobs/{name}.py" for name in ("engine", "claiming", "sweeper"))
+FAMILY = "service/jobs/sweep_jobs.py"
 BEAT, RUN = "workers/heartbeat.py", "workers/runner.py"
 
 MUTANTS = (
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a cancel loses what a worker had found",
-        file="service/engine/keeping.py",
+        file="service/jobs/states.py",
         old='row.state != "cancelled" or row.checkpoint is None',
         new="row.state",
     ),

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.columns import SCHEDULES, FloatArray
-from solver.cost.assemble import objective_s
-from solver.search.bounds import split_s
-from solver.search.rows import Rows
-from solver.search.simulate import rank_finish_s
+from meshwright.solver.configuration import SCHEDULES, FloatArray
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.schedules.simulate import rank_finish_s
+from meshwright.solver.search.bounds import split_s
+from meshwright.solver.search.rows import Rows
 from tests.strategies import offered_splits
 
 

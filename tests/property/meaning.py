@@ -3,8 +3,10 @@
 Written without the product's enumeration: every combination of sizes whose product is the number of GPUs,
 every micro-batch that divides a replica's batch, every ZeRO stage and shard size, every schedule,
 recomputation, order of the ranks, offload and split of the layers. Whether one of them is legal and fits
-its memory is what ``solver.check.violations_of_all`` says of a finished configuration, one at a time; what
-it takes is ``solver.predict.predict_all``. A prefilter drops what the request or the launcher names.
+its memory is what ``meshwright.solver.check.violations_of_all`` says of a finished configuration, one
+at a time; what
+it takes is ``meshwright.solver.predict.predict_all``. A prefilter drops what the request or the
+launcher names.
 
 What a request weighs is written down here too: steps of a batch ramp, tokens per second, GPU hours with
 interruptions (Young 1974, Daly 2006), and the days of a run.
@@ -17,17 +19,17 @@ from math import ceil, sqrt
 from random import Random
 from typing import Any
 
-from profiles.capabilities import Capabilities, launcher_capabilities, launcher_names
-from profiles.profile import Profile
-from solver.check import violations_of_all
-from solver.columns import Columns
-from solver.cost.assemble import assemble, objective_s
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout
-from solver.objective import weighing_of
-from solver.plan import Configuration, Prediction
-from solver.predict import padded, predict_all, replayed_layers
-from solver.problem import Problem
+from meshwright.profiles.capabilities import Capabilities, launcher_capabilities, launcher_names
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Prediction
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.objective import weighing_of
+from meshwright.solver.cost.pipelines import padded, replayed_layers
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
+from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import Problem
 
 Value = int | str | bool
 SCHEDULES_OF_ONE_CHUNK = ("gpipe", "1f1b", "zb_1p", "zb_2p", "zb_h1", "zb_h2")

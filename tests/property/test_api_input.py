@@ -10,10 +10,10 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.api.app import create_app
-from service.db import migrations
-from service.db.database import Database
-from service.settings import Settings
+from meshwright.service.api.app import create_app
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.settings import Settings
 
 VALID: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},

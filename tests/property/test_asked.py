@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from solver.columns import Columns
-from solver.constraints import constraint_of, holds_for
-from solver.objective import weighing_of
-from solver.problem import Problem
-from solver.search.priced import priced_rows
-from solver.search.search import search
-from solver.space import enumerate_space
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.objective import weighing_of
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.request_rules import constraint_of, holds_for
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.property.exhaustive import exhaust
 

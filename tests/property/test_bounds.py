@@ -10,16 +10,20 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.columns import SCHEDULES
-from solver.cost.schedule import AUTOMATIC, BYPASSES_SYNC, rank_of_chunk
-from solver.search.bounds import Bounds, fractional_s, objective_bound_s, whole_layers_s
-from solver.search.closing import least_of_candidates_s, least_step_bound_s
-from solver.search.dominance import dominates
-from solver.search.frontier import Frontier
-from solver.search.partial import makes_its_order
-from solver.search.patterns import Effort, is_branchable, least_simulation_s, patterns
-from solver.search.reach import can_beat, least_bound_s
-from solver.search.rows import Rows
+from meshwright.solver.configuration import SCHEDULES
+from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, rank_of_chunk
+from meshwright.solver.search.bounds import Bounds, fractional_s, objective_bound_s, whole_layers_s
+from meshwright.solver.search.branch import (
+    Effort,
+    is_branchable,
+    least_simulation_s,
+    makes_its_order,
+    patterns,
+)
+from meshwright.solver.search.fill import can_beat, least_bound_s
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
+from meshwright.solver.search.rows import Rows
 from tests.property.exhaustive import exhaust
 from tests.strategies import priced_rows
 

@@ -63,7 +63,7 @@ NAMED = {
 
 def drawn(seed: int) -> dict[str, Any]:
     """A request whose every part is drawn; it need not be legal."""
-    from profiles.library import cluster_names, gpu_names, model_names  # noqa: PLC0415 - in the child
+    from meshwright.profiles.library import cluster_names, gpu_names, model_names  # noqa: PLC0415 - in the child
 
     one = random.Random(seed)
     nodes = one.choice([1, 2, 3, 8, 16, 64, 97, 128, 256, 512, 600])
@@ -114,9 +114,9 @@ def drawn(seed: int) -> dict[str, Any]:
 
 def posed(raw: dict[str, Any]) -> tuple[Any, Any] | None:
     """The problem of a request with its profile; None of one that is refused."""
-    from profiles.errors import PlannerError  # noqa: PLC0415 - in the child
-    from profiles.profile import default_profile  # noqa: PLC0415
-    from service.request import parse_problem  # noqa: PLC0415
+    from meshwright.profiles.errors import PlannerError  # noqa: PLC0415 - in the child
+    from meshwright.profiles.profile import default_profile  # noqa: PLC0415
+    from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415
 
     try:
         problem = parse_problem(raw)
@@ -128,8 +128,8 @@ def posed(raw: dict[str, Any]) -> tuple[Any, Any] | None:
 
 def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
     """What answering one legal request took; a cancel comes after so many CPU seconds."""
-    from solver.ask import ask  # noqa: PLC0415 - in the child
-    from solver.search import watch as clock  # noqa: PLC0415
+    from meshwright.solver import clock  # noqa: PLC0415
+    from meshwright.solver.planner.plan import ask  # noqa: PLC0415 - in the child
 
     asked = posed(raw)
     assert asked is not None, raw

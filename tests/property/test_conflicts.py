@@ -5,11 +5,10 @@ from dataclasses import replace
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from solver.problem import Problem
-from solver.request_rules import request_rules
-from solver.search.search import search
-from solver.why.relaxed import without_limits
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from meshwright.solver.space.request_rules import request_rules, without_limits
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)

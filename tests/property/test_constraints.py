@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.columns import Columns
-from solver.constraints import broken_by, constraint_of, holds_for
-from solver.expressions import MAX_LENGTH, MAX_WORDS
+from meshwright.solver.configuration import Columns
+from meshwright.solver.space.expressions import MAX_LENGTH, MAX_WORDS
+from meshwright.solver.space.request_rules import broken_by, constraint_of, holds_for
 from tests.builders import a_configuration
 
 NAMES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "zero_stage")

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from profiles.library import find_cluster, find_model
-from profiles.profile import Profile, default_profile
-from solver.plan import Configuration
-from solver.predict import predict
-from solver.problem import Problem, Workload
-from solver.reasons import Why
-from solver.space import enumerate_space
-from solver.splits import even_split
-from solver.why.explained import reasons_of
-from solver.why.moves import moves_of
-from solver.why.waterfall import waterfalls
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Why
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.explain.alternatives import moves_of
+from meshwright.solver.explain.reasons import reasons_of
+from meshwright.solver.explain.waterfall import waterfalls
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.splits import even_split
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "gpt-3-350m", "llama-3.1-70b")
 CLUSTERS = ("dgx-h100", "dgx-a100")

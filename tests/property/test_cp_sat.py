@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings
 
-from solver.cost.assemble import objective_s
-from solver.search.cp.request import Request, is_expressible, row_request
-from solver.search.cp.runner import Verdict, judge
-from solver.search.rows import Rows
-from solver.search.stages import best_splits
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.search.certify.request import Request, is_expressible, row_request
+from meshwright.solver.search.certify.split_model import Verdict, judge
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
 from tests.strategies import priced_rows
 
 ROUNDING_S = 2e-6

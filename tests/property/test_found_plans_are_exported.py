@@ -10,18 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.capabilities import launcher_capabilities
-from profiles.frameworks import OPTION_WORDS
-from profiles.library import find_cluster, find_model
-from profiles.optimizers import OPTIMIZERS
-from profiles.profile import default_profile
-from service.launchers.registry import export, launcher_names
-from solver.columns import CONTEXT_MODES, OFFLOAD, RECOMPUTE, SCHEDULES
-from solver.launcher_own import problem_faults
-from solver.problem import Problem
-from solver.rank_orders import RANK_ORDERS
-from solver.search.search import search
-from solver.space import enumerate_space
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.frameworks import OPTION_WORDS
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD, RANK_ORDERS, RECOMPUTE, SCHEDULES
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launcher_plans import problem_of, random_targets, target_of_row
 
 MODELS = ("llama-3-8b", "mixtral-8x7b")

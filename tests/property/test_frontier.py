@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.search.arrange import candidates
-from solver.search.frontier import Frontier
-from solver.search.rows import Rows
-from solver.search.stages import best_splits
+from meshwright.solver.search.candidates import candidates
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
 from tests.property.exhaustive import simulated_s
 from tests.strategies import priced_rows
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from solver.cost.assemble import objective_s
-from solver.search.by_kind import least_objective_s
-from solver.search.rows import Rows
-from solver.search.stages import best_splits
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.search.fill_kinds import least_objective_s
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
 from tests.property.exhaustive import exhaust
 from tests.strategies import priced_rows
 

@@ -7,20 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from profiles.profile import Profile, default_profile
-from solver.columns import BoolArray, Columns, FloatArray
-from solver.crossing import Crossing
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search import unopened
-from solver.search.bounds import least_of_kind_s, objective_bound_s
-from solver.search.frontier import Frontier
-from solver.search.kinds import Kinds
-from solver.search.mixed import may_fit
-from solver.search.priced import priced_rows, priced_space
-from solver.search.search import search
-from solver.search.unopened import Unopened
-from solver.space import enumerate_space
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.problem import Problem
+from meshwright.solver.search import priced_space as unopened
+from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.memory_limits import may_fit
+from meshwright.solver.search.priced_space import Unopened, priced_rows, priced_space
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.factored import Crossing, Kinds
 from tests.builders import a_cluster, a_model, a_problem
 from tests.property.exhaustive import exhaust
 from tests.small_problems import small_problems

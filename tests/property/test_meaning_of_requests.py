@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from profiles.profile import Profile, default_profile
-from solver.ask import ask
-from solver.plan import Answer, Configuration, Infeasibility, Plan
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Answer, Infeasibility, Plan
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.property.meaning import (
     Judged,
     Tried,
@@ -103,8 +104,10 @@ def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
         "with_reasons",
         "with_odds",
     ):  # each returns its third argument
-        monkeypatch.setattr(f"solver.ask.{name}", lambda *given: given[2])
-    monkeypatch.setattr("solver.search.search._reasons", lambda *_given: Infeasibility(reasons=()))
+        monkeypatch.setattr(f"meshwright.solver.planner.plan.{name}", lambda *given: given[2])
+    monkeypatch.setattr(
+        "meshwright.solver.search.search._reasons", lambda *_given: Infeasibility(reasons=())
+    )
 
 
 def profile_of(problem: Problem) -> Profile:

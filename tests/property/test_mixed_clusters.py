@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from solver.cost.assemble import objective_s
-from solver.mixed.bounds import floors_of, step_bound_s
-from solver.mixed.field import Field
-from solver.mixed.frontier import PlacedFrontier
-from solver.mixed.least import least_objective
-from solver.mixed.objective_bounds import objective_bound_s
-from solver.mixed.program import Program
-from solver.mixed.reach import Reach
-from solver.mixed.shares import least_split_s, shares_of, solve_split, split_bound_s
-from solver.problem import Problem
-from solver.search.arrange import fastest
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.candidates import fastest
+from meshwright.solver.search.placement.bounds import Reach, floors_of, step_bound_s
+from meshwright.solver.search.placement.frontier import PlacedFrontier
+from meshwright.solver.search.placement.program import Field, Program
+from meshwright.solver.search.placement.replicas import least_split_s, shares_of, solve_split, split_bound_s
+from meshwright.solver.search.proof import least_objective
+from meshwright.solver.search.proof import placed_objective_bound_s as objective_bound_s
+from meshwright.solver.search.search import search
 from tests.mixed_clusters import fields_of, mixed_problems, outer_space, placements
 
 EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "40"))

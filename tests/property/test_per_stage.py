@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from solver.cost.assemble import assemble, objective_s
-from solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
-from solver.search.reach import can_beat
-from solver.search.rows import Rows
-from solver.search.stages import best_splits
+from meshwright.solver.cost.stages import assemble, objective_s
+from meshwright.solver.search.bounds import fractional_s, objective_bound_s, whole_layers_s
+from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
 from tests.property.exhaustive import exhaust
 from tests.strategies import priced_rows
 

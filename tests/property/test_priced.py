@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from profiles.model import ModelSpec
-from profiles.profile import default_profile
-from solver.cost.price import price
-from solver.search.priced import priced_space
-from solver.space import enumerate_space
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.cost.price import price
+from meshwright.solver.search.priced_space import priced_space
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 

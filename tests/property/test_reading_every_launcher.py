@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities
-from profiles.library import find_model
-from profiles.model import ModelSpec
-from service.launchers.reading.base import Source
-from service.launchers.reading.registry import read_launch_files, reader_names
-from service.launchers.registry import export, launcher_names
-from service.launchers.target import Target
-from solver.launcher_own import problem_faults
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.reading.base import Source
+from meshwright.service.launchers.reading.registry import read_launch_files, reader_names
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.target import Target
+from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launcher_plans import CASES, problem_of, random_targets
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.

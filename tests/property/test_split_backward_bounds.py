@@ -7,12 +7,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.columns import SCHEDULES
-from solver.cost.schedule import SPLIT_BACKWARD, V_SHAPED
-from solver.search.bounds import fractional_s, split_s, whole_layers_s
-from solver.search.reach import can_beat
-from solver.search.rows import Rows
-from solver.search.split_backward import least_end_s
+from meshwright.solver.configuration import SCHEDULES
+from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, V_SHAPED
+from meshwright.solver.search.bounds import fractional_s, least_end_s, split_s, whole_layers_s
+from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.rows import Rows
 from tests.property.exhaustive import simulated_s
 from tests.strategies import Shape, columns_of, layout_of, prices_of
 

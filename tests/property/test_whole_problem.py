@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.profile import default_profile
-from solver.candidates import searched_space
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search.priced import priced_rows
-from solver.search.rows import Rows
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import searched_space
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 from tests.property.exhaustive import Exhaustive, exhaust
 

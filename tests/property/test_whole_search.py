@@ -15,19 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from solver.candidates import searched_space
-from solver.check import violations
-from solver.columns import Columns
-from solver.digest import problem_digest
-from solver.plan import Answer, Configuration, Plan, plan_id_of
-from solver.problem import Problem
-from solver.search.arrange import candidates
-from solver.search.priced import priced_rows
-from solver.search.ranking import INNER
-from solver.search.rows import Rows
-from solver.search.search import search
-from solver.search.stages import best_splits
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Columns, Configuration, plan_id_of
+from meshwright.solver.problem import Problem, problem_digest
+from meshwright.solver.search.candidates import candidates
+from meshwright.solver.search.frontier import INNER
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.search import search
+from meshwright.solver.search.splits import best_splits
+from meshwright.solver.space.enumerate import searched_space
 from tests.property.exhaustive import exhaust, simulated_s
 from tests.small_problems import small_problems
 
@@ -188,10 +187,10 @@ SEARCH = """
 import json
 from dataclasses import replace
 from pathlib import Path
-from profiles.profile import default_profile
-from service.problem_file import read_problem_file
-from service.request import parse_problem
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.search.search import search
 problem = parse_problem(read_problem_file(Path("benchmarks/problems/gpt-3-175b-1024-a100.json")))
 answer = search(problem, default_profile(problem.cluster, problem.launcher))
 print(json.dumps(replace(answer, elapsed_s=0.0).to_json(), sort_keys=True))
@@ -201,7 +200,7 @@ print(json.dumps(replace(answer, elapsed_s=0.0).to_json(), sort_keys=True))
 def test_a_seed_gives_the_same_answer_in_fresh_processes() -> None:
     found = []
     for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hash_seed}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": hash_seed}
         run = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True, check=True,
                              env=environment, cwd=ROOT)  # fmt: skip
         found.append(run.stdout)

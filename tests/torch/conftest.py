@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from profiles.measure.device import Device, open_device
+from meshwright.profiles.measure.device import Device, open_device
 
 _WANTED = os.environ.get("MESHWRIGHT_TEST_TORCH") == "1"
 if not _WANTED or importlib.util.find_spec("torch") is None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from profiles.measure.collectives import COLLECTIVES, QUICK_PAYLOADS
-from profiles.measured_profile import MeasuredProfile
-from profiles.measured_profile_reading import read_measured_profile
-from profiles.shape import model_to_mapping
+from meshwright.profiles.measure.collectives import COLLECTIVES, QUICK_PAYLOADS
+from meshwright.profiles.measured.profile import MeasuredProfile
+from meshwright.profiles.measured.read import read_measured_profile
+from meshwright.profiles.model import model_to_mapping
 from tests.measured_profiles import TINY
 
 ROOT = Path(__file__).parents[2]
-COMMAND = ["service.cli.main", "profile", "--seq-length", "32", "--device", "cpu", "--quick"]
+COMMAND = ["meshwright.service.cli.main", "profile", "--seq-length", "32", "--device", "cpu", "--quick"]
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.measure.device import Device
-from profiles.measure.layer import Layer, build_layer
-from profiles.measure.layer_passes import _kept_bytes, measure_layer
-from profiles.measure.shard import Shard
-from profiles.measure.task import Label
-from profiles.measure.timing import QUICK
-from profiles.model import LayerKind, MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.measure.device import Device
+from meshwright.profiles.measure.layer import Layer, _kept_bytes, build_layer, measure_layer
+from meshwright.profiles.measure.shard import Shard
+from meshwright.profiles.measure.timing import QUICK, Label
+from meshwright.profiles.model import LayerKind, MlaSpec, ModelSpec, MoeSpec
 from tests.measured_profiles import TINY
 
 LATENT = MlaSpec(q_lora_rank=32, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)

@@ -2,14 +2,17 @@
 
 import pytest
 
-from profiles.measure.attention import attention_shape, measure_attention
-from profiles.measure.blocks import causal_attention, rotated, rotations
-from profiles.measure.device import Device, open_device
-from profiles.measure.gemm import measure_gemm
-from profiles.measure.memory_bound import measure_memory_bound, memory_bound_makers
-from profiles.measure.shard import Gemm, Shard
-from profiles.measure.task import Label
-from profiles.measure.timing import QUICK, timed_with
+from meshwright.profiles.measure.device import Device, open_device
+from meshwright.profiles.measure.layer import causal_attention, rotated, rotations
+from meshwright.profiles.measure.operators import (
+    attention_shape,
+    measure_attention,
+    measure_gemm,
+    measure_memory_bound,
+    memory_bound_makers,
+)
+from meshwright.profiles.measure.shard import Gemm, Shard
+from meshwright.profiles.measure.timing import QUICK, Label, timed_with
 from tests.measured_profiles import TINY
 
 SHARD = Shard(model=TINY, tensor_parallel_size=2, expert_parallel_size=1, micro_batch_size=2, seq_length=32)

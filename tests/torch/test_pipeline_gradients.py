@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiles.capabilities import launcher_capabilities
-from solver.columns import Columns
-from solver.cost.context import Context, context_of
-from solver.cost.sharding import adds_whole_gradients, gathers_in_passes, gathers_once, share_gathered
-from solver.plan import Configuration
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.sharding import (
+    adds_whole_gradients,
+    gathers_in_passes,
+    gathers_once,
+    share_gathered,
+)
 from tests.builders import a_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 

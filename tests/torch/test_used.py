@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from profiles.cluster import ClusterSpec
-from profiles.errors import InvalidProblemError
-from profiles.library import find_gpu, usual_group
-from profiles.measured_profile import write_measured_profile
-from profiles.measured_profile_reading import read_measured_profile
-from profiles.shape import model_to_mapping
-from service.cli.calibrating import profile_for
-from service.cli.main import app
-from solver.columns import Columns
-from solver.cost.price import price
-from solver.plan import Configuration
-from solver.problem import Problem, Workload
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_gpu, usual_group
+from meshwright.profiles.measured.profile import write_measured_profile
+from meshwright.profiles.measured.read import read_measured_profile
+from meshwright.profiles.model import model_to_mapping
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.main import app
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.problem import Problem, Workload
 from tests.measured_profiles import TINY
 
 GPU = "h100-sxm-80gb"

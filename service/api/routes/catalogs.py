@@ -8,9 +8,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 
-from profiles.inline import cluster_to_mapping, model_to_mapping
-from profiles.library import cluster_names, find_cluster, find_gpu, find_model, gpu_names, model_names
-from service.api.deps import (
+from meshwright.profiles.inline import cluster_to_mapping
+from meshwright.profiles.library import (
+    cluster_names,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_names,
+    model_names,
+)
+from meshwright.profiles.model import model_to_mapping
+from meshwright.service.api.deps import (
     ADMINISTERS,
     MAX_PAGE_SIZE,
     READS,
@@ -22,13 +30,13 @@ from service.api.deps import (
     ServiceDep,
     TenantDep,
 )
-from service.api.openapi import CLUSTER_BODY, MODEL_BODY
-from service.api.problems import declared
-from service.api.schemas import CatalogView, DefinitionView, moment
-from service.api.tags import tagged
-from service.db.definition_records import DefinitionRecord, Kind
-from service.errors import NotFoundError
-from service.pages import decode_name, encode_token
+from meshwright.service.api.openapi import CLUSTER_BODY, MODEL_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import CatalogView, DefinitionView, moment
+from meshwright.service.api.tags import tagged
+from meshwright.service.db.definition_records import DefinitionRecord, Kind
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.pagination import decode_name, encode_token
 
 router = APIRouter(prefix="/v1", tags=["catalogs"], responses=declared(401, 403, 422, 503))
 

@@ -10,8 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from service.api.answer_views import AnswerView
-from service.api.deps import (
+from meshwright.service.api.deps import (
     READS,
     SUBMITS,
     BodyDep,
@@ -24,19 +23,28 @@ from service.api.deps import (
     TenantDep,
     origin_of,
 )
-from service.api.event_stream import EventStream, event_id_of
-from service.api.openapi import EVENTS, JOB_BODY
-from service.api.problems import declared
-from service.api.schemas import JobDetail, JobPage, JobView, State, job_detail, job_fields
-from service.api.sweep_views import ChildPage, child_view
-from service.api.tags import names, tagged, unchanged_since
-from service.db.database import compact_json
-from service.db.records import JobRecord, Origin
-from service.engine.states import TERMINAL_STATES
-from service.intake import Submission
-from service.job_request import read_job_request
-from service.request import parse_problem
-from solver.problem import Problem
+from meshwright.service.api.openapi import EVENTS, JOB_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import (
+    AnswerView,
+    ChildPage,
+    JobDetail,
+    JobPage,
+    JobView,
+    State,
+    child_view,
+    job_detail,
+    job_fields,
+)
+from meshwright.service.api.tags import names, tagged, unchanged_since
+from meshwright.service.api.watch import EventStream, event_id_of
+from meshwright.service.db.database import compact_json
+from meshwright.service.db.records import JobRecord, Origin
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.problem import Problem
 
 RETRY_AFTER_S = 1
 LOOK_S = 5.0  # a long poll without news looks whether its client is still there

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from profiles.reading import FieldReader
-from service.api.deps import (
+from meshwright.profiles.reading import FieldReader
+from meshwright.service.api.deps import (
     ADMINISTERS,
     BodyDep,
     CallerDep,
@@ -17,11 +17,11 @@ from service.api.deps import (
     TenantDep,
     repeatable_of,
 )
-from service.api.key_views import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
-from service.api.openapi import KEY_BODY
-from service.api.problems import declared
-from service.errors import ForbiddenError
-from service.keys import MAX_LIFE_DAYS, SCOPES, Keys, NewKey
+from meshwright.service.api.openapi import KEY_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
+from meshwright.service.auth.keys import MAX_LIFE_DAYS, SCOPES, Keys, NewKey
+from meshwright.service.errors import ForbiddenError
 
 router = APIRouter(
     prefix="/v1", tags=["keys"], dependencies=[ADMINISTERS], responses=declared(401, 403, 422, 503)

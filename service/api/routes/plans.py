@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service.api.deps import READS, SUBMITS, BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
-from service.api.openapi import MEASUREMENT_BODY
-from service.api.problems import declared
-from service.api.schemas import ExportView, MeasurementView, PlanView
-from service.launchers.registry import export
-from service.request import parse_problem
-from solver.plan import plan_from_json
+from meshwright.service.api.deps import READS, SUBMITS, BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
+from meshwright.service.api.openapi import MEASUREMENT_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import ExportView, MeasurementView, PlanView
+from meshwright.service.launchers.registry import export
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import plan_from_json
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 403, 422, 503))
 

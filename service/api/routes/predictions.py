@@ -7,22 +7,20 @@ from dataclasses import replace
 
 from fastapi import APIRouter
 
-from profiles.documents import pointer
-from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
-from service.api.openapi import PREDICTION_BODY
-from service.api.problems import declared
-from service.api.schemas import PredictionView
-from service.configurations import broken_rules, completed
-from service.given_launch_file import given_launch_file
-from service.launch_input import Own, own_of_files
-from service.launchers.reading.base import WHOLE_FILE
-from service.priced_ramp import ramp_notes
-from service.request import parse_problem
-from solver.calibration.refuse import require_credible
-from solver.launcher_own import overlap_notes
-from solver.predictions import predicted
-from solver.why.explained import reasons_of
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
+from meshwright.service.api.openapi import PREDICTION_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import PredictionView
+from meshwright.service.launchers.reading.base import WHOLE_FILE
+from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.launch_files import Own, given_launch_file, own_of_files, ramp_notes
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.explain.reasons import reasons_of
+from meshwright.solver.predict import predicted
+from meshwright.solver.space.launcher_rules import overlap_notes
 
 _PARTS = {"problem", "configuration", "launch_file"}
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from service.api.deps import ADMINISTERS, ServiceDep
-from service.api.problems import declared
-from service.api.schemas import ReadyView
-from service.db import migrations
-from service.db.database import DATABASE_AWAY, Database
+from meshwright.service.api.deps import ADMINISTERS, ServiceDep
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import ReadyView
+from meshwright.service.db import migrations
+from meshwright.service.db.database import DATABASE_AWAY, Database
 
 router = APIRouter(tags=["probes"])
 

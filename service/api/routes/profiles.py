@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from service.api.deps import (
+from meshwright.service.api.deps import (
     ADMINISTERS,
     READS,
     SUBMITS,
@@ -19,9 +19,9 @@ from service.api.deps import (
     TenantDep,
     repeatable_of,
 )
-from service.api.openapi import PROFILE_BODY
-from service.api.problems import declared
-from service.api.schemas import ProfileDetail, ProfilePage, ProfileView, profile_fields
+from meshwright.service.api.openapi import PROFILE_BODY
+from meshwright.service.api.problems import declared
+from meshwright.service.api.schemas import ProfileDetail, ProfilePage, ProfileView, profile_fields
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"], responses=declared(401, 403, 422, 503))
 

@@ -7,19 +7,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from profiles.errors import InvalidProblemError
-from profiles.profile import Profile, default_profile
-from service.answers import answer_from_json
-from service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep
-from service.api.problems import declared
-from service.errors import NotFoundError
-from service.report.figures import configuration_words
-from service.report.page import content_security_policy, render_page
-from service.report.trace import trace_of
-from service.reporting import MOST_LISTED, Asked, checked_timelines, only, report_of, settled_for
-from service.request import parse_problem
-from solver.plan import Answer, plan_from_json
-from solver.problem import Problem
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep
+from meshwright.service.api.problems import declared
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.report.formatting import configuration_words
+from meshwright.service.report.page import content_security_policy, render_page
+from meshwright.service.report.trace import trace_of
+from meshwright.service.reporting import MOST_LISTED, Asked, checked_timelines, only, report_of, settled_for
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer, plan_from_json
+from meshwright.solver.problem import Problem
 
 WHAT_IF_BUDGET_S = 2.0  # this process predicts; searches are the workers'
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from profiles.errors import InvalidProblemError
-from profiles.model import ModelSpec
-from solver.plan import Configuration
-from solver.problem import Workload
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 
 MAX_BYTES = 1_000_000  # of one launch script; files of a fixed form are bounded by ``documents``
 MAX_FILES = 32

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from service.launchers.megatron_lm_flags import FLAGS
-from service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
-from service.launchers.reading.shell import Script, Word, read_script
+from meshwright.service.launchers.megatron_names import FLAGS
+from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
+from meshwright.service.launchers.reading.shell import Script, Word, read_script
 
 _BATCH = re.compile(r"^#SBATCH\s+(--?[\w-]+)[=\s]\s*(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiles.frameworks import framework_facts
-from profiles.model import ModelSpec
-from service.launchers.deepspeed_code import CODE_FILE
-from service.launchers.reading.base import LaunchFile, Source, Told
-from service.launchers.reading.documents import document_of, looks_like_document
-from service.launchers.reading.fields import Fields
-from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.python_values import constants_of
-from service.launchers.reading.split import divided, first_larger
-from solver.plan import Configuration
-from solver.problem import Workload
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.deepspeed import CODE_FILE
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.documents import document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.python_values import constants_of
+from meshwright.service.launchers.reading.split import divided, first_larger
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 
 _BATCH, _MICRO, _COUNT = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain
-from profiles.errors import FieldError, InvalidProblemError
-from service.launchers.reading.base import Source, refused
+from meshwright.profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.launchers.reading.base import Source, refused
 
 DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
 MAX_DOCUMENT = 50_000  # characters; such files have a few thousand

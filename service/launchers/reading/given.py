@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from profiles.errors import FieldError, InvalidProblemError
-from service.launchers.megatron_lm_flags import FLAGS, REFUSED, is_irrelevant
-from service.launchers.reading.base import Place
-from service.launchers.reading.near import meant
-from service.launchers.reading.shell import UNKNOWN, Word
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
+from meshwright.service.launchers.reading.base import Place
+from meshwright.service.launchers.reading.fields import meant
+from meshwright.service.launchers.reading.shell import UNKNOWN, Word
 
 _MAX_SHOWN = 40
 _MAX_DIGITS = 15

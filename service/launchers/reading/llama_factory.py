@@ -5,14 +5,14 @@ Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingA
 
 from __future__ import annotations
 
-from service.launchers.reading.base import LaunchFile, Source, Told
-from service.launchers.reading.documents import document_of, looks_like_document
-from service.launchers.reading.fields import Fields
-from service.launchers.reading.given import Given, Value
-from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
-from service.launchers.reading.ms_swift import completed
-from solver.problem import ATTENTION_TARGETS, LORA_TARGETS
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.documents import document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.given import Given, Value
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
+from meshwright.service.launchers.reading.ms_swift import completed
+from meshwright.solver.problem import ATTENTION_TARGETS, LORA_TARGETS
 
 _OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps", "finetuning_type")
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")

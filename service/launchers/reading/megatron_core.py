@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.launchers.megatron_lm_flags import FLAGS
-from service.launchers.reading.given import PLAIN_NAMES, Given, Value
-from service.launchers.reading.shell import UNKNOWN
+from meshwright.service.launchers.megatron_names import FLAGS
+from meshwright.service.launchers.reading.given import PLAIN_NAMES, Given, Value
+from meshwright.service.launchers.reading.shell import UNKNOWN
 
 _RENAMED: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",

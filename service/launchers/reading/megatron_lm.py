@@ -1,17 +1,18 @@
 """Reads a Megatron-LM launch command back: a script becomes a model, a workload and a configuration.
 
-The inverse of ``service.launchers.megatron_lm``. What the script leaves to Megatron-LM's defaults is read
+The inverse of ``meshwright.service.launchers.megatron_lm``. What the script leaves to Megatron-LM's
+defaults is read
 as those, and the ones that cost time are named; what is not understood is listed, never guessed.
 """
 
 from __future__ import annotations
 
-from profiles.errors import InvalidProblemError
-from profiles.model import ModelSpec
-from profiles.profile import framework_of
-from service.launchers.megatron_lm_flags import FLAGS
-from service.launchers.reading.base import LaunchFile, Source, Told, refused
-from service.launchers.reading.commands import (
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
+from meshwright.service.launchers.megatron_names import FLAGS
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
@@ -19,11 +20,15 @@ from service.launchers.reading.commands import (
     script_of,
     world_of,
 )
-from service.launchers.reading.given import Given, given_flags
-from service.launchers.reading.megatron_lm_mesh import configuration_of
-from service.launchers.reading.megatron_lm_model import model_of
-from service.launchers.reading.megatron_lm_refusals import refuse_contradictions
-from service.launchers.reading.megatron_lm_workload import batch_ramp, settled, workload_of
+from meshwright.service.launchers.reading.given import Given, given_flags
+from meshwright.service.launchers.reading.megatron_lm_refusals import refuse_contradictions
+from meshwright.service.launchers.reading.megatron_model import model_of
+from meshwright.service.launchers.reading.megatron_run import (
+    batch_ramp,
+    configuration_of,
+    settled,
+    workload_of,
+)
 
 _LEAST_FLAGS = 2
 

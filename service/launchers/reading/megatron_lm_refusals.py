@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profiles.model import ModelSpec
-from service.launchers.reading.given import Given
-from service.launchers.rules import near_divisors
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.reading.given import Given
+from meshwright.service.launchers.rules import near_divisors
 
 _LAYOUT = "pipeline-model-parallel-layout"
 _OTHER_SPLITS = (

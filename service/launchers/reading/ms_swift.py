@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiles.errors import InvalidProblemError
-from service.launchers.reading.base import LaunchFile, Source, Told, refused
-from service.launchers.reading.commands import (
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
@@ -18,12 +18,12 @@ from service.launchers.reading.commands import (
     script_of,
     world_of,
 )
-from service.launchers.reading.given import Given, Value
-from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, take_usual
-from service.launchers.reading.megatron_lm import launch_file
-from service.launchers.reading.shell import Word
-from solver.problem import ATTENTION_TARGETS
+from meshwright.service.launchers.reading.given import Given, Value
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, take_usual
+from meshwright.service.launchers.reading.megatron_lm import launch_file
+from meshwright.service.launchers.reading.shell import Word
+from meshwright.solver.problem import ATTENTION_TARGETS
 
 _LEAST_NAMES = 2
 # Where ms-swift's default is another than Megatron-LM's, and what it then does.

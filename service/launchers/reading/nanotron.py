@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from profiles.model import ModelSpec
-from profiles.shape import model_from_shape
-from service.launchers.reading.base import LaunchFile, Source, Told
-from service.launchers.reading.documents import document_of, looks_like_document
-from service.launchers.reading.fields import Fields
-from service.launchers.reading.known import known_of
-from solver.plan import Configuration
-from solver.problem import Workload
-from solver.splits import nanotron_split
+from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.documents import document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import known_of
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+from meshwright.solver.splits import nanotron_split
 
 _OWN = (
     "parallelism.dp",

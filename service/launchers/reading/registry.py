@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 
-from profiles.documents import shown
-from profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from service.launchers.reading.accelerate import AccelerateReader
-from service.launchers.reading.base import (
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.service.launchers.reading.accelerate import AccelerateReader
+from meshwright.service.launchers.reading.base import (
     MAX_BYTES,
     MAX_FILES,
     WHOLE_FILE,
@@ -23,18 +23,18 @@ from service.launchers.reading.base import (
     Told,
     refused,
 )
-from service.launchers.reading.commands import files_named, script_of, world_of
-from service.launchers.reading.deepspeed import DeepSpeedReader
-from service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
-from service.launchers.reading.llama_factory import LlamaFactoryReader
-from service.launchers.reading.megatron_bridge import MegatronBridgeReader
-from service.launchers.reading.megatron_lm import MegatronLmReader
-from service.launchers.reading.ms_swift import MsSwiftReader
-from service.launchers.reading.nanotron import NanotronReader
-from service.launchers.reading.shell import Script, Word
-from service.launchers.reading.torchtitan import TorchtitanReader
-from service.launchers.reading.torchtitan_python import looks_like_module, module_values
-from service.launchers.rules import near_divisors, near_multiples
+from meshwright.service.launchers.reading.commands import files_named, script_of, world_of
+from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
+from meshwright.service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
+from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader
+from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
+from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
+from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
+from meshwright.service.launchers.reading.nanotron import NanotronReader
+from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
+from meshwright.service.launchers.reading.shell import Script, Word
+from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
+from meshwright.service.launchers.rules import near_divisors, near_multiples
 
 # In the order in which a file is tried: names that only one launcher has go first.
 _READERS: Mapping[str, Reader] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from profiles.errors import InvalidProblemError
-from service.launchers.rules import near_divisors
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.rules import near_divisors
 
 
 def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:

@@ -5,22 +5,233 @@ Names and defaults: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/config
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from profiles.model import ModelSpec
-from service.launchers.reading.base import LaunchFile, Source, Told
-from service.launchers.reading.documents import document_of, looks_like_document
-from service.launchers.reading.fields import Fields
-from service.launchers.reading.known import Known, known_of
-from service.launchers.reading.split import divided
-from service.launchers.reading.torchtitan_command import over
-from service.launchers.reading.torchtitan_model import model_of
-from service.launchers.reading.torchtitan_python import looks_like_module, module_values
-from service.launchers.reading.torchtitan_split import split_of
-from service.launchers.rules import near_divisors, near_multiples
-from service.launchers.torchtitan_values import SCHEDULES
-from solver.plan import Configuration
-from solver.problem import Workload
+from meshwright.profiles.documents import shown
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.commands import script_of
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.python_values import (
+    SHAPE,
+    flavor_values,
+    looks_like_module,
+    module_values,
+)
+from meshwright.service.launchers.reading.split import divided, first_larger
+from meshwright.service.launchers.rules import near_divisors, near_multiples
+from meshwright.service.launchers.torchtitan import FLAVOR_FILE, SCHEDULES
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+# --------------------------------------------------------------------------------------------------
+# Flags of a torchtitan command, which count before its configuration: ``--training.seq_len 8192``.
+
+
+_RECOMPUTE = "activation-checkpoint:"
+_SECTIONS = ("parallelism", "training", "activation_checkpoint", "optimizer", "model")
+
+
+def overrides(known: Known) -> dict[str, Found]:
+    """Values by dotted name, of the commands in the scripts beside the configuration; the last counts."""
+    found: dict[str, Found] = {}
+    for source in known.source.scripts():
+        for words in script_of(source, known.told).commands:
+            texts = [word.text for word in words]
+            found |= {name: Found(text, words[at].line) for at, name, text in _flags(texts)}
+    return found
+
+
+def _flags(texts: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Place, name and value of each flag with a section."""
+    for at, text in enumerate(texts):
+        if text.startswith(_RECOMPUTE):  # 0.3: activation-checkpoint:full
+            yield at, "activation_checkpoint.mode", text.removeprefix(_RECOMPUTE)
+        name, equals, value = text.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        section, dot, _ = name.partition(".")
+        if text.startswith("--") and dot and section in _SECTIONS:
+            following = texts[at + 1] if at + 1 < len(texts) else "--"
+            yield at, name, value if equals else "true" if following.startswith("--") else following
+
+
+def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list[str]]:
+    """The configuration's values with the command's over them, and what that changed."""
+    given = overrides(known)
+    notes = [
+        f"line {found.line} of the command: {shown(name)} is {shown(str(found.value))}, not the file's"
+        for name, found in given.items()
+        if name not in values or str(values[name].value).lower() != str(found.value).lower()
+    ]
+    return values | given, notes
+
+
+# --------------------------------------------------------------------------------------------------
+# The model of a torchtitan configuration: a flavor of its own, one beside the file, or a told one.
+
+
+# torchtitan 0.2.2 and 0.3.0, models/llama3/__init__.py.
+_FLAVORS = {"8B": "llama-3.1-8b", "70B": "llama-3.1-70b", "405B": "llama-3.1-405b"}
+_NEEDED = {
+    "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+}  # fmt: skip
+_MAX_FACTOR = 1_000_000.0
+
+
+def model_of(fields: Fields, known: Known) -> ModelSpec:
+    """The model.
+
+    Raises:
+        InvalidProblemError: neither the files nor anybody names one that is known.
+    """
+    flavor = fields.word("model.flavor") if fields.has("model.flavor") else ""
+    fields.word("model.name")
+    if known.told.model is not None:
+        return known.told.model
+    if fields.has(f"{SHAPE}dim"):
+        return _shape(fields)
+    if FLAVOR_FILE in known.source.files:
+        text = known.source.files[FLAVOR_FILE]
+        return _shape(Fields(FLAVOR_FILE, flavor_values(FLAVOR_FILE, text)))
+    name = fields.word("model.name", "llama3")
+    if name == "llama3" and flavor in _FLAVORS:
+        return find_model(_FLAVORS[flavor])
+    if known.header.model is not None:
+        return known.header.model
+    fields.fault(
+        "model.flavor",
+        f'"{flavor[:40]}" is no flavor of Llama 3 that is known; name the model with --model',
+        allowed=", ".join(_FLAVORS),
+    )
+    fields.stop()
+    raise refused("no model is named")
+
+
+def _shape(fields: Fields) -> ModelSpec:
+    """A shape in torchtitan's own names.
+
+    Raises:
+        InvalidProblemError: a size is missing, or the shape is none that can be priced.
+    """
+    for name in _NEEDED:
+        fields.expect(SHAPE + name)
+    fields.stop()
+    raw: dict[str, object] = {wanted: fields.integer(SHAPE + name, 1) for name, wanted in _NEEDED.items()}
+    heads = fields.integer(f"{SHAPE}n_heads", 1)
+    raw |= {
+        "num_kv_heads": fields.integer(f"{SHAPE}n_kv_heads", heads),
+        "ffn_hidden_size": fields.optional(f"{SHAPE}ffn_hidden_size") or _ffn(fields),
+        "rotary_base": max(int(min(fields.number(f"{SHAPE}rope_theta", 10_000.0), 2e9)), 1),
+        "norm_epsilon": fields.number(f"{SHAPE}norm_eps", 1e-5),
+        "max_position_embeddings": fields.integer(f"{SHAPE}max_seq_len", 131_072),
+    }
+    factor = fields.number(f"{SHAPE}scaling_factor", 1.0)
+    if factor != 1:
+        raw["rotary_scaling"] = {
+            "kind": "llama3", "factor": factor, "original_max_position_embeddings": 8192,
+        }  # fmt: skip
+    fields.stop()
+    return model_from_shape(raw, name="launch file")
+
+
+def _ffn(fields: Fields) -> int:
+    """Width of the MLP: torchtitan 0.2.2, models/llama3/model/model.py FeedForward.
+
+    ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)``.
+    """
+    hidden, unit = fields.integer(f"{SHAPE}dim", 1), fields.integer(f"{SHAPE}multiple_of", 256)
+    factor = fields.number(f"{SHAPE}ffn_dim_multiplier", 1.0)
+    if not 0 < factor < _MAX_FACTOR:
+        fields.fault(f"{SHAPE}ffn_dim_multiplier", "is out of range")
+        fields.stop()
+    plain = int(factor * int(2 * 4 * hidden / 3))
+    return unit * -(-plain // unit)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which layers each stage of torchtitan holds: its list of modules, or its own split.
+
+
+_LAYER = re.compile(r"layers\.(\d{1,5})")
+_NAME = "parallelism.module_fqns_per_model_part"
+_EACH = "parallelism.pipeline_parallel_layers_per_stage"
+_LESS = "parallelism.pipeline_parallel_{}_stage_less_layers"
+_ENDS = ("tok_embeddings", "norm", "output", "lm_head")
+_TWO_CHUNKS = ("zb_v", "dualpipe_v")
+_LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
+
+
+def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
+    """Layers of each stage in model order; faults are left in ``fields``."""
+    if pp == 1:
+        return (model.num_layers,)
+    parts = fields.raw(_NAME)
+    if parts is None:
+        return _own(fields, model, pp, schedule)
+    names = parts if isinstance(parts, list) and all(isinstance(part, list) for part in parts) else []
+    layers = [[_layer(name) for name in part if name not in _ENDS] for part in names]
+    flat = [layer for part in layers for layer in part]
+    if not names or len(names) % pp:
+        fields.fault(_NAME, f"{len(names)} stages, which {pp} pipeline ranks do not share evenly")
+    elif flat != list(range(model.num_layers)):
+        fields.fault(
+            _NAME,
+            f"the stages do not hold layers.0 to layers.{model.num_layers - 1} once each and in order; "
+            "torchtitan would not notice",
+        )
+    elif not all(layers):
+        fields.fault(_NAME, "a stage without a layer is not priced")
+    else:
+        return tuple(len(part) for part in layers)
+    fields.stop()
+    return ()
+
+
+def _layer(name: object) -> int:
+    """The number of ``layers.7``; -1 for anything else."""
+    match = _LAYER.fullmatch(name) if isinstance(name, str) else None
+    return int(match[1]) if match else -1
+
+
+def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
+    """Its own split: embedding and head count as some layers each, first stages take what is left over.
+
+    Source: torchtitan 0.3.0, distributed/pipeline_parallel.py:194-264 ``_get_pipeline_metadata`` and
+    :367-430 ``_generate_llm_fqn_per_model_part``, which raises where this leaves a fault.
+    """
+    first, last = (fields.integer(_LESS.format(end), 1, low=0) for end in ("first", "last"))
+    counted = model.num_layers + first + last
+    each = fields.optional(_EACH)
+    several = schedule in (*_TWO_CHUNKS, *_LOOPED)
+    stages = -(-counted // each) if each else pp * (2 if several else 1)
+    if stages % pp or (stages > pp) != several:
+        fields.fault(
+            _EACH,
+            f"makes {stages} stages of {counted} layers, embedding and head counted as {first} and {last}, "
+            f"for {pp} ranks",
+            allowed=f"a multiple of {pp} stages, {'2 or more' if several else '1'} a rank",
+            nearest=str(-(-counted // (pp * (2 if several else 1)))),
+        )
+        fields.stop()
+    split = list(first_larger(counted, stages, field="parallelism.pipeline_parallel_degree"))
+    for weight, end, name in ((first, 0, "first"), (last, -1, "last")):
+        if weight > counted // stages:
+            message = f"{weight} exceeds the {counted // stages} layers of a stage"
+            most = str(counted // stages)
+            fields.fault(_LESS.format(name), message, allowed=f"0 to {most}", nearest=most)
+        split[end] -= weight
+    fields.note(f"no list of modules: torchtitan splits the layers {' '.join(map(str, split))}")
+    if min(split) < 1:
+        fields.fault("parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not priced")
+    fields.stop()
+    return tuple(split)
+
 
 _OWN = (
     "parallelism.tensor_parallel_degree", "training.local_batch_size", "training.seq_len",

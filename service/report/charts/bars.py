@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 
-from service.report import figures
-from service.report.glossary import MEMORY_TERMS, TIME_TERMS, sentence_case, words
-from solver.plan import Prediction, StagePrediction
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS, sentence_case, words
+from meshwright.solver.answer import Prediction, StagePrediction
 
 WIDTH = 1000  # units of a whole bar
 _Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas

@@ -2,14 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from profiles.units import GIB, TERA
-from service.report import figures
-from service.report.charts.scale import Axis, Tick, linear_axis, log_axis, ticks
-from solver.plan import Answer, Plan
-from solver.roofline import Roofline
+from meshwright.profiles.units import GIB, TERA
+from meshwright.service.report import formatting
+from meshwright.solver.answer import Answer, Plan, Roofline
+
+# --------------------------------------------------------------------------------------------------
+# Axes: from figures to places, with ticks at round numbers.
+
+
+_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+_MARGIN = 0.08  # of the range, on both sides
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """One mark of an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A range of figures laid over a range of places; ``is_log`` lays their logarithms."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def at(self, value: float) -> float:
+        """Where a figure stands, to a tenth."""
+        low, high, here = self.low, self.high, value
+        if self.is_log:
+            low, high, here = math.log(low), math.log(high), math.log(value)
+        share = (here - low) / (high - low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def linear_axis(values: Iterable[float], start: float, end: float, *, from_zero: bool = False) -> Axis:
+    """An axis around some figures, with a little room beside them."""
+    seen = list(values) or [0.0, 1.0]
+    low, high = min(seen), max(seen)
+    room = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
+    return Axis(low=0.0 if from_zero else low - room, high=high + room, start=start, end=end)
+
+
+def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
+    """A logarithmic axis that begins and ends at powers of ten, or at halves of them."""
+    seen = list(values)
+    low = 10.0 ** (math.floor(2 * math.log10(min(seen))) / 2)
+    high = 10.0 ** (math.ceil(2 * math.log10(max(seen))) / 2)
+    return Axis(low=low, high=high * (1.0 if high > low else 10.0), start=start, end=end, is_log=True)
+
+
+def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
+    """Marks at round numbers, ``most`` of them at most (powers of ten on logarithmic axes)."""
+    values = _powers(axis) if axis.is_log else _steps(axis, most)
+    least = min((b - a for a, b in itertools.pairwise(values)), default=1.0)
+    places = max(0, -math.floor(math.log10(least))) if digits is None else digits
+    return [Tick(at=axis.at(value), label=f"{value:.{places}f}") for value in values]
+
+
+def _steps(axis: Axis, most: int) -> list[float]:
+    """Multiples of 1, 2, 2.5 or 5 times a power of ten."""
+    rough = (axis.high - axis.low) / max(most, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in _ROUND if factor * power >= rough)
+    first = math.ceil(axis.low / step)
+    return [number * step for number in range(first, math.floor(axis.high / step) + 1)]
+
+
+def _powers(axis: Axis) -> list[float]:
+    """Powers of ten inside."""
+    first, last = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
+    return [10.0**power for power in range(first, last + 1)]
+
 
 WIDTH, HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 620.0, 18.0, 272.0
@@ -117,7 +191,7 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
 
 def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
     """One plan."""
-    seen, words = plan.prediction, figures.configuration_words(plan.config)
+    seen, words = plan.prediction, formatting.configuration_words(plan.config)
     kind = "chosen" if plan.plan_id == chosen else "plan" if listed else "front"
     label = f"#{plan.rank}" if listed else ""
     return _of(seen.step_time_s, seen.peak_memory_bytes, label, f"{label} {words}".strip(), kind)
@@ -125,7 +199,7 @@ def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
 
 def _of(step_s: float, peak_bytes: float, label: str, title: str, kind: str) -> _Mark:
     """A mark with its figures in its title."""
-    said = f"{title}: {figures.seconds(step_s)}, {figures.gib(peak_bytes)} GiB"
+    said = f"{title}: {formatting.seconds(step_s)}, {formatting.gib(peak_bytes)} GiB"
     return _Mark(x=step_s, y=peak_bytes / GIB, label=label, title=said, kind=kind)
 
 
@@ -212,7 +286,7 @@ def roofline_scatter(roof: Roofline) -> Scatter:
             x=point.intensity,
             y=point.rate_flops / TERA,
             label=str(number),
-            title=f"{number}. {point.name}: {figures.tera(point.rate_flops)}",
+            title=f"{number}. {point.name}: {formatting.tera(point.rate_flops)}",
             kind="operator",
         )
         for number, point in enumerate(roof.points, start=1)
@@ -236,4 +310,4 @@ def _roof_summary(roof: Roofline) -> str:
     share = sum(point.seconds * point.layers for point in bound) / total
     if not bound:
         return "Arithmetic limits all of these operators; none waits for memory."
-    return f"Memory bandwidth limits {len(bound)} of them, {figures.percent(share)} of their time."
+    return f"Memory bandwidth limits {len(bound)} of them, {formatting.percent(share)} of their time."

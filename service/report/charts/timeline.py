@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.report import figures
-from service.report.glossary import words
-from solver.columns import FloatArray
-from solver.timeline import KINDS, RankTimeline, Timeline, window
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import words
+from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
+from meshwright.solver.configuration import FloatArray
 
 WIDTH = 100_000  # units of the whole step
 HEIGHT = 10

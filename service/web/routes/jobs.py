@@ -6,15 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from service.api.deps import READS, JobsDep, PageToken, TenantDep
-from service.api.schemas import State
-from service.db.records import JobRecord
-from service.engine.states import TERMINAL_STATES
-from service.jobs import Jobs
-from service.web import views
-from service.web.callers import SUBMITS
-from service.web.rendering import page
-from service.web.routes.searches import seen_at
+from meshwright.service.api.deps import READS, JobsDep, PageToken, TenantDep
+from meshwright.service.api.schemas import State
+from meshwright.service.db.records import JobRecord
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.web import views
+from meshwright.service.web.callers import SUBMITS
+from meshwright.service.web.rendering import page
+from meshwright.service.web.routes.searches import seen_at
 
 LISTED = 25  # jobs, and plans, of one page
 router = APIRouter(prefix="/jobs")

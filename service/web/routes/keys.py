@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from profiles.errors import InvalidProblemError
-from service.api.deps import ADMINISTERS as SEES_KEYS
-from service.api.deps import CallerDep, PageToken, Service, ServiceDep
-from service.api.key_views import NewKeyView
-from service.api.routes.keys import create_key, revoke_key
-from service.keys import Keys
-from service.web.callers import ADMINISTERS, FormDep
-from service.web.fields import Field, Form, faulty, request_of
-from service.web.rendering import page
-from service.web.routes.searches import seen_at
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.api.deps import ADMINISTERS as SEES_KEYS
+from meshwright.service.api.deps import CallerDep, PageToken, Service, ServiceDep
+from meshwright.service.api.routes.keys import create_key, revoke_key
+from meshwright.service.api.schemas import NewKeyView
+from meshwright.service.auth.keys import Keys
+from meshwright.service.web.callers import ADMINISTERS, FormDep
+from meshwright.service.web.fields import Field, Form, faulty, request_of
+from meshwright.service.web.rendering import page
+from meshwright.service.web.routes.searches import seen_at
 
 LISTED = 50
 router = APIRouter(prefix="/keys")

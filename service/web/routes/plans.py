@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from profiles.errors import FieldError, InvalidProblemError, RefusedExportError
-from service.answers import answer_from_json
-from service.api.deps import READS, JobsDep, ServiceDep, TenantDep
-from service.api.routes.reports import profile_for
-from service.errors import NotFoundError
-from service.jobs import Jobs
-from service.launchers.base import ExportBundle
-from service.launchers.registry import export, launcher_names
-from service.report.figures import configuration_words
-from service.report.sides import comparison_of
-from service.reporting import Asked, only, report_of
-from service.web.rendering import HEADERS, page
-from service.web.views import problem_of
-from solver.plan import plan_from_json
-from solver.problem import Problem
+from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
+from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
+from meshwright.service.api.routes.reports import profile_for
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.target import ExportBundle
+from meshwright.service.report.formatting import configuration_words
+from meshwright.service.report.sides import comparison_of
+from meshwright.service.reporting import Asked, only, report_of
+from meshwright.service.web.rendering import HEADERS, page
+from meshwright.service.web.views import problem_of
+from meshwright.solver.answer import plan_from_json
+from meshwright.solver.problem import Problem
 
 router = APIRouter()
 Id = Annotated[str, Query(max_length=64)]

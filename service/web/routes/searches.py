@@ -10,20 +10,20 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from profiles.errors import InvalidProblemError
-from service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep, origin_of
-from service.api.routes.jobs import submission_of
-from service.api.routes.predictions import create_prediction, own_of_body
-from service.db.records import JobRecord
-from service.report.charts.bars import memory_bars, waterfall_bars
-from service.report.figures import configuration_words, gib, percent, risk, step_time
-from service.request import problem_to_mapping
-from service.web import questions
-from service.web.callers import SUBMITS, FormDep
-from service.web.choices import suggestions_of
-from service.web.fields import Form, Values, faulty, request_of
-from service.web.rendering import page
-from service.web.views import job_rows
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep, origin_of
+from meshwright.service.api.routes.jobs import submission_of
+from meshwright.service.api.routes.predictions import create_prediction, own_of_body
+from meshwright.service.db.records import JobRecord
+from meshwright.service.report.charts.bars import memory_bars, waterfall_bars
+from meshwright.service.report.formatting import configuration_words, gib, percent, risk, step_time
+from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.service.web import questions
+from meshwright.service.web.callers import SUBMITS, FormDep
+from meshwright.service.web.choices import suggestions_of
+from meshwright.service.web.fields import Form, Values, faulty, request_of
+from meshwright.service.web.rendering import page
+from meshwright.service.web.views import job_rows
 
 RECENT = 5
 router = APIRouter()

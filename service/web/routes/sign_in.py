@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.api.deps import SESSION_COOKIE, ServiceDep, session_of
-from service.errors import UnauthorizedError
-from service.keys import id_of
-from service.sessions import LIFE_S, begin_session, end_session, is_session
-from service.web.callers import SignInDep, require_own_origin
-from service.web.rendering import page
+from meshwright.service.api.deps import SESSION_COOKIE, ServiceDep, session_of
+from meshwright.service.auth.access import LIFE_S, begin_session, end_session, is_session
+from meshwright.service.auth.keys import id_of
+from meshwright.service.errors import UnauthorizedError
+from meshwright.service.web.callers import SignInDep, require_own_origin
+from meshwright.service.web.rendering import page
 
 router = APIRouter()
 FROM_HERE = Depends(require_own_origin)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from profiles.errors import InvalidProblemError
-from service.api.deps import (
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.api.deps import (
     MAX_PAGE_SIZE,
     READS,
     CallerDep,
@@ -20,14 +20,14 @@ from service.api.deps import (
     ServiceDep,
     TenantDep,
 )
-from service.api.routes.catalogs import definition_of, page_of
-from service.api.schemas import DefinitionView
-from service.db.definition_records import Kind
-from service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
-from service.web.choices import suggestions_of
-from service.web.fields import Field, Form, Values, faulty, request_of
-from service.web.rendering import page
-from service.web.routes.searches import seen_at
+from meshwright.service.api.routes.catalogs import definition_of, page_of
+from meshwright.service.api.schemas import DefinitionView
+from meshwright.service.db.definition_records import Kind
+from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
+from meshwright.service.web.choices import suggestions_of
+from meshwright.service.web.fields import Field, Form, Values, faulty, request_of
+from meshwright.service.web.rendering import page
+from meshwright.service.web.routes.searches import seen_at
 
 router = APIRouter()
 LISTED = 50

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from service.cli.calibrating import profile_for
-from service.library import answer_document
-from service.request import parse_problem
-from solver.ask import ask
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.library import answer_document
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
 
 FOLDER = Path(__file__).parent
 REQUESTS: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "requests.yaml").read_text())

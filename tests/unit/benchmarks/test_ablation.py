@@ -1,11 +1,11 @@
 import pytest
 
 from benchmarks.ablation import CLOSE, DOCUMENT, OPEN, by_family, family_of, left_out, written
+from benchmarks.fit.evidence import Evidence
 from benchmarks.removed import INGREDIENTS, without
-from profiles.profile import default_profile
-from solver.predict import predict
-from solver.runs import CATALOG_RUNS, read_runs
-from solver.stacks.evidence import Evidence
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 from tests.builders import a_configuration, a_problem
 
 

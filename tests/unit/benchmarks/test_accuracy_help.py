@@ -4,7 +4,7 @@ import resource
 import subprocess
 import sys
 
-from profiles.catalog import CATALOG
+from meshwright.profiles.catalog import CATALOG
 
 SCRIPT = CATALOG.parents[1] / "benchmarks" / "accuracy.py"
 

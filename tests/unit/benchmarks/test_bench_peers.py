@@ -14,10 +14,10 @@ from benchmarks.against.ours import judged, profile_of, searched
 from benchmarks.against.process import SCRIPTS, Budget, Run, UnavailableError, ask
 from benchmarks.against.row import Comparison, Row, counted, ratio_remark, seconds
 from benchmarks.bench_peers import BEGIN, DOCUMENT, END, PEERS, compared, written
-from profiles.units import GB
-from service.request import parse_problem
-from solver.check import violations
-from solver.plan import configuration_from_json
+from meshwright.profiles.units import GB
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import configuration_from_json
 
 MIXED = {
     "pp_deg": 2, "tp_sizes_enc": "2,2,2,2", "dp_types_enc": "1,1,1,0", "checkpoint": "1,1,1,0",

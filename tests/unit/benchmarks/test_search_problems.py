@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, written
-from service.problem_file import read_problem_file
-from service.request import parse_problem
+from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.parse import parse_problem
 
 
 @pytest.mark.parametrize("path", sorted(PROBLEMS.glob("*.json")), ids=lambda path: path.stem)

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiles.calibration import UPPER_BOUNDS, Calibration, bounded, read_calibration
-from profiles.errors import InvalidProblemError
-from profiles.profile import default_profile
-from profiles.residual import Residual
-from solver.columns import Columns
-from solver.cost.price import price
-from solver.features import NUM_FEATURES, features
+from meshwright.profiles.calibration import UPPER_BOUNDS, Calibration, bounded, read_calibration
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Residual, default_profile
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.residuals import NUM_FEATURES, features
 from tests.builders import a_cluster, a_configuration, a_gpu, a_problem
 
 RESIDUAL = Residual(

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
-from profiles.errors import UnknownNameError
-from profiles.library import find_model
-from profiles.model import RotaryScaling
+from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import RotaryScaling
 
 
 def test_megatron_runs_zero_2_and_3_only_without_stages() -> None:

@@ -6,20 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.cluster import ClusterSpec
-from profiles.collective_tables import Lines, row_of, slowdown_tables
-from profiles.errors import InvalidProblemError
-from profiles.importers.measured_links import measured_link
-from profiles.importers.nccl_tests import read_nccl_tests
-from profiles.importers.network_shares import network_json
-from profiles.importers.simai import read_simai
-from profiles.importers.vtrain import read_vtrain
-from profiles.inline import cluster_from_mapping, cluster_to_mapping
-from profiles.library import find_cluster
-from profiles.measured_link import MeasuredCurve, MeasuredLink
-from profiles.measured_networks import measured_network
-from profiles.measurements import BandwidthShares
-from profiles.network_shares import FOLDER, network_shares, network_shares_from_json
+from benchmarks.catalog.network_shares import network_json
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.collectives.measured import MeasuredCurve, MeasuredLink, measured_network
+from meshwright.profiles.collectives.tables import (
+    FOLDER,
+    Lines,
+    network_shares,
+    network_shares_from_json,
+    row_of,
+    slowdown_tables,
+)
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.importers.nccl_tests import read_nccl_tests
+from meshwright.profiles.importers.node_groups import measured_link
+from meshwright.profiles.importers.simai import read_simai
+from meshwright.profiles.importers.vtrain import read_vtrain
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
+from meshwright.profiles.library import find_cluster
+from meshwright.profiles.measurements import BandwidthShares
 
 FILES = Path(__file__).parent / "fixtures" / "importers"
 A100 = Lines(island_gpus=8.0, nodes_per_island=1.0, fast_bytes_per_s=300e9, network_bytes_per_s=25e9)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.collective_tables import KINDS, Lines, SlowdownTable, slowdown_tables
-from profiles.collectives import (
+from meshwright.profiles.collectives.collectives import (
     Fabric,
     Group,
     all_gather_s,
@@ -14,6 +13,7 @@ from profiles.collectives import (
     all_to_all_s,
     point_to_point_s,
 )
+from meshwright.profiles.collectives.tables import KINDS, Lines, SlowdownTable, slowdown_tables
 
 # no table here lies below or above the line rate: what is left is volumes, rails and links
 Collective = Callable[[np.ndarray, Group, Fabric], np.ndarray]

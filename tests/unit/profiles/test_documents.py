@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.documents import (
+from meshwright.profiles.documents import (
     DOCUMENT,
     FILE,
     MAX_SHOWN,
@@ -24,8 +24,8 @@ from profiles.documents import (
     shown,
     shown_path,
 )
-from profiles.errors import InvalidProblemError
-from service.problem_file import read_problem_file
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.requests.documents import read_problem_file
 
 
 def refusal(text: str | bytes) -> str:

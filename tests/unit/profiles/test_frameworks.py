@@ -2,8 +2,8 @@ from dataclasses import fields
 
 import pytest
 
-from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.frameworks import framework_facts, framework_names, framework_sources, with_options
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.frameworks import framework_facts, framework_names, framework_sources, with_options
 
 
 @pytest.mark.parametrize("name", framework_names())

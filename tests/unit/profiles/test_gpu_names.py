@@ -1,7 +1,7 @@
 import pytest
 
-from profiles.gpu_names import gpu_of_device
-from profiles.units import GIB, MIB
+from meshwright.profiles.library import gpu_of_device
+from meshwright.profiles.units import GIB, MIB
 
 
 # names and MiB as torch and nvidia-smi report them

@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.cluster import NodeGroup
-from profiles.errors import InvalidProblemError
-from profiles.host import host_of
-from profiles.library import find_gpu
+from meshwright.profiles.cluster import NodeGroup, host_of
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_gpu
 
 
 def group_of(slug: str) -> NodeGroup:

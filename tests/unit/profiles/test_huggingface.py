@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from profiles.errors import InvalidProblemError, UnsupportedModelError
-from profiles.importers.huggingface import load_config, model_from_config
-from profiles.importers.huggingface_families import HARMLESS
-from profiles.library import find_model, model_names
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.importers.huggingface import load_config, model_from_config
+from meshwright.profiles.importers.huggingface_families import HARMLESS
+from meshwright.profiles.library import find_model, model_names
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

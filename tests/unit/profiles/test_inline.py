@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
-from profiles.library import find_cluster, find_gpu, find_model
-from profiles.model import MoeSpec
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
+from meshwright.profiles.library import find_cluster, find_gpu, find_model
+from meshwright.profiles.model import MoeSpec
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHAPE: dict[str, object] = {

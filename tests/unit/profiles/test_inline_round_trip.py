@@ -7,10 +7,17 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping, model_to_mapping
-from profiles.library import cluster_names, find_cluster, find_gpu, find_model, gpu_names, model_names
-from profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
+from meshwright.profiles.library import (
+    cluster_names,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_names,
+    model_names,
+)
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling, model_to_mapping
 
 
 def test_every_catalog_model_and_cluster_survives_the_round_trip() -> None:

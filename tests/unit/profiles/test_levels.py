@@ -1,6 +1,6 @@
 import pytest
 
-from profiles.levels import level_of, level_values, stack_names
+from meshwright.profiles.profile import level_of, level_values, stack_names
 
 LEVELS = (None, *stack_names())
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from profiles import library
-from profiles.catalog import CATALOG
-from profiles.errors import InvalidProblemError, UnknownNameError
-from profiles.library import (
+from meshwright.profiles import library
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.library import (
     cluster_names,
     find_cluster,
     find_gpu,
@@ -199,7 +199,7 @@ def test_aliases_and_links_refer_to_what_exists() -> None:
 def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
     code = (
         "import time; t = time.process_time()\n"
-        "from profiles.library import find_cluster, find_gpu, find_model\n"
+        "from meshwright.profiles.library import find_cluster, find_gpu, find_model\n"
         "find_gpu('a100-sxm'), find_cluster('dgx-h100', num_nodes=16), find_model('deepseek-v3')\n"
         "print(time.process_time() - t)"
     )

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.library import find_model
-from profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
 
 # name, published total in billions, where it is published
 PUBLISHED_TOTALS = [

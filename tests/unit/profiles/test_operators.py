@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from profiles.operators import GpuOperators, flash_attention_s, gemm_s, operators_of
+from meshwright.profiles.operators.operators import GpuOperators, flash_attention_s, gemm_s, operators_of
 from tests.builders import a_gpu
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from profiles.errors import UnknownNameError
-from profiles.optimizers import OPTIMIZERS, optimizer_named
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 
 
 def test_every_optimizer_names_its_source() -> None:

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.cluster import ClusterSpec
-from profiles.errors import UnknownNameError
-from profiles.profile import default_profile, framework_of, stack_constants
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.profile import default_profile, framework_of, stack_constants
 from tests.builders import INFINIBAND, NVLINK, a_cluster, a_gpu
 
 

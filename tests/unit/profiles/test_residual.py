@@ -3,7 +3,7 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from profiles.residual import MAX_LOG, Residual, squared_distances
+from meshwright.profiles.profile import MAX_LOG, Residual, squared_distances
 
 
 def one_run(**changes: float) -> Residual:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app import create_app
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.jobs import Jobs
-from service.settings import Settings
+from meshwright.service.api.app import create_app
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.settings import Settings
 from tests.job_records import RememberingQueue
 
 

@@ -6,13 +6,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
-from service.access import REMEMBER_S, Access
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.tables import api_keys
-from service.engine.job_engine import JobEngine
-from service.errors import UnauthorizedError
-from service.keys import Keys, NewKey, hash_of
+from meshwright.service.auth.access import REMEMBER_S, Access
+from meshwright.service.auth.keys import Keys, NewKey, hash_of
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import api_keys
+from meshwright.service.errors import UnauthorizedError
+from meshwright.service.jobs.engine import JobEngine
 from tests.access_cases import (
     OPEN,
     called,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app import create_app
-from service.db import migrations
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.settings import Settings
+from meshwright.service.api.app import create_app
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.settings import Settings
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.job_records import claimed
 

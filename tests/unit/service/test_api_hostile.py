@@ -7,12 +7,12 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api import deps
-from service.api.app import create_app
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.pages import encode_token
-from service.settings import Settings
+from meshwright.service.api import deps
+from meshwright.service.api.app import create_app
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.pagination import encode_token
+from meshwright.service.settings import Settings
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.figures import measured
 

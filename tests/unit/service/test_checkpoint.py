@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from service.engine.states import Outcome
-from solver.plan import Answer, Plan
+from meshwright.service.jobs.states import Outcome
+from meshwright.solver.answer import Answer, Plan
+from meshwright.workers.checkpoint import checkpoint_of, passed_on, resumed
+from meshwright.workers.outcome import outcome_of, outcome_without_answer
 from tests.builders import a_plan, an_answer
-from workers.checkpoint import checkpoint_of, passed_on, resumed
-from workers.outcome import outcome_of, outcome_without_answer
 
 
 def cut(gap: float) -> Answer:

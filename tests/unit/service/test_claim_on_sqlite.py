@@ -1,7 +1,7 @@
 """How SQLite looks for whose turn it is: its own plan of the statement, so not a test of every database."""
 
-from service.db.database import Database
-from service.engine import claiming
+from meshwright.service.db.database import Database
+from meshwright.service.jobs import claiming
 
 
 def test_whose_turn_it_is_is_found_without_a_look_at_any_open_sweep(database: Database) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db.database import Database
-from service.definitions import MAX_NAMES
+from meshwright.service.db.database import Database
+from meshwright.service.stores.definitions import MAX_NAMES
 from tests.access_cases import token_of
 from tests.api_client import BODY, PROBLEM_TYPE, submit
 

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
-from service.db.database import Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
-from service.engine.states import MAX_ATTEMPTS, Claim, Outcome
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import MAX_ATTEMPTS, Claim, Outcome
 from tests.job_records import PLANS, SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
 
 

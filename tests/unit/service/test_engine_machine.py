@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import event, select
 
-from service.db import migrations
-from service.db.database import Database
-from service.db.tables import jobs
-from service.engine.job_engine import JobEngine
-from service.engine.states import MAX_ATTEMPTS, TERMINAL_STATES, Claim, Outcome
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import MAX_ATTEMPTS, TERMINAL_STATES, Claim, Outcome
 from tests.job_records import SUCCESS, TENANT, add_tiny_job, add_tiny_sweep, num_plans
 
 LEASE_S = 10.0

@@ -4,12 +4,12 @@ import time
 
 from sqlalchemy import update
 
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.records import NewJob, insert_job
-from service.db.tables import jobs, leaders
-from service.engine.job_engine import JobEngine
-from service.engine.states import Outcome
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import NewJob, insert_job
+from meshwright.service.db.tables import jobs, leaders
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import Outcome
 from tests.job_records import SUCCESS, add_job, claimed
 
 

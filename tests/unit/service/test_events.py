@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db.database import Database
-from service.db.event_records import EventRecord, events_after
-from service.engine.job_engine import JobEngine
+from meshwright.service.db.database import Database
+from meshwright.service.db.event_records import EventRecord, events_after
+from meshwright.service.jobs.engine import JobEngine
 from tests.api_client import PROBLEM_TYPE, answer_next, submit
 from tests.job_records import SUCCESS, TENANT, add_job, claimed
 

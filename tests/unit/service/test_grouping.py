@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import IntegrityError
 
-from service.db.database import Database
+from meshwright.service.db.database import Database
 
 HOW_MANY = 8
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app import create_app
-from service.db.database import Database
-from service.settings import Settings
+from meshwright.service.api.app import create_app
+from meshwright.service.db.database import Database
+from meshwright.service.settings import Settings
 from tests.access_cases import operations, token_of
 from tests.api_client import BODY, submit
 

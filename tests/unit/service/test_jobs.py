@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.engine.states import Outcome
-from service.errors import BadPageTokenError, IdempotencyConflictError, NotFoundError, NotReadyError
-from service.intake import Submission
-from service.jobs import Jobs
-from service.versions import cache_key_of, versions_of
+from meshwright.service.db.database import Database
+from meshwright.service.errors import (
+    BadPageTokenError,
+    IdempotencyConflictError,
+    NotFoundError,
+    NotReadyError,
+)
+from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.states import Outcome
+from meshwright.service.jobs.submission import Submission
 from tests.builders import a_problem
 from tests.figures import measured
 from tests.job_records import SUCCESS, TENANT, RememberingQueue, claimed
@@ -83,7 +88,7 @@ def test_a_known_answer_is_given_again_unless_a_fresh_one_is_asked_for(
 def test_an_answer_that_is_forgotten_at_that_moment_is_asked_for_again(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.db.records.answered_job", lambda *_: "forgotten")
+    monkeypatch.setattr("meshwright.service.db.records.answered_job", lambda *_: "forgotten")
     assert jobs.submit(TENANT, SUBMISSION).state == "queued"
 
 

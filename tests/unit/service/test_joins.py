@@ -6,14 +6,13 @@ import time
 import pytest
 from sqlalchemy import Connection, update
 
-from service.db.database import Database
-from service.db.records import JobRecord
-from service.db.sweep_records import child_at
-from service.db.tables import jobs as job_table
-from service.engine.job_engine import JobEngine
-from service.engine.states import MAX_ATTEMPTS
-from service.jobs import Jobs
-from service.sweep.sweeps import Sweeps
+from meshwright.service.db.database import Database
+from meshwright.service.db.records import JobRecord, child_at
+from meshwright.service.db.tables import jobs as job_table
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.states import MAX_ATTEMPTS
+from meshwright.service.jobs.sweeps import Sweeps
 from tests.builders import an_answer
 from tests.job_records import TENANT, let_lease_run_out
 from tests.sweep_jobs import BATCHES, a_sweep, an_answered_sweep, answer_child, record_in
@@ -87,7 +86,7 @@ def test_a_join_that_takes_longer_than_a_lease_keeps_it(
         assert engine.claim_ready("another") is None
         return child_at(connection, parent_id, position)
 
-    monkeypatch.setattr("service.sweep.sweeps.child_at", slowly)
+    monkeypatch.setattr("meshwright.service.jobs.sweeps.child_at", slowly)
     Sweeps(database, engine, worker="slow").child_ended(parent.id)
     assert (record_in(database, parent.id).state, record_in(database, parent.id).attempts) == (
         "succeeded",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from service.given_launch_file import MAX_FILES, MAX_TEXT
-from service.launchers.registry import export
+from meshwright.service.launchers.registry import export
+from meshwright.service.requests.launch_files import MAX_FILES, MAX_TEXT
 from tests.launcher_plans import CASES
 from tests.unit.service.launchers.test_megatron_lm_reading import SCRIPT
 

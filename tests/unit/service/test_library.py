@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError, RefusedExportError
-from service import library
-from service.library import PlanResult, calibrate, explain, export, plan, predict, validate
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.service import library
+from meshwright.service.library import PlanResult, calibrate, explain, export, plan, predict, validate
 
 REQUEST = {
     "model": {"name": "llama-3.1-8b"},

@@ -5,26 +5,25 @@ from typing import Any
 
 import pytest
 
-from profiles.calibration import Calibration
-from profiles.errors import InvalidProblemError
-from profiles.profile import default_profile
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.errors import IdempotencyConflictError, NotFoundError
-from service.given_profiles import profile_with
-from service.intake import Submission
-from service.jobs import Jobs
-from service.measurements import Measurements, scope_of
-from service.profile_store import ProfileStore
-from solver.ask import ask
-from solver.calibration.refuse import require_credible
-from solver.plan import Plan
-from solver.predict import predict
-from solver.problem import Problem
+from meshwright.profiles.calibration import Calibration
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.db.database import Database
+from meshwright.service.errors import IdempotencyConflictError, NotFoundError
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.submission import Submission
+from meshwright.service.stores.measurements import Measurements, scope_of
+from meshwright.service.stores.profiles import ProfileStore, profile_with
+from meshwright.solver.answer import Plan
+from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
+from meshwright.workers.outcome import outcome_of
+from meshwright.workers.search import StoredSearch
 from tests.builders import a_cluster, a_plan, a_problem, an_answer
 from tests.job_records import TENANT, RememberingQueue, claimed
-from workers.outcome import outcome_of
-from workers.search import StoredSearch
 
 PROBLEM = a_problem()
 # one of 128 GPUs in 4 stages, the other in 2

@@ -10,7 +10,9 @@ CHECKED_IN = Path(__file__).parents[3] / "docs" / "openapi.json"
 
 def test_the_checked_in_document_is_the_served_one(client: TestClient) -> None:
     served = client.get("/openapi.json").json()
-    assert json.loads(CHECKED_IN.read_text()) == served, "python -m service.api > docs/openapi.json"
+    assert json.loads(CHECKED_IN.read_text()) == served, (
+        "python -m meshwright.service.api > docs/openapi.json"
+    )
 
 
 def test_every_address_says_that_its_errors_are_problem_documents(client: TestClient) -> None:

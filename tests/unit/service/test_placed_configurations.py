@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from profiles.errors import FieldError, InvalidProblemError
-from profiles.profile import default_profile
-from service.cli.main import main
-from service.configurations import broken_rules, completed
-from service.library import side_of
-from service.request import parse_problem, problem_to_mapping
-from solver.ask import ask
-from solver.plan import Answer, plan_from_json
-from solver.problem import Problem
-from solver.why.compare import compared
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.cli.main import main
+from meshwright.service.library import side_of
+from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.answer import Answer, plan_from_json
+from meshwright.solver.explain.compare import compared
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 
 GROUPS = [
     {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.engine.job_engine import JobEngine
+from meshwright.service.jobs.engine import JobEngine
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.measured_profiles import measured_profile, measurement
 

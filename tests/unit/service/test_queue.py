@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.queue import CeleryQueue, PollingQueue, queue_for
+from meshwright.service.jobs.queue import CeleryQueue, PollingQueue, queue_for
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.api.app import create_app
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.tables import idempotency_keys, jobs
-from service.engine.job_engine import JobEngine
-from service.request import parse_problem
-from service.settings import Settings
-from service.versions import cache_key_of, versions_of
+from meshwright.service.api.app import create_app
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import idempotency_keys, jobs
+from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.requests.parse import parse_problem
+from meshwright.service.settings import Settings
 from tests.access_cases import token_of
 from tests.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.job_records import TENANT, claimed

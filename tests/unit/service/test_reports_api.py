@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from profiles.profile import default_profile
-from service.engine.job_engine import JobEngine
-from service.request import parse_problem
-from solver.ask import ask
+from meshwright.profiles.profile import default_profile
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
+from meshwright.workers.outcome import outcome_of
 from tests.api_client import BODY, answer_next, submit
 from tests.job_records import claimed
 from tests.reports import Page
-from workers.outcome import outcome_of
 
 
 @pytest.fixture

@@ -11,14 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.db.database import Database
-from service.request import parse_problem
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.progress import ShouldStop
+from meshwright.service.db.database import Database
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Problem, ShouldStop
+from meshwright.workers.checkpoint import checkpoint_of, known_in
+from meshwright.workers.search import StoredSearch
 from tests.job_records import TINY_PROBLEM
-from workers.checkpoint import checkpoint_of, known_in
-from workers.search import StoredSearch
 
 SMALL = {"name": "gpt-3-350m"}
 WORKLOAD = {"global_batch_size": 64, "seq_length": 512}
@@ -77,7 +76,7 @@ def test_a_resumed_search_gives_the_answer_of_one_that_was_left_alone(
     asked: Mapping[str, object], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a first plan is sought for half a second: of CPU time here, so that a busy machine changes nothing
-    monkeypatch.setattr("solver.search.watch.time", SimpleNamespace(monotonic=time.process_time))
+    monkeypatch.setattr("meshwright.solver.clock.time", SimpleNamespace(monotonic=time.process_time))
     problem: Problem = parse_problem(asked)
     search = StoredSearch(database)
     whole = search(problem, on_progress=lambda _: None, should_stop=never)

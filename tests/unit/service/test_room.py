@@ -1,6 +1,6 @@
 """Room in a queue is counted seldom while there is much of it, and hardly overdrawn."""
 
-from service.room import SHARE, Room
+from meshwright.service.jobs.jobs import SHARE, Room
 
 
 def test_much_room_is_counted_once_for_many_jobs() -> None:

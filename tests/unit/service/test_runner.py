@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from profiles.errors import InternalError
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.progress import OnProgress, Progress, ShouldStop
+from meshwright.profiles.errors import InternalError
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import OnProgress, Problem, Progress, ShouldStop
+from meshwright.workers.runner import Runner, SearchCall
 from tests.builders import a_plan, a_problem, an_answer, an_infeasible_answer
 from tests.job_records import TENANT, add_job, job_in, let_lease_run_out, num_plans
-from workers.runner import Runner, SearchCall
 
 REPORT = Progress(
     stage="solving",
@@ -238,7 +237,7 @@ def test_progress_that_is_no_json_costs_a_report_and_not_the_lease(database: Dat
 def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
     database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.runner.STOP_WAIT_S", 0.1)
+    monkeypatch.setattr("meshwright.workers.runner.STOP_WAIT_S", 0.1)
     add_job(database)
     started, leaving, over = threading.Event(), threading.Event(), threading.Event()
 
@@ -258,7 +257,9 @@ def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
 def test_a_search_over_its_limit_is_told_to_stop_and_its_plans_are_kept(
     database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.runner.SOFT_LIMIT_S", -29.9)  # of 30 s: told to stop after 0.1 s
+    monkeypatch.setattr(
+        "meshwright.workers.runner.SOFT_LIMIT_S", -29.9
+    )  # of 30 s: told to stop after 0.1 s
     add_job(database)
     started = threading.Event()
     runner = runner_of(engine, searching_until_stopped(started, an_answer(status="feasible")))

@@ -1,15 +1,15 @@
-"""docs/settings.md lists every setting there is, as `python -m service.settings` prints it."""
+"""docs/settings.md lists every setting there is, as `python -m meshwright.service.settings` prints it."""
 
 from pathlib import Path
 
-from service.settings import Settings, as_markdown
+from meshwright.service.settings import Settings, as_markdown
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 
 
 def test_the_page_is_what_the_settings_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == as_markdown(), (
-        "python -m service.settings > docs/settings.md"
+        "python -m meshwright.service.settings > docs/settings.md"
     )
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.sweep.sweeps import Sweeps
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.sweeps import Sweeps
 from tests.api_client import BODY, PROBLEM_TYPE, submit
 from tests.builders import a_plan, an_answer
 from tests.sweep_jobs import answer_child

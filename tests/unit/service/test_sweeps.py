@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from service.db.clock import now_s
-from service.db.database import Database
-from service.db.tables import jobs as job_table
-from service.engine.job_engine import JobEngine
-from service.jobs import Jobs, Limits
-from service.retention import DAY_S, Retention
-from service.sweep.sweeps import Sweeps
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs as job_table
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs, Limits
+from meshwright.service.jobs.retention import DAY_S, Retention
+from meshwright.service.jobs.sweeps import Sweeps
 from tests.builders import an_infeasible_answer
 from tests.job_records import TENANT, RememberingQueue, claimed
 from tests.sweep_jobs import BATCHES, a_sweep, an_answered_sweep, answer_child, children_in, record_in
@@ -203,7 +203,8 @@ def test_a_known_answer_that_is_forgotten_at_that_moment_is_searched_again(
     jobs: Jobs, engine: JobEngine, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "service.intake.answered_jobs", lambda _connection, _tenant, keys: dict.fromkeys(keys, "gone")
+        "meshwright.service.jobs.submission.answered_jobs",
+        lambda _connection, _tenant, keys: dict.fromkeys(keys, "gone"),
     )
     parent = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 32]))
     assert states_of(database, parent.id) == ["queued", "queued"]

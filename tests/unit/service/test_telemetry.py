@@ -11,14 +11,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.logs import JsonLines, about, add
-from service.telemetry import current_traceparent, span
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.telemetry import JsonLines, about, add, current_traceparent, span
+from meshwright.workers.runner import Runner
 from tests.api_client import BODY, answer_next, submit
 from tests.builders import a_plan, an_answer
 from tests.job_records import claimed
-from workers.runner import Runner
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"  # the example of the W3C recommendation

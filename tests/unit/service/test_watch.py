@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from service.api.watch import LOOK_S, Watch
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
+from meshwright.service.api.watch import LOOK_S, Watch
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
 from tests.job_records import SUCCESS, TENANT, add_job, claimed
 
 QUEUED, RUNNING, ENDED = 1, 2, 3  # events of the only job

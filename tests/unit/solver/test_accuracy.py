@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from solver.accuracy import PER_RUN_COLUMNS, Report, peak_as_measured, validate
-from solver.runs import CATALOG_RUNS, Run, read_runs
+from meshwright.solver.accuracy import PER_RUN_COLUMNS, Report, peak_as_measured, validate
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CLUSTER = "mosaic-a100-80gb-fsdp"
 

@@ -5,15 +5,15 @@ from math import log
 import numpy as np
 import pytest
 
-from profiles.calibration import Calibration, read_calibration
-from profiles.errors import InvalidProblemError
-from profiles.profile import Profile
-from solver.calibrate import calibrate, default_profile_of
-from solver.calibration.observations import Observation
-from solver.calibration.priors import TIME_WIDTHS
-from solver.features import features_of
-from solver.predict import predict
-from solver.runs import CATALOG_RUNS, read_runs
+from meshwright.profiles.calibration import Calibration, read_calibration
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
+from meshwright.solver.calibration.fit import TIME_WIDTHS
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.cost.residuals import features_of
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 CLUSTER = "mosaic-a100-40gb-fsdp"
 
@@ -92,7 +92,7 @@ def test_what_the_runs_tell_of_a_constant_narrows_it_and_what_they_do_not_stays_
 def test_of_more_runs_than_are_worth_their_time_some_are_drawn_and_it_says_so(
     observations: list[Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solver.calibrate.MOST_RUNS", 4)
+    monkeypatch.setattr("meshwright.solver.calibration.calibrate.MOST_RUNS", 4)
     calibration = calibrate(as_if(observations)[:10], cluster="x")
     assert calibration.num_runs == 4
     assert any("4 of 10 runs" in finding for finding in calibration.findings)

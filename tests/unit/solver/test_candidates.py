@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from service.request import parse_problem
-from solver.ask import ask
-from solver.candidates import searched_space
-from solver.fewest import fewest
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search.search import search as search_alone
-from solver.space import enumerate_space
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.fewest_nodes import fewest
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search as search_alone
+from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from tests.builders import a_cluster, a_model, a_problem
 
 

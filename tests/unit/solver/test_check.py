@@ -6,11 +6,12 @@ from functools import cache
 
 import pytest
 
-from profiles.profile import Profile, default_profile
-from solver.check import violations
-from solver.plan import Configuration, Plan, Prediction
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
 
 

@@ -2,15 +2,14 @@
 
 import pytest
 
-from profiles.profile import Profile, default_profile
-from solver.check import violations
-from solver.columns import Columns
-from solver.constraints import broken_by, constraint_of, holds_for, names_of
-from solver.expressions import MAX_DEPTH, MAX_LENGTH, MAX_WORDS, ExpressionError
-from solver.options import SearchOptions
-from solver.problem import Problem
-from solver.search.search import search
-from solver.space import enumerate_space
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Columns
+from meshwright.solver.problem import Problem, SearchOptions
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.expressions import MAX_DEPTH, MAX_LENGTH, MAX_WORDS, ExpressionError
+from meshwright.solver.space.request_rules import broken_by, constraint_of, holds_for, names_of
 from tests.builders import a_cluster, a_configuration, a_model, a_problem
 
 # The builder's configuration: tp 8, pp 4, vpp 5, dp 4, zero 1, 128 micro-batches, interleaved.

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiles.profile import default_profile
-from solver.columns import Columns
-from solver.cost.schedule import fill_share
-from solver.crossing import Crossing
-from solver.problem import Problem
-from solver.search.kinds import Kinds
-from solver.search.priced import priced_space
-from solver.space import enumerate_space
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Columns
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import fill_share
+from meshwright.solver.search.priced_space import priced_space
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.factored import Crossing, Kinds
 from tests.builders import a_cluster, a_moe_model, a_problem
 
 

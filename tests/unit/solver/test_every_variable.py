@@ -4,10 +4,11 @@ from functools import cache
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.options import INTEGER_VARIABLES, VARIABLES
-from solver.plan import Answer, Configuration
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import INTEGER_VARIABLES, VARIABLES
+from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}

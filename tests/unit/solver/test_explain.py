@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from profiles.units import GIB
-from solver.explain import minimal_hitting_sets, minimal_masks
-from solver.plan import Infeasibility
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.answer import Infeasibility
+from meshwright.solver.explain.infeasible import minimal_hitting_sets, minimal_masks
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from solver.figures import Scored, auc, error_figures, figures_of, spearman
+from meshwright.solver.accuracy import Scored, auc, error_figures, figures_of, spearman
 
 
 def scored(measured_s: float, predicted_s: float, **changes: object) -> Scored:

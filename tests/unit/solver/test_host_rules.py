@@ -5,18 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.host import host_of
-from profiles.profile import default_profile
-from profiles.units import GIB
-from solver.ask import ask
-from solver.check import violations
-from solver.columns import OFFLOAD, Columns
-from solver.cost.context import context_of
-from solver.cost.host_memory import host_bytes
-from solver.host_rules import USABLE, host_warnings
-from solver.plan import Configuration
-from solver.problem import Problem
-from solver.space import enumerate_space
+from meshwright.profiles.cluster import host_of
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import OFFLOAD, Columns, Configuration
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import host_bytes
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.rules import USABLE, host_warnings
 from tests.builders import a_cluster, a_model, a_problem
 
 MODEL = a_model(num_layers=8, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32)

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.merged import Answered, merged
-from solver.plan import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
-from solver.problem import Problem
-from solver.variants import Variant
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
+from meshwright.solver.planner.variants import Answered, Variant, merged
+from meshwright.solver.problem import Problem
 from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
 
 ASKED = replace(a_problem(), launcher="any")

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.power import BUSY_SHARE, WAITING_SHARE, power_of
-from profiles.profile import Profile, default_profile
-from profiles.reliability import Reliability
-from solver import candidates
-from solver.ask import ask
-from solver.baseline import score_s
-from solver.options import Objective
-from solver.outlook import outlook_of
-from solver.plan import Answer, Plan
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.cluster import BUSY_SHARE, WAITING_SHARE, Reliability, power_of
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.variants import score_s
+from meshwright.solver.problem import Objective, Problem
+from meshwright.solver.search.search import search
+from meshwright.solver.space import enumerate as candidates
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}

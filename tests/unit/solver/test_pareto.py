@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.calibration import Calibration
-from profiles.errors import InvalidProblemError
-from profiles.profile import default_profile
-from service.given_profiles import profile_with
-from solver.ask import ask
-from solver.pareto import STEP, undominated
-from solver.plan import Answer, ParetoFront, ParetoPoint
-from solver.problem import Problem
+from meshwright.profiles.calibration import Calibration
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.stores.profiles import profile_with
+from meshwright.solver.answer import Answer, ParetoFront, ParetoPoint
+from meshwright.solver.planner.pareto import STEP, undominated
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_plan, a_prediction, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -110,7 +110,7 @@ def test_a_point_that_the_calibration_makes_incredibly_fast_is_refused_though_th
 def test_a_front_of_too_many_rows_does_not_blame_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("solver.pareto.is_too_large", lambda _: True)
+    monkeypatch.setattr("meshwright.solver.planner.pareto.is_too_large", lambda _: True)
     found = front(small(pareto=True))
     assert not found.complete
     assert "time limit" not in found.claim

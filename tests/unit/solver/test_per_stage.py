@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import InvalidProblemError, RefusedExportError
-from profiles.profile import default_profile
-from profiles.units import GIB
-from service.configurations import completed
-from service.launchers.registry import export
-from service.report.figures import recompute
-from solver.check import violations
-from solver.chunkings import chunkings_of
-from solver.columns import PER_STAGE
-from solver.plan import Answer, configuration_from_json
-from solver.problem import Problem
-from solver.search.search import search
-from solver.why.remedies import fastest
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.service.launchers.registry import export
+from meshwright.service.report.formatting import recompute
+from meshwright.service.requests.configuration import completed
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import PER_STAGE, configuration_from_json
+from meshwright.solver.explain.remedies import fastest
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import chunkings_of
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 FULL = {"recompute_granularity": "full", "pipeline_parallel_size": 4, "virtual_pipeline_size": 1,

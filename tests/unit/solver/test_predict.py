@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.plan import Configuration
-from solver.predict import predict, predict_all
-from solver.problem import Problem
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict, predict_all
+from meshwright.solver.problem import Problem
 from tests.builders import a_configuration, a_problem
 
 INTERLEAVED = a_configuration()

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.profile import Profile, default_profile
-from service.request import parse_problem, problem_to_mapping
-from solver import ramp
-from solver.ask import ask
-from solver.check import violations
-from solver.columns import Columns
-from solver.plan import Answer, Configuration
-from solver.predict import predict
-from solver.problem import Problem
-from solver.ramp_stages import ramp_stages
-from solver.search.watch import OutOfTime
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations
+from meshwright.solver.clock import OutOfTime
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.planner import batch_ramp as ramp
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.rules import ramp_stages
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -112,7 +112,7 @@ def test_a_ramp_that_no_layout_can_start_with_is_infeasible() -> None:
 
 def test_a_ramp_that_is_stopped_at_once_has_a_plan_to_resume_from(monkeypatch: pytest.MonkeyPatch) -> None:
     # a first plan is sought for half a second: of CPU time here, so that a busy machine changes nothing
-    monkeypatch.setattr("solver.search.watch.time", SimpleNamespace(monotonic=time.process_time))
+    monkeypatch.setattr("meshwright.solver.clock.time", SimpleNamespace(monotonic=time.process_time))
     problem = ramped()
     profile, whole = profile_of(problem), answered(problem)
     broken = ask(problem, profile, should_stop=lambda: True)

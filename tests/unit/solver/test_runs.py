@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.units import GIB
-from solver.run_cells import READ_COLUMNS
-from solver.runs import CATALOG_RUNS, Run, read_runs
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.units import GIB
+from meshwright.solver.runs.layouts import READ_COLUMNS
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 ROW = {
     "run_id": "R-1", "cluster": "c", "num_layers": "32", "hidden_size": "4096", "ffn_hidden_size": "14336",

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.capabilities import launcher_capabilities
-from profiles.profile import default_profile
-from solver.check import violations
-from solver.columns import SCHEDULES
-from solver.cost.schedule import SPLIT_BACKWARD, V_SHAPED, schedules_of, takes_chunks
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search.search import search
-from solver.space import enumerate_space
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import SCHEDULES
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, V_SHAPED, schedules_of, takes_chunks
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPE = {"num_layers": 8, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}

@@ -5,11 +5,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from solver.columns import ALL_LAYERS, Columns
-from solver.plan import Configuration
-from solver.problem import Problem
-from solver.rules import rules_of, violation_masks
-from solver.space import Space, enumerate_space
+from meshwright.solver.configuration import ALL_LAYERS, Columns, Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import Space, enumerate_space
+from meshwright.solver.space.rules import rules_of, violation_masks
 from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
 
 

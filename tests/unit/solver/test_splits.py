@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.library import find_model
-from solver.columns import Columns
-from solver.plan import Configuration
-from solver.splits import Prescribed, even_split, launcher_split, nanotron_split, usual_split
+from meshwright.profiles.library import find_model
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.splits import Prescribed, even_split, launcher_split, nanotron_split, usual_split
 from tests.builders import a_model, a_problem
 
 # A layer weighs 4 * 64 * 64 + 3 * 64 * 256 = 65 536, as much as 1 024 rows of the vocabulary.

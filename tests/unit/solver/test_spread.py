@@ -3,12 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.model import ModelSpec
-from profiles.profile import Constants, default_profile
-from solver.columns import Columns
-from solver.plan import Configuration
-from solver.problem import Problem
-from solver.spread import SHARES, doubts, log_time_sigma, shares_of
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import Constants, default_profile
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.uncertainty import SHARES, doubts, log_time_sigma, shares_of
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
 
 TINY = a_model(name="tiny", hidden_size=256, ffn_hidden_size=1024, num_attention_heads=4, num_kv_heads=4,

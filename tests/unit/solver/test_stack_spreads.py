@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver.columns import FloatArray
-from solver.stacks.spreads import Errors, fitted_causes, sigma_of_unknown_stack, stack_sigmas
+from benchmarks.fit.spreads import Errors, fitted_causes, sigma_of_unknown_stack, stack_sigmas
+from meshwright.solver.configuration import FloatArray
 
 RUNS = 400
 

@@ -3,14 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.profile import Constants, Profile, stack_constants
-from solver.calibrate import default_profile_of
-from solver.calibration.observations import Observation
-from solver.calibration.priors import TIME_WIDTHS
-from solver.predict import predict
-from solver.runs import CATALOG_RUNS, Run, read_runs
-from solver.stacks.evidence import TIME, Evidence, fitted, linearised, moved, solved, teaches
-from solver.stacks.leave_out import LeftOut, blind_profile_of, cluster_of, sigma_of
+from benchmarks.fit.evidence import TIME, Evidence, fitted, linearised, moved, solved, teaches
+from benchmarks.fit.leave_out import LeftOut, blind_profile_of, cluster_of, sigma_of
+from meshwright.profiles.profile import Constants, Profile, stack_constants
+from meshwright.solver.calibration.calibrate import default_profile_of
+from meshwright.solver.calibration.fit import TIME_WIDTHS
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CLUSTERS = ("mosaic-a100-40gb-fsdp", "mosaic-a100-80gb-fsdp")
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.profile import stack_constants
-from solver.stacks.evidence import TIME, Linear
-from solver.stacks.uncertainty import at_bound, level_constants, posterior_log_sds
+from benchmarks.fit.evidence import TIME, Linear
+from benchmarks.fit.uncertainty import at_bound, level_constants, posterior_log_sds
+from meshwright.profiles.profile import stack_constants
 
 QUANTITY = replace(TIME, widths={"gemm": 0.12, "network": 0.35})
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
-from profiles.profile import Profile, default_profile
-from solver import variants
-from solver.ask import ask
-from solver.batches import batch_sizes
-from solver.check import violations
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations
+from meshwright.solver.planner import variants
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem, batch_sizes
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}

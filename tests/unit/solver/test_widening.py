@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.profile import Profile, default_profile
-from solver.columns import OFFLOAD
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search.search import search
-from solver.space import enumerate_space
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import OFFLOAD
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}

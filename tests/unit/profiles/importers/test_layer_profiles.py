@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.galvatron import read_galvatron
-from profiles.importers.metis import read_metis
-from profiles.importers.sailor import read_sailor
-from profiles.measurements import LayerProfile, MemoryProfile
-from profiles.units import MIB
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.galvatron import read_galvatron
+from meshwright.profiles.importers.metis import read_metis
+from meshwright.profiles.importers.sailor import read_sailor
+from meshwright.profiles.measurements import LayerProfile, MemoryProfile
+from meshwright.profiles.units import MIB
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers"
 COMPUTATION = FILES / "galvatron" / "computation_profiling_bf16_llama2-7b_all.json"

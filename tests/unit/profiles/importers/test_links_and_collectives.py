@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.galvatron import read_galvatron
-from profiles.importers.sailor import read_sailor
-from profiles.importers.simai import read_simai
-from profiles.importers.vtrain import read_vtrain
-from profiles.measurements import CollectiveTables, LinkTable
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.galvatron import read_galvatron
+from meshwright.profiles.importers.sailor import read_sailor
+from meshwright.profiles.importers.simai import read_simai
+from meshwright.profiles.importers.vtrain import read_vtrain
+from meshwright.profiles.measurements import CollectiveTables, LinkTable
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers"
 VTRAIN = FILES / "vtrain" / "AR_GPU8_1M_1024M_LUT"
@@ -168,7 +168,7 @@ def test_a_wrong_file_is_named_in_one_line(tmp_path: Path, text: str | None) -> 
 
 
 def distilled(ring: Path, exchange: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``profiles.importers.network_shares``."""
-    command = [sys.executable, "-m", "profiles.importers.network_shares", "--ring", str(ring)]
+    """Run ``benchmarks.catalog.network_shares``."""
+    command = [sys.executable, "-m", "benchmarks.catalog.network_shares", "--ring", str(ring)]
     command += ["--all-to-all", str(exchange), "--out", str(out)]
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.nccl_tests import read_nccl_tests
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.nccl_tests import read_nccl_tests
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "importers" / "nccl_tests"
 HEADER = """# Collective test starting: all_reduce_perf

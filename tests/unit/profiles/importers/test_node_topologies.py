@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.islands import connected
-from profiles.importers.nccl_topology import read_nccl_topology
-from profiles.importers.nvidia_smi_topo import read_nvidia_smi_topo
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.nccl_topology import read_nccl_topology
+from meshwright.profiles.importers.node_groups import connected
+from meshwright.profiles.importers.nvidia_smi_topo import read_nvidia_smi_topo
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers" / "topology"
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.errors import ProfileError, UnknownNameError
-from profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
-from profiles.measurements import SwitchTree
+from meshwright.profiles.errors import ProfileError, UnknownNameError
+from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
+from meshwright.profiles.measurements import SwitchTree
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers"
 FORMAT_OF = {

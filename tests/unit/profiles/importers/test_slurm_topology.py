@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.foreign_file import ForeignFile
-from profiles.importers.slurm_topology import expand_hostlist, read_slurm_topology
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.foreign_file import ForeignFile
+from meshwright.profiles.importers.slurm_topology import expand_hostlist, read_slurm_topology
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers" / "topology"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.deepspeed_log import read_deepspeed_log
-from profiles.importers.megatron_log import read_megatron_log
-from profiles.importers.torchtitan_log import read_torchtitan_log
-from profiles.units import GIB, MIB
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.deepspeed_log import read_deepspeed_log
+from meshwright.profiles.importers.megatron_log import read_megatron_log
+from meshwright.profiles.importers.torchtitan_log import read_torchtitan_log
+from meshwright.profiles.units import GIB, MIB
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "importers" / "logs"
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from profiles.errors import InvalidProblemError, ProfileError
-from profiles.measured_profile import Timing, write_measured_profile
-from profiles.measured_profile_reading import measured_profile_from_json, read_measured_profile
-from profiles.measured_profile_schema import measured_profile_schema
+from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.measured.profile import Timing, write_measured_profile
+from meshwright.profiles.measured.read import (
+    measured_profile_from_json,
+    measured_profile_schema,
+    read_measured_profile,
+)
 from tests.measured_profiles import measured_profile, measurement
 
 FORWARD = measurement("qkv", "forward", 1e-3, m=32, n=128, k=64)

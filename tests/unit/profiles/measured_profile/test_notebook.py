@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError, ProfileError
-from profiles.measure.notebook import open_notebook
-from profiles.measured_profile import Skipped
-from profiles.measured_profile_reading import read_measured_profile
+from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.measure.session import open_notebook
+from meshwright.profiles.measured.profile import Skipped
+from meshwright.profiles.measured.read import read_measured_profile
 from tests.measured_profiles import MACHINE, SESSION, SUBJECT, measurement
 
 FORWARD = measurement("qkv", "forward", 1e-3, m=32)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.measure.ranks import Ranks, ranks_from
-from profiles.measure.timing import timing_of
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measure.collectives import Ranks, ranks_from
+from meshwright.profiles.measure.timing import timing_of
 
 TORCHRUN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.library import find_model, model_names
-from profiles.measure.shard import Gemm, Shard
-from profiles.model import ModelSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model, model_names
+from meshwright.profiles.measure.shard import Gemm, Shard
+from meshwright.profiles.model import ModelSpec
 
 
 def shard(model: ModelSpec, *, tp: int = 1, ep: int = 1, micro_batch: int = 1, seq: int = 4096) -> Shard:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.aiconfigurator import SELECTIONS, main
-from profiles.importers.aiconfigurator_rows import Wheel
-from profiles.operator_tables import operator_table_names
+from benchmarks.catalog.aiconfigurator import SELECTIONS, main
+from benchmarks.catalog.aiconfigurator_rows import Wheel
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.operators.tables import operator_table_names
 
 
 def wheel_of(folder: Path, name: str) -> Path:

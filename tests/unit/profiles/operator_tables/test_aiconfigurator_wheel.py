@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from profiles.errors import ProfileError
-from profiles.importers.aiconfigurator_rows import (
+from benchmarks.catalog.aiconfigurator_rows import (
     Wheel,
     attention_points,
     cast_points,
@@ -19,6 +18,7 @@ from profiles.importers.aiconfigurator_rows import (
     gemm_points,
     grouped_points,
 )
+from meshwright.profiles.errors import ProfileError
 
 DATA = "aiconfigurator_core/systems/data/some_gpu"
 TABLES: Mapping[str, Mapping[str, list[object]]] = {

@@ -6,11 +6,11 @@ import time
 import numpy as np
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.library import find_gpu
-from profiles.log_grid import FloatArray
-from profiles.operator_tables import (
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.operators.tables import (
     FOLDER,
+    FloatArray,
     OperatorTable,
     attention_forward_s,
     bus_bytes_per_s,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from profiles.backward_ratios import backward_ratio, measured_ratios
-from profiles.errors import ProfileError
-from profiles.importers.simumax import backward_ratios, load_simumax, main
-from profiles.library import find_gpu
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.importers.simumax import backward_ratios, load_simumax, main
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.operators.operators import backward_ratio, measured_ratios
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "simumax"
 Change = Callable[[dict[str, Any]], object]

@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiles.errors import ProfileError
-from profiles.importers.aiconfigurator_rows import Points
-from profiles.importers.grid_fit import fit_values
-from profiles.importers.table_file import written_tables
-from profiles.importers.table_fit import Job, distil
-from profiles.log_grid import LogAxis, LogGrid
-from profiles.operator_models import Roof
-from profiles.operator_tables import FOLDER, gemm_s, load_operator_tables, tables_from_json
+from benchmarks.catalog.aiconfigurator_rows import Points
+from benchmarks.catalog.grid_fit import fit_values
+from benchmarks.catalog.table_file import written_tables
+from benchmarks.catalog.table_fit import Job, distil
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.operators.tables import (
+    FOLDER,
+    LogAxis,
+    LogGrid,
+    Roof,
+    gemm_s,
+    load_operator_tables,
+    tables_from_json,
+)
 
 ROOF = Roof(flops=1e15, bytes_per_s=3e12, fixed_s=2e-6, element_bytes=2.0)
 

@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 
-from profiles.profile import default_profile
-from service.answers import answer_from_json
-from service.report.question import header
-from service.report.terminal import render_answer
-from solver.ask import ask
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.profiles.profile import default_profile
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.report.question import header
+from meshwright.service.report.terminal import render_answer
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli.calibrating import profile_for, run_calibrate
-from solver.runs import CATALOG_RUNS
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.calibrate import profile_for, run_calibrate
+from meshwright.solver.runs.table import CATALOG_RUNS
 from tests.builders import a_problem
 
 CLUSTER = "mosaic-a100-80gb-fsdp"

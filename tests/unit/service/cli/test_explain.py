@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.main import main
+from meshwright.service.cli.main import main
 from tests.unit.service.launchers.test_megatron_lm_reading import SCRIPT
 
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli import kept
-from service.files import ANSWER_FILE, check_folder, save_folder, write_text
-from service.library import answer_document
-from service.request import parse_problem
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli import saved_plans as kept
+from meshwright.service.files import ANSWER_FILE, check_folder, save_folder, write_text
+from meshwright.service.library import answer_document
+from meshwright.service.requests.parse import parse_problem
 from tests.builders import a_plan, an_answer
 
 FILES = {ANSWER_FILE: '{"plans": [{"plan_id": "7f3a"}]}', "train.sh": "#!/bin/sh\n"}
@@ -55,7 +55,7 @@ def test_the_folder_of_another_plan_or_of_anything_else_is_refused_unless_forced
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from service.files import save_folder
+from meshwright.service.files import save_folder
 
 plain, left = Path.replace, int(sys.argv[2])
 
@@ -95,7 +95,8 @@ def test_who_is_killed_while_writing_never_leaves_a_folder_that_looks_whole(
 def test_a_full_disk_leaves_the_old_files_as_they_are(tmp_path: Path) -> None:
     save_folder(tmp_path / "run", {**FILES, "args.sh": "old"}, plan_id="7f3a", force=False)
     code = (
-        "import resource, sys; from pathlib import Path; from service.files import save_folder;"
+        "import resource, sys; from pathlib import Path; "
+        "from meshwright.service.files import save_folder;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
         "files = {'answer.json': '{}', 'args.sh': 'x' * 1000};"
         "save_folder(Path(sys.argv[1]), files, plan_id='', force=True)"

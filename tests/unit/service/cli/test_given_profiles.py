@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli.calibrating import profile_for
-from service.request import parse_problem, problem_to_mapping
-from solver.problem import Problem
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.problem import Problem
 
 FOLDER = Path(__file__).parents[4] / "benchmarks" / "data" / "sailor"
 A100, V100 = (FOLDER / f"opt-350m-{gpu}.json" for gpu in ("a100-sxm-40gb", "v100-sxm-16gb"))

@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from service.cli import completing
-from service.cli.examples import EXAMPLES
-from service.cli.main import app
+from meshwright.service.cli import problem_options as completing
+from meshwright.service.cli.examples import EXAMPLES
+from meshwright.service.cli.main import app
 
 
 def paths(group: TyperGroup, prefix: str = "") -> Iterator[str]:
@@ -40,7 +40,7 @@ def test_the_help_of_a_command_shows_its_examples_in_lines_of_their_own(path: st
 @pytest.mark.parametrize("example", [one for path in COMMANDS for one in EXAMPLES[path]])
 def test_an_example_has_options_and_values_that_its_command_takes(example: str) -> None:
     words = shlex.split(example)
-    words = words[words.index("service.cli.main" if words[0] == "torchrun" else "meshwright") + 1 :]
+    words = words[words.index("meshwright") + 1 :]
     command = ROOT
     while isinstance(command, TyperGroup):
         command = command.commands[words.pop(0)]
@@ -48,8 +48,8 @@ def test_an_example_has_options_and_values_that_its_command_takes(example: str) 
 
 
 def test_a_shell_is_offered_names_of_the_catalog() -> None:
-    assert completing.cluster_names("dgx-h") == ["dgx-h100", "dgx-h200"]
-    assert "llama-3.1-8b" in completing.model_names("llama-3.1")
-    assert "h100-sxm-80gb" in completing.gpu_names("h100")
-    assert {"megatron-lm", "any", "none"} <= set(completing.launchers(""))
-    assert completing.model_names("no such") == []
+    assert completing.complete_cluster("dgx-h") == ["dgx-h100", "dgx-h200"]
+    assert "llama-3.1-8b" in completing.complete_model("llama-3.1")
+    assert "h100-sxm-80gb" in completing.complete_gpu("h100")
+    assert {"megatron-lm", "any", "none"} <= set(completing.complete_launcher(""))
+    assert completing.complete_model("no such") == []

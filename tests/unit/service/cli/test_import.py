@@ -7,21 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.cluster import ClusterSpec
-from profiles.errors import InvalidProblemError, PlannerError
-from profiles.library import find_gpu, find_model, usual_group
-from profiles.measured_profile_reading import read_measured_profile
-from profiles.profile import default_profile
-from service.cli.calibrating import profile_for
-from service.cli.importing import ImportRequest, run_import
-from service.cli.problem_options import read_request
-from service.request import parse_problem
-from solver.columns import Columns
-from solver.cost.price import price
-from solver.plan import Configuration
-from solver.predict import predict
-from solver.problem import Problem, Workload
-from solver.runs import read_runs
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
+from meshwright.profiles.library import find_gpu, find_model, usual_group
+from meshwright.profiles.measured.read import read_measured_profile
+from meshwright.profiles.profile import default_profile
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.import_file import ImportRequest, run_import
+from meshwright.service.cli.problem_options import read_request
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.runs.table import read_runs
 
 PROFILES = Path(__file__).parents[2] / "profiles" / "fixtures"
 FILES = PROFILES / "importers"

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli import kept
-from service.cli.calibrating import profile_for, run_calibrate
-from service.cli.importing import ImportRequest, run_import
-from service.cli.kept import plan_of_file
-from service.imported_runs import shape_of_plan
-from service.launchers.registry import export
-from service.library import answer_document
-from service.request import problem_to_mapping
-from solver.plan import Plan
-from solver.predictions import predicted
-from solver.problem import Problem
-from solver.runs import read_runs
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli import saved_plans as kept
+from meshwright.service.cli.calibrate import profile_for, run_calibrate
+from meshwright.service.cli.import_file import ImportRequest, run_import
+from meshwright.service.cli.saved_plans import plan_of_file
+from meshwright.service.launchers.registry import export
+from meshwright.service.library import answer_document
+from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.service.stores.measurements import shape_of_plan
+from meshwright.solver.answer import Plan
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import Problem
+from meshwright.solver.runs.table import read_runs
 from tests.builders import a_plan, a_problem, an_answer
 from tests.training_logs import (
     deepspeed_log,
@@ -284,8 +284,9 @@ def test_the_command_takes_the_plan_that_it_found(tmp_path: Path) -> None:
 
     def meshwright(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "service.cli.main", *words],
-            env={"XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd())},
+            [sys.executable, "-m", "meshwright", *words],
+            env={"XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd()
+            / "src")},
             capture_output=True, text=True, check=True, timeout=120,
         )  # fmt: skip
         return done.stdout

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli.assignments import bounds_of, counts_of, prohibitions_of, settings_of, values_of
-from service.cli.problem_options import model_part, read_request
-from service.request import parse_problem
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, settings_of, values_of
+from meshwright.service.cli.problem_options import model_part, read_request
+from meshwright.service.requests.parse import parse_problem
 
 
 def test_short_names_dashes_and_full_names_mean_the_same_variable() -> None:

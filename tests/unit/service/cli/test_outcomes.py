@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.answers import answer_from_json
-from service.cli.exits import code_of
-from service.cli.progress import ProgressLine, cancellable, progress_words
-from service.configurations import broken_rules, completed
-from solver.plan import Answer
-from solver.progress import Progress
-from solver.why.moves import settle
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.progress import ProgressLine, cancellable, progress_words
+from meshwright.service.cli.terminal import code_of
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.solver.answer import Answer
+from meshwright.solver.explain.alternatives import settle
+from meshwright.solver.problem import Progress
 from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
 
 

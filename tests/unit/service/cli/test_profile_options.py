@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli.profiling import ProfileRequest, run_profile
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.profile import ProfileRequest, run_profile
 
 
 def request(**given: object) -> ProfileRequest:

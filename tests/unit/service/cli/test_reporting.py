@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.cli.exporting import write_export
-from service.cli.kept import plan_of_file
-from service.cli.plotting import run_plot
-from service.cli.reporting import Wanted, run_report
-from service.library import answer_document
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.export import write_export
+from meshwright.service.cli.plot import run_plot
+from meshwright.service.cli.report import Wanted, run_report
+from meshwright.service.cli.saved_plans import plan_of_file
+from meshwright.service.library import answer_document
 from tests.builders import a_problem, an_infeasible_answer
 from tests.reports import Page, small_answer
 

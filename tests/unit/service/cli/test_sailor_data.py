@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from profiles.measured_layers import MeasuredLayers
-from profiles.measured_profile_reading import read_measured_profile
-from service.cli.calibrating import profile_for
-from service.cli.problem_options import read_request
-from service.request import parse_problem
-from solver.plan import Configuration
-from solver.predict import predict
-from solver.problem import Problem
+from meshwright.profiles.measured.layers import MeasuredLayers
+from meshwright.profiles.measured.read import read_measured_profile
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.problem_options import read_request
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
 
 FOLDER = Path(__file__).parents[4] / "benchmarks" / "data" / "sailor"
 FILES = sorted(FOLDER.glob("*.json"))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from service.cli.screen import spell_plainly
+from meshwright.service.cli.terminal import spell_plainly
 
 
 def printed(text: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> bytes:

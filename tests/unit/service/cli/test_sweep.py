@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from profiles.errors import InvalidProblemError
-from service.cli.main import app
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.main import app
 from tests.job_records import TINY_PROBLEM
 
 TINY = ["--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1", "--seq-length", "512"]

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from service.db.database import Database
+from meshwright.service.db.database import Database
 
 
 def test_what_is_stored_does_not_reach_the_log_with_an_error_of_the_database(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from profiles.importers.registry import import_profile
-from profiles.measurements import MeasuredRun
-from service.launchers.base import ExportBundle
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.registry import export
-from solver.plan import Configuration
+from meshwright.profiles.importers.registry import import_profile
+from meshwright.profiles.measurements import MeasuredRun
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.target import ExportBundle
+from meshwright.solver.configuration import Configuration
 from tests.launcher_cases import LLAMA_70B, target
 from tests.launcher_plans import CASES
 from tests.training_logs import (

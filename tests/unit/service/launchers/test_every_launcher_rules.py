@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities
-from profiles.errors import RefusedExportError
-from profiles.model import ModelSpec, MoeSpec
-from service.launchers.capability_rules import within_capabilities
-from service.launchers.registry import export, launcher_names
-from service.launchers.target import Target
-from solver.plan import Configuration, StageGroup
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.rules import within_capabilities
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration, StageGroup
 from tests.launcher_cases import target
 from tests.launchers.mutants import MUTANTS, Mutant
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities, model_facts
-from profiles.library import find_model
-from service.launchers.registry import export, launcher_names
-from solver.launcher_own import problem_faults
+from meshwright.profiles.capabilities import launcher_capabilities, model_facts
+from meshwright.profiles.library import find_model
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launcher_plans import problem_of, random_targets
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.

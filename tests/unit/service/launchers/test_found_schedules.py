@@ -4,15 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.capabilities import launcher_capabilities
-from profiles.profile import default_profile
-from service.launchers.registry import export
-from service.launchers.torchtitan_python import PYTHON_FILE
-from service.launchers.torchtitan_toml import TOML_FILE
-from service.launchers.torchtitan_values import SCHEDULES, SPLITS_BACKWARD
-from solver.plan import Plan
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.torchtitan import PYTHON_FILE, SCHEDULES, SPLITS_BACKWARD, TOML_FILE
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
 
 WITH_STAGES = [name for name in launcher_capabilities("torchtitan").schedules if name != "none"]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.launchers.reading.base import LaunchFile, Source
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.registry import export
-from service.launchers.target import Target
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.target import Target
 from tests.launcher_plans import CASES
 
 FOUND = CASES["megatron-bridge"]["llama-3.1-70b-offloaded"]

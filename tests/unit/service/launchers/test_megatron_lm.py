@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.cluster import ClusterSpec
-from profiles.errors import UnknownNameError
-from profiles.model import MoeSpec
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.megatron_lm_layout import layout
-from service.launchers.registry import export, launcher_names
-from service.launchers.target import Target
-from solver.plan import Configuration
-from solver.problem import Workload
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.model import MoeSpec
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.megatron_names import layout
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 from tests.launcher_cases import (
     B200,
     CASES,

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import InvalidProblemError, RefusedExportError
-from profiles.profile import default_profile
-from service.launch_input import own_of_files
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.megatron_lm_ramp import linear_ramp
-from service.launchers.reading.base import Source
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.target import Target
-from service.priced_ramp import ramp_notes
-from solver.plan import Configuration
-from solver.predictions import predicted
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.megatron_flags import linear_ramp
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.reading.base import Source
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.target import Target
+from meshwright.service.requests.launch_files import own_of_files, ramp_notes
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predicted
 from tests.launcher_cases import LLAMA_70B, target
 
 # 8 replicas of one sequence a micro-batch; 64 sequences in the end

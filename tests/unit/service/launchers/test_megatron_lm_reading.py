@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.errors import InvalidProblemError
-from profiles.model import ModelSpec
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.megatron_lm_arguments import sections
-from service.launchers.megatron_lm_flags import FLAGS, REFUSED
-from service.launchers.reading.base import Include, LaunchFile, Source, Told
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.target import Target
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.megatron_flags import sections
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.megatron_names import FLAGS, REFUSED
+from meshwright.service.launchers.reading.base import Include, LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.target import Target
 from tests.launcher_cases import CASES, LLAMA_70B
 from tests.unit.service.launchers.test_megatron_lm_round_trip import legal_targets
 

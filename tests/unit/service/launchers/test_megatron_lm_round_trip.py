@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.target import Target
-from solver.plan import Configuration
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
 from tests.launcher_cases import CASES, LLAMA_70B, MIXTRAL, target
 from tests.megatron_arguments import parser, recompute_layers, stage_layers, words, zero_stage
 

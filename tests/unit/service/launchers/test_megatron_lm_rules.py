@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from profiles.cluster import ClusterSpec, GpuSpec
-from profiles.errors import RefusedExportError
-from profiles.model import ModelSpec, MoeSpec
-from service.launchers import megatron_lm_model_rules as model_rules
-from service.launchers import megatron_lm_rules as rules
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.rules import Rule, near_divisors, near_multiples
-from service.launchers.target import Target
-from solver.plan import Configuration, StageGroup
-from solver.problem import Workload
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec
+from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.service.launchers import megatron_lm_model_rules as model_rules
+from meshwright.service.launchers import megatron_lm_rules as rules
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.rules import Rule, near_divisors, near_multiples
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.problem import Workload
 from tests.launcher_cases import A100, H100, cluster, target
 
 TINY = ModelSpec(

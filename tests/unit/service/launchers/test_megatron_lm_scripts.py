@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from service.launchers.megatron_lm import MegatronLm
-from solver.plan import Configuration
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.solver.configuration import Configuration
 from tests.launcher_cases import LLAMA_70B, target
 from tests.megatron_arguments import words
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiles.capabilities import launchers_stating
-from profiles.library import find_cluster, find_model, model_names
-from service.launchers.megatron_lm import MegatronLm
-from service.launchers.target import Target
-from solver.plan import Configuration
-from solver.problem import Problem, Workload
-from solver.space import enumerate_space
+from meshwright.profiles.capabilities import launchers_stating
+from meshwright.profiles.library import find_cluster, find_model, model_names
+from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.launcher_cases import plan
 from tests.megatron_arguments import parser, stage_layers, words
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from service.launchers.reading.base import Source, Told
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.registry import export
+from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
 from tests.launcher_plans import CASES
 
 # swift/megatron/arguments/megatron_args.py, ms-swift 4.6.0.dev0 (3602360a), by line.

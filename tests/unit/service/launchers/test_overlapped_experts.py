@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.profile import default_profile
-from service.launchers.reading.base import LaunchFile, Source
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.registry import export
-from service.launchers.target import Target
-from service.request import parse_problem
-from solver.plan import Configuration
-from solver.predict import predict
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.reading.base import LaunchFile, Source
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.target import Target
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict
 from tests.launcher_cases import CASES
 
 FLAG = "--overlap-moe-expert-parallel-comm"

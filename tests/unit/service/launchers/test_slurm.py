@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from service.launchers.registry import export
-from service.launchers.target import Target
-from solver.plan import Configuration
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
 from tests.launcher_cases import A100, LLAMA_70B, target
 from tests.launcher_plans import CASES
 

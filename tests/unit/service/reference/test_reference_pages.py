@@ -2,11 +2,10 @@
 
 import pytest
 
-from service.cli.examples import EXAMPLES
-from service.reference.__main__ import DOCS, PAGES
-from service.reference.glossary_page import glossary_page
-from service.reference.schemas import fields_table, openapi
-from service.report.glossary import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
+from meshwright.service.cli.examples import EXAMPLES
+from meshwright.service.reference.__main__ import DOCS, PAGES
+from meshwright.service.reference.pages import fields_table, glossary_page, openapi
+from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 
 
 @pytest.mark.parametrize("name", PAGES)

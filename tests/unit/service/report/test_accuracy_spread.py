@@ -2,14 +2,14 @@ from statistics import NormalDist
 
 import pytest
 
-from service.report.accuracy_spread import (
+from benchmarks.fit.accuracy_spread import (
     coverage,
     errors_by,
     interval_reliability,
     memory_reliability,
     memory_risks,
 )
-from solver.figures import Scored
+from meshwright.solver.accuracy import Scored
 
 # 99 runs at the percentiles of a normal distribution with sigma 0.1 of the log
 QUANTILES = [NormalDist().inv_cdf(i / 100.0) for i in range(1, 100)]

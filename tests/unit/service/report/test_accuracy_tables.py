@@ -3,16 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from service.report.accuracy_tables import (
-    by_group,
-    curves,
-    error_percent,
-    overall,
-    row_by_row,
-    worst,
-)
-from solver.accuracy import Report, validate
-from solver.runs import CATALOG_RUNS, read_runs
+from benchmarks.fit.accuracy_tables import by_group, curves, error_percent, overall, row_by_row, worst
+from meshwright.solver.accuracy import Report, validate
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 CLUSTERS = ("selene-a100-megatron-2021", "jeanzay-v100-32gb", "simumax-b200")
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from service.report.beyond import beyond_lines
-from solver.plan import Answer, Baseline, ObjectiveClaim, Outlook
+from meshwright.service.report.beyond import beyond_lines
+from meshwright.solver.answer import Answer, Baseline, ObjectiveClaim, Outlook
 from tests.builders import a_configuration, a_plan, a_prediction, an_answer
 
 OUTLOOK = Outlook(

@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from profiles.units import GIB
-from service.report.charts.bars import memory_bars, waterfall_bars
-from service.report.charts.scale import linear_axis, log_axis, ticks
-from service.report.charts.scatter import pareto_scatter, roofline_scatter
-from service.report.charts.timeline import WIDTH, timeline_chart
-from service.report.ranks import rank_map
-from service.report.sides import comparison_of
-from solver.why.operators import rooflines_of
-from solver.why.timed import timelines_of
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.service.report.charts.bars import memory_bars, waterfall_bars
+from meshwright.service.report.charts.scatter import (
+    linear_axis,
+    log_axis,
+    pareto_scatter,
+    roofline_scatter,
+    ticks,
+)
+from meshwright.service.report.charts.timeline import WIDTH, timeline_chart
+from meshwright.service.report.rank_map import rank_map
+from meshwright.service.report.sides import comparison_of
+from meshwright.solver.explain.roofline import rooflines_of
+from meshwright.solver.explain.timeline import timelines_of
 from tests.builders import a_cluster, a_configuration, a_plan, a_prediction, a_problem, an_answer
 from tests.reports import small_answer
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from profiles.profile import default_profile
-from service.report.beyond import beyond_lines
-from service.report.table import to_csv
-from service.report.terminal import render_answer
-from solver.plan import Answer, Configuration, ParetoFront, ParetoPoint, StageGroup
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.beyond import beyond_lines
+from meshwright.service.report.table import to_csv
+from meshwright.service.report.terminal import render_answer
+from meshwright.solver.answer import Answer, ParetoFront, ParetoPoint
+from meshwright.solver.configuration import Configuration, StageGroup
 from tests.builders import a_plan, a_problem, an_answer
 
 ON_A100 = StageGroup(group="a100-sxm-80gb", num_gpus=16, num_nodes=2.0, tensor_parallel_size=1)

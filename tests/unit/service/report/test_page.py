@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from service.report.page import content_security_policy
-from service.report.verdict import verdict_of
-from solver.plan import Answer
-from solver.problem import Problem
+from meshwright.service.report.page import content_security_policy
+from meshwright.service.report.verdict import verdict_of
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Problem
 from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
 from tests.reports import Page, page_of, small_answer
 
@@ -173,8 +173,8 @@ def test_a_placed_plan_shows_where_its_stages_stand(placed: tuple[Problem, Answe
 
 @pytest.fixture
 def placed() -> tuple[Problem, Answer]:
-    from profiles.profile import default_profile  # noqa: PLC0415 - for this fixture alone
-    from solver.ask import ask  # noqa: PLC0415 - the same
+    from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - for this fixture alone
+    from meshwright.solver.planner.plan import ask  # noqa: PLC0415 - the same
     from tests.mixed_clusters import a_group, a_mixed_problem  # noqa: PLC0415 - the same
 
     groups = (a_group(), a_group(speed=0.5, slug="slow"))
@@ -195,5 +195,5 @@ def test_a_configuration_without_pipeline_has_a_page() -> None:
 def test_more_time_is_advised_only_where_it_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, nothing = a_problem(), an_answer(status="unknown", plans=())
     assert verdict_of(nothing, problem).certainty[1].startswith("More time may find one")
-    monkeypatch.setattr("service.report.verdict.is_too_large", lambda _: True)
+    monkeypatch.setattr("meshwright.service.report.verdict.is_too_large", lambda _: True)
     assert verdict_of(nothing, problem).certainty[1].startswith("More time alone will not help")

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from service.report.figures import configuration_words, inner_words
-from service.report.ranking import columns_of, ranking
-from solver.plan import Plan
+from meshwright.service.report.formatting import configuration_words, inner_words
+from meshwright.service.report.ranking import columns_of, ranking
+from meshwright.solver.answer import Plan
 from tests.builders import a_configuration, a_plan
 
 

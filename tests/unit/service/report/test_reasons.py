@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from service.report.reasons import measure_line, reason_lines, signed
-from solver.reasons import Limit, Loss, Odds, Why
+from meshwright.service.report.sentences import measure_line, reason_lines, signed
+from meshwright.solver.answer import Limit, Loss, Odds, Why
 from tests.builders import a_plan
 
 BUBBLE = Loss(term="bubble", seconds=0.58, share=0.1, lowered_by="more micro-batches", change="vpp 5",

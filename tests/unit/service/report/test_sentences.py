@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from service.report.sentences import limit_sentence, sentences
-from solver.reasons import Limit, Loss, Odds, Why
+from meshwright.service.report.sentences import limit_sentence, sentences
+from meshwright.solver.answer import Limit, Loss, Odds, Why
 from tests.builders import a_plan
 
 WHY = Why(

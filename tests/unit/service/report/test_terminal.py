@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from profiles.profile import default_profile
-from profiles.units import TERA
-from service.report import figures
-from service.report.table import to_csv
-from service.report.terminal import render_answer, render_prediction, short_id
-from solver.options import SearchOptions
-from solver.plan import Answer, Infeasibility, SkippedLauncher
-from solver.problem import Problem
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import TERA
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.table import to_csv
+from meshwright.service.report.terminal import render_answer, render_prediction, short_id
+from meshwright.solver.answer import Answer, Infeasibility, SkippedLauncher
+from meshwright.solver.problem import Problem, SearchOptions
 from tests.builders import (
     a_cluster,
     a_configuration,

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from profiles.profile import default_profile
-from service.report.trace import trace_of
-from solver.predict import predict
-from solver.why.timed import timelines_of
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.trace import trace_of
+from meshwright.solver.explain.timeline import timelines_of
+from meshwright.solver.predict import predict
 from tests.builders import a_configuration, a_problem
 
 

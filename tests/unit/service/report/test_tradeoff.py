@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.units import GIB
-from service.report.tradeoff import WIDE, is_efficient, tradeoff_lines
-from solver.plan import Plan
+from meshwright.profiles.units import GIB
+from meshwright.service.report.tradeoff import WIDE, is_efficient, tradeoff_lines
+from meshwright.solver.answer import Plan
 from tests.builders import a_plan
 
 

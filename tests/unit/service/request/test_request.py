@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.errors import FieldError, InvalidProblemError
-from service.request import digest_of, parse_problem, problem_to_mapping
-from solver.options import SearchOptions
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
+from meshwright.solver.problem import SearchOptions
 
 Request = dict[str, object]
 WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}

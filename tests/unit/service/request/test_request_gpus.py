@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.request import parse_problem
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.requests.parse import parse_problem
 
 REQUEST: Mapping[str, object] = {
     "model": {"name": "llama-3.1-70b"},

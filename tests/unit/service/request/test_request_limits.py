@@ -2,8 +2,8 @@
 
 import pytest
 
-from profiles.errors import FieldError, InvalidProblemError
-from service.request import parse_problem, problem_to_mapping
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 
 Request = dict[str, object]
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from profiles.errors import FieldError, InvalidProblemError
-from profiles.reliability import Reliability
-from service.request import parse_problem, problem_to_mapping
+from meshwright.profiles.cluster import Reliability
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 
 Request = dict[str, object]
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.request import parse_problem, problem_to_mapping
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 
 Request = dict[str, object]
 WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.request import parse_problem
-from service.sweep.axes import MAX_POINTS, axes_of, points_of, problems_of
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.requests.jobs import MAX_POINTS, axes_of, points_of, problems_of
+from meshwright.service.requests.parse import parse_problem
 from tests.api_client import BODY
 
 

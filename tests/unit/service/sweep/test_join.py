@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from service.engine.states import EndState
-from service.sweep.join import Joined, SolvedPoint, join
-from solver.plan import Answer, Plan
+from meshwright.service.jobs.states import EndState
+from meshwright.service.jobs.sweeps import Joined, SolvedPoint, join
+from meshwright.solver.answer import Answer, Plan
 from tests.builders import a_plan, a_prediction, an_answer, an_infeasible_answer
 
 

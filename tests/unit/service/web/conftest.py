@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from service.api.app import create_app
-from service.db.database import Database
-from service.settings import Settings
-from service.web.install import install
+from meshwright.service.api.app import create_app
+from meshwright.service.db.database import Database
+from meshwright.service.settings import Settings
+from meshwright.service.web.install import install
 
 ORIGIN = "http://localhost"
 BROWSER = {"accept": "text/html", "origin": ORIGIN}

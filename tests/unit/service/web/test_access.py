@@ -4,11 +4,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.api.deps import SESSION_COOKIE
-from service.db.database import Database
-from service.db.session_records import insert_session
-from service.db.tables import sessions
-from service.keys import Keys, hash_of
+from meshwright.service.api.deps import SESSION_COOKIE
+from meshwright.service.auth.keys import Keys, hash_of
+from meshwright.service.db.database import Database
+from meshwright.service.db.key_records import insert_session
+from meshwright.service.db.tables import sessions
 from tests.access_cases import revoked_token, token_of
 from tests.answered_jobs import add_answered_job
 from tests.job_records import add_tiny_job

@@ -6,11 +6,11 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from service.answers import answer_from_json
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.jobs import Jobs
-from solver.plan import SkippedLauncher
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.solver.answer import SkippedLauncher
 from tests.answered_jobs import add_answered_job
 from tests.job_records import add_tiny_job, claimed
 from tests.reports import Page, small_answer

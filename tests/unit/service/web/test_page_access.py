@@ -4,12 +4,12 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from service.api.deps import SESSION_COOKIE
-from service.db.database import Database
-from service.db.session_records import insert_session
-from service.engine.job_engine import JobEngine
-from service.keys import Keys, hash_of
-from service.sessions import begin_session
+from meshwright.service.api.deps import SESSION_COOKIE
+from meshwright.service.auth.access import begin_session
+from meshwright.service.auth.keys import Keys, hash_of
+from meshwright.service.db.database import Database
+from meshwright.service.db.key_records import insert_session
+from meshwright.service.jobs.engine import JobEngine
 from tests.access_cases import OPEN, lesser, operations, token_of, with_ids
 from tests.served_routes import Served, served_routes
 from tests.unit.service.test_access import records_of

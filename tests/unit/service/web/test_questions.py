@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db.database import Database
-from service.engine.job_engine import JobEngine
-from service.jobs import Jobs
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
 from tests.job_records import job_in
 from tests.reports import Page
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db.database import Database
-from service.web.assets import SCRIPTS, STYLES, address_of
+from meshwright.service.db.database import Database
+from meshwright.service.web.assets import SCRIPTS, STYLES, address_of
 from tests.answered_jobs import add_answered_job
 from tests.reports import Page, small_answer
 from tests.unit.service.web.test_questions import CONFIG, LAUNCH_FILE, OWN, TYPED, fault_beside

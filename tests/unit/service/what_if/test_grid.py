@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from service.report.what_if import WhatIfs
-from service.what_if.carried import Found
-from service.what_if.changes import Question
-from service.what_if.grid import Method, searched, what_ifs
-from solver.ask import ask
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.what_if import WhatIfs
+from meshwright.service.what_if.carried import Found
+from meshwright.service.what_if.changes import Question
+from meshwright.service.what_if.grid import Method, searched, what_ifs
+from meshwright.solver.planner.plan import ask
 from tests.mixed_clusters import a_group, a_mixed_problem
 from tests.reports import small_answer
 
@@ -68,7 +68,7 @@ def test_what_is_too_large_to_be_searched_whole_is_not_said_to_fit_nowhere(
 ) -> None:
     problem, answer = small_answer()
     profile = default_profile(problem.cluster, problem.launcher)
-    monkeypatch.setattr("solver.why.remedies.is_too_large", lambda *_, **__: True)
+    monkeypatch.setattr("meshwright.solver.explain.remedies.is_too_large", lambda *_, **__: True)
     found = what_ifs(problem, profile, answer, method="search")
     assert found is not None
     assert {row.found for row in found.rows[1:]} == {

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from profiles.profile import default_profile
-from solver.calibration.box import Box, least_in_box
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.calibration.fit import Box, least_in_box
 from tests.builders import a_cluster
 
 

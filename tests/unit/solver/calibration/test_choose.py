@@ -2,7 +2,7 @@ from itertools import islice
 
 import numpy as np
 
-from solver.calibration.choose import Candidates, measuring_order, random_order
+from meshwright.solver.calibration.choose import Candidates, measuring_order, random_order
 
 
 def points(*values: float) -> Candidates:

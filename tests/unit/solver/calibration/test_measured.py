@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.collectives import Group, all_reduce_s
-from profiles.errors import InvalidProblemError
-from profiles.measured_profile import MeasuredProfile, Measurement, Timing
-from profiles.profile import Profile
-from solver.calibration.measured import with_measured
-from solver.columns import Columns
-from solver.cost.compute import Gemm, gemm_seconds
-from solver.cost.context import context_of
-from solver.cost.price import price
-from solver.problem import Problem
+from meshwright.profiles.collectives.collectives import Group, all_reduce_s
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measured.profile import MeasuredProfile, Measurement, Timing
+from meshwright.profiles.profile import Profile
+from meshwright.solver.calibration.timed import with_measured
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.compute import Gemm, gemm_seconds
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.price import price
+from meshwright.solver.problem import Problem
 from tests.measured_profiles import MACHINE, SUBJECT, measured_profile
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from profiles.cluster import ClusterSpec
-from profiles.model import ModelSpec
-from profiles.profile import Profile, default_profile
-from solver.plan import Configuration
-from solver.problem import Problem, Workload
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, Workload
 from tests.builders import a_cluster, a_model
 
 GPT = a_model(

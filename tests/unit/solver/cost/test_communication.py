@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.collectives import all_gather_s
-from solver.columns import Columns
-from solver.cost.communication import context_parallel, expert_parallel
-from solver.cost.compute import PassSeconds, core_attention
-from solver.cost.context import Context, context_of
-from solver.cost.overlap import exposed_s
+from meshwright.profiles.collectives.collectives import all_gather_s
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.communication import context_parallel, expert_parallel
+from meshwright.solver.cost.compute import PassSeconds, core_attention
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.step_end import exposed_s
 from tests.builders import a_model, a_moe_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.model import MoeSpec
-from profiles.operator_tables import attention_forward_s, grouped_mlp_s, load_operator_tables
-from solver.columns import Columns
-from solver.cost.compute import (
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.operators.tables import attention_forward_s, grouped_mlp_s, load_operator_tables
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.compute import (
     Gemm,
     accumulation,
     core_attention,
@@ -16,9 +16,8 @@ from solver.cost.compute import (
     linear_seconds,
     memory_bound,
 )
-from solver.cost.context import Context, context_of
-from solver.plan import Configuration
-from solver.problem import Problem
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.collectives import Group, all_to_all_s
-from profiles.profile import default_profile
-from service.launchers.registry import export
-from solver.ask import ask
-from solver.columns import CONTEXT_MODES, Columns
-from solver.cost.price import price
-from solver.problem import Problem
-from solver.space import enumerate_space
+from meshwright.profiles.collectives.collectives import Group, all_to_all_s
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.registry import export
+from meshwright.solver.configuration import CONTEXT_MODES, Columns
+from meshwright.solver.cost.price import price
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_configuration, a_model, a_problem
 
 MHA = a_model(

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.measured_layers import LayerRatio, MeasuredLayers
-from solver.columns import Columns
-from solver.cost.layers_measured import TIMED_LOG_SIGMA, along, log_sigma_of_timed
-from solver.cost.price import price
-from solver.cost.prices import RowPrices
-from solver.plan import Configuration
-from solver.predict import predict
+from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import RowPrices
+from meshwright.solver.cost.timed_layers import TIMED_LOG_SIGMA, along, log_sigma_of_timed
+from meshwright.solver.predict import predict
 from tests.builders import a_model
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 from tests.unit.solver.cost.timed_layers import timed, timed_layers

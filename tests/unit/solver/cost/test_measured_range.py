@@ -1,7 +1,6 @@
-from solver.columns import Columns
-from solver.cost.measured_range import extrapolated
-from solver.plan import Configuration
-from solver.problem import Problem
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.compute import extrapolated
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 

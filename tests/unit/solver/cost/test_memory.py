@@ -2,14 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.library import find_gpu
-from profiles.units import GIB
-from solver.columns import Columns
-from solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
-from solver.cost.price import price
-from solver.cost.prices import RowPrices
-from solver.plan import Configuration
-from solver.problem import Problem
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.units import GIB
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import RowPrices
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_moe_model
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.model import ModelSpec
-from solver.cost.compute import memory_bound
-from solver.cost.memory import layer_activation_bytes
-from solver.cost.parameters import layer_weights
-from solver.plan import Configuration
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.compute import memory_bound
+from meshwright.solver.cost.memory import layer_activation_bytes
+from meshwright.solver.cost.parameters import layer_weights
 from tests.launcher_cases import LLAMA_3_70B, target
 from tests.rank_weights import context_for
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from solver.plan import Configuration
+from meshwright.solver.configuration import Configuration
 from tests.launcher_cases import DEEPSEEK_V3, GPT3_175B, target
 from tests.rank_weights import rank_weights
 

@@ -7,18 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiles.collectives import Group
-from profiles.profile import default_profile
-from service.report.figures import configuration_words
-from solver.check import violations
-from solver.columns import Columns
-from solver.cost.placement import placement_of, same_links, same_ranks
-from solver.cost.price import price
-from solver.plan import Configuration, plan_id_of
-from solver.rank_orders import RANK_ORDERS, plain_order
-from solver.space import enumerate_space
-from solver.why.differences import differences_of
-from solver.why.moves import settle
+from meshwright.profiles.collectives.collectives import Group
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.formatting import configuration_words
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import RANK_ORDERS, Columns, Configuration, plain_order, plan_id_of
+from meshwright.solver.cost.context import placement_of, same_links, same_ranks
+from meshwright.solver.cost.price import price
+from meshwright.solver.explain.alternatives import settle
+from meshwright.solver.explain.compare import differences_of
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_configuration, a_problem
 
 FABRIC = default_profile(a_cluster(num_nodes=2), "megatron-lm").fabric

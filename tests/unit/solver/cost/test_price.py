@@ -5,15 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.cluster import ClusterSpec
-from profiles.collectives import Group, all_gather_s, all_reduce_s
-from profiles.model import ModelSpec
-from profiles.profile import Profile
-from solver.columns import Columns, FloatArray
-from solver.cost.assemble import assemble, objective_s
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout
-from solver.plan import Configuration
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns, Configuration, FloatArray
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 

@@ -1,7 +1,7 @@
 import pytest
 
-from solver.columns import Columns
-from solver.cost.schedule import fill_share, in_flight
+from meshwright.solver.configuration import Columns
+from meshwright.solver.schedules.schedule import fill_share, in_flight
 from tests.unit.solver.cost.pricing import a_layout
 
 

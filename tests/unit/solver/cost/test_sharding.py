@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiles.collectives import Group, all_gather_s, all_reduce_s
-from profiles.profile import Profile
-from solver.columns import Columns
-from solver.cost.context import context_of
-from solver.cost.price import price
-from solver.cost.prices import RowPrices
-from solver.cost.sharding import gathers_in_passes, gathers_once
-from solver.plan import Configuration
+from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once
+from meshwright.solver.cost.stages import RowPrices
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 
 UNTIED = replace(GPT, tied_embeddings=False)

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver.columns import Columns
-from solver.cost.assemble import assemble
-from solver.cost.price import price
-from solver.cost.prices import LayerLayout
-from solver.plan import Configuration
-from solver.predict import predict
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, assemble
+from meshwright.solver.predict import predict
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
 
 PROBLEM = a_problem(replace(GPT, num_layers=16, vocab_size=1024))  # ends that weigh little

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from profiles.host import host_of
-from solver.columns import Columns
-from solver.cost.price import price
-from solver.cost.prices import RowPrices
+from meshwright.profiles.cluster import host_of
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import RowPrices
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
 
 FLOORLESS = {"floor_s": 1e-9, "collective_latency_s": 1e-9}

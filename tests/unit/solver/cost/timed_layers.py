@@ -1,6 +1,6 @@
 """Timed layers by hand."""
 
-from profiles.measured_layers import LayerTime, MeasuredLayers
+from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers
 from tests.unit.solver.cost.pricing import GPT
 
 

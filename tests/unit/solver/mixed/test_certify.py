@@ -6,18 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.model import MoeSpec
-from profiles.profile import default_profile
-from solver.errors import ProofMismatchError
-from solver.mixed.certify import Claimed, compare, field_request
-from solver.mixed.field import Field
-from solver.mixed.program import Program
-from solver.options import Certify
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.search.cp.placement import PlacementVerdict, judge_placement
-from solver.search.cp.placement_request import PlacementRequest
-from solver.search.search import search
+from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.problem import Certify, Problem, ProofMismatchError
+from meshwright.solver.search.certify.judge import Claimed, compare, field_request
+from meshwright.solver.search.certify.placement_model import PlacementVerdict, judge_placement
+from meshwright.solver.search.certify.request import PlacementRequest
+from meshwright.solver.search.placement.program import Field, Program
+from meshwright.solver.search.search import search
 from tests.mixed_clusters import (
     a_group,
     a_mixed_problem,

@@ -6,15 +6,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from profiles.profile import default_profile
-from solver.check import violations
-from solver.mixed.batch_split import best_split
-from solver.mixed.frontier import PlacedFrontier
-from solver.mixed.least import least_objective
-from solver.mixed.shares import shares_of
-from solver.plan import Answer, Configuration, configuration_from_json
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Configuration, configuration_from_json
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.placement.frontier import PlacedFrontier
+from meshwright.solver.search.placement.replicas import best_split, shares_of
+from meshwright.solver.search.proof import least_objective
+from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.mixed_clusters import a_group, a_mixed_problem, outer_space
 
@@ -40,7 +40,7 @@ def test_an_answer_from_a_sample_of_the_rows_is_not_proved(monkeypatch: pytest.M
     problem = a_mixed_problem((FAST, SLOW_GROUP))
     whole = answered(problem)
     assert whole.status == "optimal"
-    monkeypatch.setattr("solver.mixed.outer._MOST_ROWS", 20)
+    monkeypatch.setattr("meshwright.solver.search.placement.rows._MOST_ROWS", 20)
     sample = answered(problem)
     assert sample.status == "feasible"
     assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s

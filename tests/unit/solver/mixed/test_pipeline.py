@@ -5,14 +5,14 @@ from functools import cache
 
 import pytest
 
-from profiles.profile import Profile, default_profile
-from solver.mixed.completing import joined, settled
-from solver.mixed.pipeline import placed_pipeline, placed_pipelines
-from solver.outlook import outlook_of
-from solver.plan import Configuration, Plan, StageGroup
-from solver.predictions import predicted
-from solver.problem import Problem
-from solver.search.search import search
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
+from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.cost.pipelines import placed_pipeline, placed_pipelines
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.mixed_clusters import a_group, a_mixed_problem
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")

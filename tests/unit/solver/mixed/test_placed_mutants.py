@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.check import violations
-from solver.plan import Configuration, Plan
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Plan
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.search.search import search
 from tests.mixed_clusters import a_group, a_mixed_problem
 
 PROBLEM = a_mixed_problem(

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from solver.cost.schedule import AUTOMATIC
-from solver.search.automatic import automatic_finish_s, candidates
-from solver.search.automatic_many import automatic_finish_of_many_s
+from meshwright.solver.schedules.orders import automatic_finish_of_many_s, automatic_finish_s, candidates
+from meshwright.solver.schedules.schedule import AUTOMATIC
 
 
 @pytest.mark.parametrize(("schedule", "pp", "micros"), [("zb_1p", 2, 3), ("zb_1p", 4, 9), ("zb_2p", 3, 8)])

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver.columns import BoolArray, FloatArray
-from solver.search.bounds import fractional_s, least_of_kind_s, split_s, whole_layers_s
-from solver.search.by_kind import may_reach_objective
-from solver.search.mixed import can_beat_mixed
-from solver.search.reach import can_beat
-from solver.search.rows import Rows
+from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, split_s, whole_layers_s
+from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective
+from meshwright.solver.search.rows import Rows
 from tests.strategies import Shape, columns_of, layout_of, prices_of
 
 FORWARD_S, BACKWARD_S = 1e-3, 2e-3

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import given, settings
 
-from solver.search.caps import layer_caps, lightest_chunks
-from solver.search.rows import Rows
+from meshwright.solver.search.memory_limits import layer_caps, lightest_chunks
+from meshwright.solver.search.rows import Rows
 from tests.strategies import priced_rows
 
 

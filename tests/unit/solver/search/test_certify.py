@@ -9,14 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.errors import ProofMismatchError
-from solver.options import SearchOptions
-from solver.search.certify import Certificate, Judge, _compare
-from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows
-from solver.search.watch import Watch
-from solver.space import enumerate_space
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.clock import Watch
+from meshwright.solver.problem import ProofMismatchError, SearchOptions
+from meshwright.solver.search.certify.judge import Certificate, Judge, _compare
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 
 
@@ -91,5 +90,5 @@ def test_another_minimum_is_an_error(frontier: Frontier) -> None:
 
 
 def test_asking_the_judge_loads_no_ortools_here() -> None:
-    code = "import sys, solver.search.search; sys.exit('ortools' in sys.modules)"
+    code = "import sys, meshwright.solver.search.search; sys.exit('ortools' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

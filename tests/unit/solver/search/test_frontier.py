@@ -7,17 +7,16 @@ from itertools import count
 import numpy as np
 import pytest
 
-from profiles.library import find_model
-from profiles.profile import default_profile
-from solver.columns import ALL_LAYERS
-from solver.search import watch
-from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows
-from solver.search.rows import Rows
-from solver.search.scout import RAISES
-from solver.search.stages import best_splits
-from solver.search.watch import Watch
-from solver.space import enumerate_space
+from meshwright.profiles.library import find_model
+from meshwright.profiles.profile import default_profile
+from meshwright.solver import clock as watch
+from meshwright.solver.clock import Watch
+from meshwright.solver.configuration import ALL_LAYERS
+from meshwright.solver.search.frontier import RAISES, Frontier
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_problem
 from tests.strategies import FULL, Shape, columns_of, layout_of, prices_of
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.candidates import searched_space
-from solver.plan import Answer, Configuration
-from solver.problem import Problem
-from solver.search.frontier import Frontier, Interrupt
-from solver.search.known import rows_of
-from solver.search.search import search
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.frontier import Frontier, Interrupt
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import searched_space
+from meshwright.solver.space.factored import rows_of
 from tests.builders import a_cluster, a_configuration, a_model, a_problem
 
 PROBLEM = a_problem(

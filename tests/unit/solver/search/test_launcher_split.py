@@ -11,15 +11,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from profiles.model import ModelSpec
-from profiles.profile import default_profile
-from solver.ask import ask
-from solver.check import violations, violations_of_all
-from solver.plan import Answer, Configuration
-from solver.predict import predict_all
-from solver.problem import Problem
-from solver.ramp_stages import ramp_stages
-from solver.space import enumerate_space
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations, violations_of_all
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.rules import ramp_stages
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 GPUS = 8

@@ -8,11 +8,10 @@ from collections import defaultdict
 
 import pytest
 
-from solver.columns import SCHEDULES, Columns
-from solver.cost.schedule import BYPASSES_SYNC, SPLIT_BACKWARD, V_SHAPED, in_flight
-from solver.search.automatic import automatic_finish_s, candidates
-from solver.search.orders import slots_of
-from solver.search.simulate import rank_finish_s
+from meshwright.solver.configuration import SCHEDULES, Columns
+from meshwright.solver.schedules.orders import automatic_finish_s, candidates, slots_of
+from meshwright.solver.schedules.schedule import BYPASSES_SYNC, SPLIT_BACKWARD, V_SHAPED, in_flight
+from meshwright.solver.schedules.simulate import rank_finish_s
 from tests.unit.solver.cost.pricing import a_layout
 
 Pass = tuple[str, int, int]

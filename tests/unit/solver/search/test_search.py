@@ -7,19 +7,17 @@ from functools import partial
 import numpy as np
 import pytest
 
-from profiles.cluster import ClusterSpec
-from profiles.library import find_cluster, find_model
-from profiles.profile import default_profile
-from profiles.units import GIB
-from solver.candidates import searched_space
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.progress import Progress
-from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows, priced_space
-from solver.search.search import _prove, search
-from solver.search.watch import Watch
-from solver.space import enumerate_space
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.answer import Answer
+from meshwright.solver.clock import Watch
+from meshwright.solver.problem import Problem, Progress
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import priced_rows, priced_space
+from meshwright.solver.search.search import _prove, search
+from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 
 
@@ -183,7 +181,7 @@ def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # every look at the clock is a place to stop: some of them, from the first to beyond the last
-    monkeypatch.setattr("solver.search.watch._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("meshwright.solver.clock._LOOK_EVERY_S", 0.0)
     problem = small_problem(top_k=50)
     best = answer_to(replace(problem, options=replace(problem.options, top_k=1)))
     step_s, found = best.plans[0].prediction.step_time_s, []

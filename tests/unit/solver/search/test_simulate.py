@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from solver.errors import InvalidPlanError
-from solver.search.simulate import rank_finish_s, rank_order
+from meshwright.solver.problem import InvalidPlanError
+from meshwright.solver.schedules.simulate import rank_finish_s, rank_order
 
 
 def test_one_rank_runs_forward_and_backward_in_turn() -> None:
@@ -61,7 +61,9 @@ def test_very_many_micro_batches_grow_by_the_slowest_rank_as_all_passes_simulate
     backward = [2.1 * seconds for seconds in forward]
     kind = "1f1b" if chunks == pp else "interleaved_1f1b"
     whole = rank_finish_s(forward, backward, pp=pp, num_microbatches=64 * pp, schedule=kind)
-    monkeypatch.setattr("solver.search.simulate.MAX_PASSES", 16 * pp * 2 * chunks)  # a quarter of them
+    monkeypatch.setattr(
+        "meshwright.solver.schedules.simulate.MAX_PASSES", 16 * pp * 2 * chunks
+    )  # a quarter of them
     assert rank_finish_s(
         forward, backward, pp=pp, num_microbatches=64 * pp, schedule=kind
     ) == pytest.approx(whole, rel=1e-3)
@@ -76,7 +78,7 @@ def test_ranks_that_wait_for_one_another_grow_by_more_than_the_slowest_one(
     run = partial(rank_finish_s, forward, backward, pp=3, num_microbatches=360, schedule="interleaved_1f1b")
     whole = max(run())
     assert whole > 1.02 * 360 * 15
-    monkeypatch.setattr("solver.search.simulate.MAX_PASSES", 90 * 2 * 6)
+    monkeypatch.setattr("meshwright.solver.schedules.simulate.MAX_PASSES", 90 * 2 * 6)
     assert max(run()) == pytest.approx(whole, rel=2e-3)
 
 

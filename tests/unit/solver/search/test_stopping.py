@@ -4,9 +4,9 @@ from itertools import count
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.search.search import search
-from solver.search.watch import look
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.clock import look
+from meshwright.solver.search.search import search
 from tests.builders import a_problem
 
 
@@ -25,6 +25,6 @@ def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: py
         while True:
             look()
 
-    monkeypatch.setattr("solver.search.search.first_plan", in_vain)
+    monkeypatch.setattr("meshwright.solver.search.search.first_plan", in_vain)
     problem = a_problem(time_limit_s=10.0)
     assert search(problem, default_profile(problem.cluster, problem.launcher)).plans

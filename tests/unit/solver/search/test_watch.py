@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from solver.progress import Progress
-from solver.search import watch as watch_module
-from solver.search.watch import OutOfTime, Watch, look, relative_gap
+from meshwright.solver import clock as watch_module
+from meshwright.solver.clock import OutOfTime, Watch, look, relative_gap
+from meshwright.solver.problem import Progress
 
 
 def test_reports_are_held_back_until_some_time_has_passed_or_at_once_when_asked() -> None:

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.columns import SCHEDULES, FloatArray
-from solver.cost.schedule import AUTOMATIC, V_SHAPED, takes_chunks
-from solver.errors import InvalidPlanError
-from solver.search import arrange
-from solver.search.arrange import Ends
-from solver.search.simulate import rank_finish_s
-from solver.search.wavefront import finish_of_many_s, waves_of
-from solver.search.windows import windows
+from meshwright.solver.configuration import SCHEDULES, FloatArray
+from meshwright.solver.problem import InvalidPlanError
+from meshwright.solver.schedules.schedule import AUTOMATIC, V_SHAPED, takes_chunks
+from meshwright.solver.schedules.simulate import finish_of_many_s, rank_finish_s, waves_of
+from meshwright.solver.search import candidates as arrange
+from meshwright.solver.search.candidates import Ends
+from meshwright.solver.search.splits import windows
 
 STATIC = [name for name in SCHEDULES if name != "none" and name not in AUTOMATIC]
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from solver.plan import Configuration
-from solver.predict import predict
-from solver.problem import Problem
-from solver.why.compare import Side, compared
-from solver.why.moves import moves_of, settle
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.explain.alternatives import moves_of, settle
+from meshwright.solver.explain.compare import Side, compared
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
 from tests.builders import a_moe_model, a_problem
 
 YOURS = Configuration(

@@ -6,18 +6,18 @@ from itertools import count
 
 import pytest
 
-from profiles.frameworks import with_options
-from profiles.profile import default_profile
-from solver.ask import ask
-from solver.check import violations
-from solver.plan import Answer, Configuration, plan_from_json
-from solver.predict import predict
-from solver.problem import Problem
-from solver.search.watch import OutOfTime
-from solver.why import explained
-from solver.why.advice import Way, ways_of
-from solver.why.alternatives import alternatives_of
-from solver.why.explained import reasons_of
+from meshwright.profiles.frameworks import with_options
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer, plan_from_json
+from meshwright.solver.check import violations
+from meshwright.solver.clock import OutOfTime
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.explain import reasons as explained
+from meshwright.solver.explain.alternatives import alternatives_of
+from meshwright.solver.explain.reasons import Way, reasons_of, ways_of
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.mixed_clusters import a_group, a_mixed_problem
 
@@ -102,7 +102,7 @@ def test_reasons_that_the_time_cut_are_missed_aloud(monkeypatch: pytest.MonkeyPa
         raise OutOfTime
 
     monkeypatch.setattr(explained, "reasons_of", first_alone)
-    monkeypatch.setattr("solver.ask.with_odds", no_odds)
+    monkeypatch.setattr("meshwright.solver.planner.plan.with_odds", no_odds)
     cut = ask(problem, default_profile(problem.cluster, problem.launcher))
     assert [plan.config for plan in cut.plans] == [plan.config for plan in whole.plans]
     assert [plan.why for plan in cut.plans] == [plan.why for plan in whole.plans[:16]] + [None] * 4
@@ -118,7 +118,7 @@ def test_odds_of_placed_stages_that_the_time_cut_are_missed_aloud(monkeypatch: p
         raise OutOfTime
 
     monkeypatch.setattr(explained, "reasons_of", out_of_time)
-    monkeypatch.setattr("solver.ask_placed.with_odds", out_of_time)
+    monkeypatch.setattr("meshwright.solver.planner.plan.with_odds", out_of_time)
     groups = (a_group(nodes=1), a_group(nodes=1, speed=0.5, slug="slow"))
     problem = replace(a_mixed_problem(groups, batch=16, certify="none", top_k=2), launcher="none")
     answer = ask(problem, default_profile(problem.cluster, "none"))

@@ -6,17 +6,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from profiles.profile import Profile, default_profile
-from solver.ask import ask
-from solver.mixed.completing import settled
-from solver.plan import Answer, Configuration, Plan, StageGroup
-from solver.predict import predict
-from solver.predictions import predicted
-from solver.problem import Problem
-from solver.why.explained import reasons_of
-from solver.why.placed import placed_all, placed_waterfalls
-from solver.why.robust import log_covariance, runs_to_measure
-from solver.why.waterfall import waterfalls
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.configuration import Configuration, StageGroup, settled
+from meshwright.solver.explain.certainty import log_covariance, runs_to_measure
+from meshwright.solver.explain.reasons import reasons_of
+from meshwright.solver.explain.waterfall import placed_all, placed_waterfalls, waterfalls
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict, predicted
+from meshwright.solver.problem import Problem
 from tests.mixed_clusters import a_group, a_mixed_problem
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.7, slug="slow")

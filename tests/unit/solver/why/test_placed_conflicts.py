@@ -6,22 +6,27 @@ from functools import cache
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.ask import ask
-from solver.check import violations
-from solver.mixed.field import Field
-from solver.mixed.first import first_plan
-from solver.mixed.fleet import Fleet
-from solver.mixed.frontier import Placed
-from solver.mixed.outer import Outer, outer_of
-from solver.mixed.pipeline import placed_pipeline
-from solver.plan import Answer, Configuration, Infeasibility
-from solver.problem import Problem
-from solver.search.watch import Watch
-from solver.why import placed_nearest, placed_remedies
-from solver.why.placed_conflicts import conflicts_of, explained, limits_of
-from solver.why.placed_nearest import nearest_lack
-from solver.why.relaxed import remedy_of
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer, Infeasibility
+from meshwright.solver.check import violations
+from meshwright.solver.clock import Watch
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.pipelines import Fleet, placed_pipeline
+from meshwright.solver.explain import infeasible as placed_nearest
+from meshwright.solver.explain import remedies as placed_remedies
+from meshwright.solver.explain.infeasible import (
+    conflicts_of,
+    explained,
+    first_plan,
+    limits_of,
+    nearest_lack,
+)
+from meshwright.solver.explain.remedies import remedy_of
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.placement.frontier import Placed
+from meshwright.solver.search.placement.program import Field
+from meshwright.solver.search.placement.rows import Outer, outer_of
 from tests.mixed_clusters import a_group, a_mixed_problem
 
 ENOUGH = Watch(time_limit_s=math.inf)
@@ -250,7 +255,7 @@ def test_limits_are_not_said_to_conflict_where_only_a_sample_of_their_rows_was_s
         outer, size = outer_of(fleet, wide=wide)
         return replace(outer, whole=False), size
 
-    monkeypatch.setattr("solver.mixed.first.outer_of", a_sample)
+    monkeypatch.setattr("meshwright.solver.explain.infeasible.outer_of", a_sample)
     found = explained(limits_of(problem, profile), None, ENOUGH)
     assert found.conflicts == ()
     assert any("is not known: not all of their configurations" in reason for reason in found.reasons)

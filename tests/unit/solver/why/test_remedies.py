@@ -5,23 +5,25 @@ from functools import cache
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.ask import ask
-from solver.check import violations
-from solver.plan import Infeasibility
-from solver.problem import Problem
-from solver.search.search import search
-from solver.search.watch import Watch
-from solver.why import remedies, shapes
-from solver.why.relaxed import (
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Infeasibility
+from meshwright.solver.check import violations
+from meshwright.solver.clock import Watch
+from meshwright.solver.explain import model_shapes as shapes
+from meshwright.solver.explain import remedies
+from meshwright.solver.explain.remedies import (
     Change,
     asked_less,
     done_otherwise,
+    fastest,
     less_work,
     more_hardware,
     other_gpus,
+    with_remedies,
 )
-from solver.why.remedies import fastest, with_remedies
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)

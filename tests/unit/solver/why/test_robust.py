@@ -5,12 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from profiles.profile import default_profile
-from profiles.residual import Residual
-from solver.ask import ask
-from solver.plan import Answer
-from solver.problem import Problem
-from solver.why.robust import log_covariance, odds_of, runs_to_measure
+from meshwright.profiles.profile import Residual, default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.explain.certainty import log_covariance, odds_of, runs_to_measure
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_problem
 
 

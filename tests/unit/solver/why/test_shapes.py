@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.problem import Problem
-from solver.search.search import search
-from solver.shapes import ShapeAdvice
-from solver.why.shapes import nearby, shape_advice
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import ShapeAdvice
+from meshwright.solver.explain.model_shapes import nearby, shape_advice
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 # 30 layers and heads of 64: neither splits over 4 stages, nor feeds attention kernels well.

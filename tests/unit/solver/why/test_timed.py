@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiles.profile import default_profile
-from solver.plan import Configuration, StageGroup
-from solver.predict import predict
-from solver.search.passes import passes_of
-from solver.search.simulate import rank_finish_s
-from solver.timeline import KINDS, Timeline, window
-from solver.why.operators import rooflines_of
-from solver.why.timed import timelines_of
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import KINDS, Timeline, window
+from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.explain.roofline import rooflines_of
+from meshwright.solver.explain.timeline import timelines_of
+from meshwright.solver.predict import predict
+from meshwright.solver.schedules.simulate import passes_of, rank_finish_s
 from tests.builders import a_configuration, a_moe_model, a_problem
 from tests.mixed_clusters import a_group, a_mixed_problem
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from profiles.library import find_model
-from service.launchers.reading.base import LaunchFile, Source, Told
-from service.launchers.reading.registry import read_launch_files
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
 
 PLUGIN = """compute_environment: LOCAL_MACHINE
 distributed_type: DEEPSPEED

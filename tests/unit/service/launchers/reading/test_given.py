@@ -2,11 +2,11 @@
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.launchers.reading.documents import Found
-from service.launchers.reading.fields import Fields
-from service.launchers.reading.given import given_flags
-from service.launchers.reading.shell import Word
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.documents import Found
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.given import given_flags
+from meshwright.service.launchers.reading.shell import Word
 
 
 @pytest.mark.parametrize("text", ["--micro-batch-size -1", "--micro-batch-size 0", "--micro-batch-size"])

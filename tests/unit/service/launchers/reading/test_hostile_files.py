@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiles.errors import InvalidProblemError
-from profiles.library import find_model
-from service.launchers.reading.base import Source, Told
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.registry import export
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
 from tests.launcher_plans import CASES
 
 TOLD = Told(model=find_model("llama-3.1-8b"), num_gpus=64, values={"seq_length": 4096})

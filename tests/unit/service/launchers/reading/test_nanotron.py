@@ -2,9 +2,9 @@
 
 import pytest
 
-from service.launchers.reading.base import LaunchFile, Source
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.registry import export
+from meshwright.service.launchers.reading.base import LaunchFile, Source
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
 from tests.launcher_plans import CASES
 
 CASE = CASES["nanotron"]["llama-3-70b-tensor"]  # tp 8, dp 8; a vocabulary of 128256

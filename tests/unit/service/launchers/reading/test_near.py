@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service.launchers.reading.given import PLAIN_NAMES
-from service.launchers.reading.near import meant
+from meshwright.service.launchers.reading.fields import meant
+from meshwright.service.launchers.reading.given import PLAIN_NAMES
 
 MEGATRON_LM = Path(__file__).parents[4] / "fixtures" / "megatron_lm_flags.txt"
 

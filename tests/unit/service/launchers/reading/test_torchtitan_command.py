@@ -2,10 +2,10 @@
 
 import pytest
 
-from profiles.errors import InvalidProblemError
-from service.launchers.reading.base import LaunchFile, Source
-from service.launchers.reading.registry import read_launch_files
-from service.launchers.registry import export
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
 from tests.launcher_plans import CASES
 
 FOUND = CASES["torchtitan"]["llama-3.1-70b-fsdp"]

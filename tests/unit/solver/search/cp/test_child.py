@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from profiles.profile import default_profile
-from solver.errors import ProofMismatchError
-from solver.options import SearchOptions
-from solver.search.certify import Judge
-from solver.search.cp.child import MEMORY_LIMIT_BYTES
-from solver.search.cp.request import row_request
-from solver.search.frontier import Frontier
-from solver.search.priced import priced_rows
-from solver.search.watch import Watch
-from solver.space import enumerate_space
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.clock import Watch
+from meshwright.solver.problem import ProofMismatchError, SearchOptions
+from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES
+from meshwright.solver.search.certify.judge import Judge
+from meshwright.solver.search.certify.request import row_request
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 from tests.postgres_server import is_alive
 from tests.servers import until
@@ -65,7 +64,7 @@ def asked(frontier: Frontier) -> dict[str, object]:
 def test_it_writes_a_verdict_a_line_and_nothing_else(frontier: Frontier) -> None:
     line = json.dumps(asked(frontier)) + "\n"
     run = subprocess.run(
-        [sys.executable, "-m", "solver.search.cp.child"],
+        [sys.executable, "-m", "meshwright.solver.search.certify.child"],
         input=2 * line,
         capture_output=True,
         text=True,
@@ -128,8 +127,8 @@ def test_a_verdict_against_a_known_plan_is_an_error(frontier: Frontier, judge: J
 
 def test_a_certified_search_prints_nothing() -> None:
     code = (
-        "from solver.search.search import search\n"
-        "from profiles.profile import default_profile\n"
+        "from meshwright.solver.search.search import search\n"
+        "from meshwright.profiles.profile import default_profile\n"
         "from tests.builders import a_cluster, a_model, a_problem\n"
         "problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)\n"
         "answer = search(problem, default_profile(problem.cluster, problem.launcher))\n"
@@ -144,7 +143,7 @@ def test_a_child_at_work_leaves_with_the_process_that_asked(tmp_path: Path) -> N
     told = tmp_path / "pid"
     asker = (
         "import pathlib, subprocess, sys, time; "
-        "child = subprocess.Popen([sys.executable, '-m', 'solver.search.cp.child']); "
+        "child = subprocess.Popen([sys.executable, '-m', 'meshwright.solver.search.certify.child']); "
         f"pathlib.Path({str(told)!r}).write_text(str(child.pid)); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", asker], stdin=subprocess.PIPE) as parent:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from solver.search.cp.request import DECISIONS, LARGEST, Request, RowRequest, is_expressible
-from solver.search.cp.runner import Verdict, judge
+from meshwright.solver.search.certify.request import DECISIONS, LARGEST, Request, RowRequest, is_expressible
+from meshwright.solver.search.certify.split_model import Verdict, judge
 
 
 def a_row(pp: int = 2, vpp: int = 1, **changes: object) -> RowRequest:

@@ -6,12 +6,16 @@ from itertools import pairwise
 import pytest
 from ortools.sat.python import cp_model
 
-from solver.search.cp.objective import slowest_rank_decides
-from solver.search.cp.request import DECISIONS, LARGEST, Request, RowRequest
-from solver.search.cp.rules import RULES
-from solver.search.cp.runner import _hint, judge
-from solver.search.cp.solving import complete_the_hint
-from solver.search.cp.variables import Decision, declare
+from meshwright.solver.search.certify.request import DECISIONS, LARGEST, Request, RowRequest
+from meshwright.solver.search.certify.split_model import (
+    RULES,
+    Decision,
+    _hint,
+    complete_the_hint,
+    declare,
+    judge,
+    slowest_rank_decides,
+)
 
 KINDS = [[0, 1, 1, 2, 2, 2], [0, 0, 1, 1, 2, 3]]  # layers a b a b b
 

@@ -1,0 +1,265 @@
+"""The open runs as evidence for the constants of the software stacks, and fits to any part of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import cast
+
+import numpy as np
+
+from meshwright.profiles.calibration import bounded
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import Constants, Profile
+from meshwright.solver.calibration.calibrate import default_profile_of, memory_observation
+from meshwright.solver.calibration.fit import MEMORY_WIDTHS, TIME_WIDTHS, Box, least_in_box
+from meshwright.solver.calibration.observations import (
+    Batch,
+    Observation,
+    batches_of,
+    log_peak_bytes,
+    log_step_s,
+)
+from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import Run
+
+NOISE = 0.04
+# Runs of one cluster are wrong in common, so many of them tell little more than a few: of 8, 12, 20 and 60
+# runs for which a cluster may count, 12 predicted left-out clusters best, with half of the widths that
+# calibration allows a cluster for a stack round the global level.
+CLUSTER_WEIGHT = 12.0
+STACK_WIDTH = 0.5
+STEP = -0.05  # of a finite difference
+TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other,
+LAUNCHES = ("floor_s", "floor_moe", "fixed_s")  # and nothing but these
+SLOW_NODE = "megatron-ci-gb200"  # single nodes of it: 1.7 s a step whatever they run, no cause published
+# Its scripts set CUDA_LAUNCH_BLOCKING=1 (bigscience-workshop/bigscience,
+# train/tr11-176B-ml/tr11-176B-ml.slurm): every kernel waits for the one before, as on no other cluster.
+BLOCKING = "jeanzay-a100"
+SLOW_NETWORK = "ultrascale-h100-efa"  # pipelines across its nodes: up to 5x slow, no cause published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """What is fitted: step time or peak memory."""
+
+    widths: Mapping[str, float]  # of a stack round the global level
+    global_widths: Mapping[str, float] | None  # None: the global level is not fitted
+    log_values: Callable[[Sequence[Batch], Sequence[str], FloatArray], FloatArray]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its constants."""
+        return tuple(self.widths)
+
+
+TIME = Quantity(
+    widths={name: width * STACK_WIDTH for name, width in TIME_WIDTHS.items()},
+    global_widths=TIME_WIDTHS,
+    log_values=log_step_s,
+)
+# What lies beside the formulas; activations and logits are theirs, and too few sources say which
+# kernels ran to correct them from whole peaks.
+_BESIDE = {name: MEMORY_WIDTHS[name] for name in ("base_bytes", "context_bytes", "reserve")}
+MEMORY = Quantity(widths=_BESIDE, global_widths=None, log_values=log_peak_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Measured runs of one quantity, as any fit may learn from them."""
+
+    quantity: Quantity
+    runs: tuple[Run, ...]
+    observations: tuple[Observation, ...]
+    stacks: tuple[str, ...]
+    log_measured: FloatArray  # of a time: less what the event simulation adds to the closed form
+    weights: FloatArray
+
+    @classmethod
+    def of_times(cls, runs: Sequence[Run]) -> Evidence:
+        """The runs that teach step times."""
+        kept = [run for run in runs if teaches(run) and run.measured.step_time_s]
+        observations = [cast(Observation, Observation.of(run)) for run in kept]
+        zero = np.zeros((1, len(TIME.names)))
+        closed = log_step_s(batches_of(observations, default_profile_of), TIME.names, zero)[0]
+        exact = np.array([_log_predicted(one) for one in observations])
+        measured = np.log([one.step_time_s or 1.0 for one in observations])
+        return cls._of(TIME, kept, observations, measured - (exact - closed))
+
+    @classmethod
+    def of_peaks(cls, runs: Sequence[Run]) -> Evidence:
+        """The runs that teach peak memory: all of them, for no network and no CPU changes it."""
+        kept = [run for run in runs if run.shape is not None and run.measured.peak_memory_bytes]
+        judged = [
+            cast(
+                Observation, memory_observation(cast(Observation, Observation.of(run)), default_profile_of)
+            )
+            for run in kept
+        ]
+        return cls._of(MEMORY, kept, judged, np.log([one.peak_memory_bytes or 1.0 for one in judged]))
+
+    @classmethod
+    def _of(
+        cls, quantity: Quantity, runs: Sequence[Run], observations: Sequence[Observation], log: FloatArray
+    ) -> Evidence:
+        """Runs with their weights."""
+        per_cluster = Counter(run.cluster for run in runs)
+        return cls(
+            quantity=quantity,
+            runs=tuple(runs),
+            observations=tuple(observations),
+            stacks=tuple(framework_facts(one.framework).stack for one in observations),
+            log_measured=log,
+            weights=np.array([min(1.0, CLUSTER_WEIGHT / per_cluster[run.cluster]) for run in runs]),
+        )
+
+    def of_stack(self, stack: str) -> Evidence:
+        """The runs of one stack."""
+        return self.at(np.array([own == stack for own in self.stacks], dtype=bool))
+
+    @property
+    def shared(self) -> Evidence:
+        """The runs that teach what holds for every stack."""
+        return self.at(~self.tiny)
+
+    @property
+    def tiny(self) -> BoolArray:
+        """Which runs are of models so small that launches bind them; all teach memory alike."""
+        timed = self.quantity is TIME
+        return np.array([timed and run.cluster.startswith(TINY) for run in self.runs], dtype=bool)
+
+    def at(self, mask: BoolArray) -> Evidence:
+        """The runs where the mask holds."""
+        index = np.flatnonzero(mask)
+        return replace(
+            self,
+            runs=tuple(self.runs[i] for i in index),
+            observations=tuple(self.observations[i] for i in index),
+            stacks=tuple(self.stacks[i] for i in index),
+            log_measured=self.log_measured[index],
+            weights=self.weights[index],
+        )
+
+
+def teaches(run: Run) -> bool:
+    """Whether a run would teach nothing false."""
+    if run.shape is None or run.cluster == BLOCKING:
+        return False
+    several_nodes = run.shape.problem.cluster.num_nodes > 1
+    if run.cluster == SLOW_NODE and not several_nodes:
+        return False
+    pipelined = run.shape.configuration.pipeline_parallel_size > 1
+    return not (run.cluster == SLOW_NETWORK and several_nodes and pipelined)
+
+
+def _log_predicted(one: Observation) -> float:
+    """Log step time under the shipped constants."""
+    return log(predict(one.problem, default_profile_of(one), one.configuration).step_time_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Residuals and their Jacobian at one set of constants."""
+
+    quantity: Quantity
+    at: Constants
+    left: FloatArray  # measured less predicted, log
+    jacobian: FloatArray
+    weights: FloatArray
+
+    def take(self, mask: BoolArray) -> Linear:
+        """Some of the runs."""
+        return replace(self, left=self.left[mask], jacobian=self.jacobian[mask], weights=self.weights[mask])
+
+
+def linearised(evidence: Evidence, constants: Constants) -> Linear:
+    """Price all runs under the constants and with each of them moved."""
+
+    def profile_of(one: Observation) -> Profile:
+        return replace(default_profile_of(one), constants=constants)
+
+    quantity = evidence.quantity
+    batches, size = batches_of(evidence.observations, profile_of), len(quantity.names)
+    offsets = np.concatenate([np.zeros((1, size)), STEP * np.eye(size)])
+    values = quantity.log_values(batches, quantity.names, offsets)
+    taught = np.array([[not tiny or name in LAUNCHES for name in quantity.names] for tiny in evidence.tiny])
+    return Linear(
+        quantity=quantity,
+        at=constants,
+        left=evidence.log_measured - values[0],
+        jacobian=((values[1:] - values[0]) / STEP).T * taught,
+        weights=evidence.weights,
+    )
+
+
+def solved(linear: Linear, centre: Constants, widths: Mapping[str, float]) -> Constants:
+    """The constants that explain the linearised runs best, held round ``centre``.
+
+    Soft-L1 loss of the residuals at a noise of 4 %, by iterated reweighting.
+    """
+    names = linear.quantity.names
+    away = log_ratios(linear.at, centre, names)
+    stiffness = np.diag(np.array([widths[name] for name in names]) ** -2.0)
+    box = Box.of(linear.at, names)
+    step: FloatArray = np.zeros(len(names))
+    for _ in range(12):
+        left = linear.left - linear.jacobian @ step
+        weight = linear.weights / (NOISE**2 * np.sqrt(1.0 + (left / NOISE) ** 2))
+        pulled = linear.jacobian.T * weight
+        step = least_in_box(
+            pulled @ linear.jacobian + stiffness, pulled @ linear.left - stiffness @ away, box
+        )
+    return moved(linear.at, names, step)
+
+
+def log_ratios(constants: Constants, others: Constants, names: Sequence[str]) -> FloatArray:
+    """Log ratios of some constants."""
+    return np.log([getattr(constants, name) / getattr(others, name) for name in names])
+
+
+def moved(constants: Constants, names: Sequence[str], step: FloatArray) -> Constants:
+    """Constants after a step of their logarithms, inside their physical bounds."""
+    values = {
+        name: bounded(name, getattr(constants, name) * float(np.exp(by)))
+        for name, by in zip(names, step, strict=True)
+    }
+    return replace(constants, **values)
+
+
+def loss(linear: Linear, centre: Constants, widths: Mapping[str, float]) -> float:
+    """What the fits minimise."""
+    names = linear.quantity.names
+    soft = 2.0 * (np.sqrt(1.0 + (linear.left / NOISE) ** 2) - 1.0)
+    away = log_ratios(linear.at, centre, names) / [widths[name] for name in names]
+    return float((linear.weights * soft).sum() + (away**2).sum())
+
+
+def fitted(
+    evidence: Evidence,
+    centre: Constants,
+    *,
+    start: Constants,
+    widths: Mapping[str, float],
+    iterations: int = 6,
+) -> Constants:
+    """Gauss-Newton steps, halved until they help, from ``start`` on."""
+    names = evidence.quantity.names
+    here = linearised(evidence, start)
+    best = loss(here, centre, widths)
+    for _ in range(iterations):
+        goal = solved(here, centre, widths)
+        for share in (1.0, 0.5, 0.25, 0.1):
+            step = share * log_ratios(goal, here.at, names)
+            there = linearised(evidence, moved(here.at, names, step))
+            value = loss(there, centre, widths)
+            if value < best:
+                break
+        else:
+            break
+        gain, here, best = best - value, there, value
+        if gain < best / 1000:
+            break
+    return here.at

@@ -1,0 +1,145 @@
+"""Fits how far uncalibrated predictions spread to the errors of runs that no fit had seen.
+
+The variance of ln(measured / predicted) is the stack's own and what ``solver/cost/uncertainty.py``
+adds to it.
+Student's t with 4 degrees of freedom stands for the errors: a few runs are off for reasons of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.fit.evidence import CLUSTER_WEIGHT
+from meshwright.solver.accuracy import RunPrediction
+from meshwright.solver.calibration.observations import Observation, ProfileOf
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.cost.uncertainty import SHARES, shares_of
+from meshwright.solver.predict import Z_80_PERCENT
+
+CAUSES = (*SHARES, "experts", "unmeasured_gpu")
+_FREEDOM = 4.0  # of Student's t
+_FACTORS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
+_SWEEPS = 12
+_LEAST, _MOST = 0.003, 2.0
+_FEW_CLUSTERS = 3  # with fewer, a stack's own spread says little about the next one
+_FEW_RUNS = 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Log errors of left-out runs, and what makes them doubtful."""
+
+    log_error: FloatArray  # ln(measured / predicted), (n,)
+    causes: FloatArray  # (n, 4): how much of each cause of doubt a run has, 0 to 1
+    weights: FloatArray  # a cluster counts as 60 runs at most
+    clusters: tuple[str, ...]
+    stacks: tuple[str, ...]
+
+    def sigma(self, own: FloatArray | float, added: FloatArray) -> FloatArray:
+        """Spread of each run, (n,)."""
+        return np.asarray(np.sqrt(np.asarray(own) ** 2 + self.causes**2 @ added**2))
+
+    def coverage(self, sigma: FloatArray, mask: BoolArray) -> float:
+        """Weighted share of runs inside their 80 % interval."""
+        inside = np.abs(self.log_error) <= Z_80_PERCENT * sigma
+        return float(np.average(inside[mask], weights=self.weights[mask]))
+
+
+def errors_of(rows: Sequence[RunPrediction], profile_of: ProfileOf) -> Errors:
+    """The errors of all timed rows, predicted by profiles that had not seen them."""
+    timed = [row for row in rows if row.prediction is not None and row.run.measured.step_time_s]
+    per_cluster = Counter(row.run.cluster for row in timed)
+    pairs = [(row.run.measured.step_time_s or 1.0, row.prediction) for row in timed]
+    stacks, causes = zip(*(_causes(row, profile_of) for row in timed), strict=True)
+    return Errors(
+        log_error=np.log([measured / p.step_time_s for measured, p in pairs if p is not None]),
+        causes=np.array(causes),
+        weights=np.array([min(1.0, CLUSTER_WEIGHT / per_cluster[row.run.cluster]) for row in timed]),
+        clusters=tuple(row.run.cluster for row in timed),
+        stacks=stacks,
+    )
+
+
+def _causes(row: RunPrediction, profile_of: ProfileOf) -> tuple[str, list[float]]:
+    """The stack of a run, and its causes of doubt in the order of ``CAUSES``."""
+    one = Observation.of(row.run)
+    if one is None:
+        raise ValueError(f"{row.run.run_id} was refused")
+    profile, splits = profile_of(one), np.array([one.configuration.stage_layers], dtype=np.int64)
+    shares = shares_of(one.problem, Columns.of([one.configuration]), splits, profile)
+    flags = [float(one.problem.model.moe is not None), float(not profile.gpu_operators.measured)]
+    return profile.framework.stack, [*(float(share[0]) for share in shares.values()), *flags]
+
+
+def fitted_causes(errors: Errors) -> tuple[float, FloatArray]:
+    """The general spread and what each cause adds, by maximum likelihood."""
+
+    def loss(values: FloatArray) -> float:
+        variance = errors.sigma(values[0], values[1:]) ** 2
+        tail = np.log1p(errors.log_error**2 / variance / _FREEDOM)
+        return float(
+            np.average(0.5 * np.log(variance) + 0.5 * (_FREEDOM + 1) * tail, weights=errors.weights)
+        )
+
+    best = _least(loss, np.full(1 + len(CAUSES), 0.1))
+    return float(best[0]), best[1:]
+
+
+def _least(loss: Callable[[FloatArray], float], values: FloatArray) -> FloatArray:
+    """Coordinate descent over multiples of each value."""
+    least = loss(values)
+    for _ in range(_SWEEPS):
+        for index in range(len(values)):
+            for factor in _FACTORS:
+                tried = values.copy()
+                tried[index] = np.clip(tried[index] * factor, _LEAST, _MOST)
+                value = loss(tried)
+                if value < least:
+                    values, least = tried, value
+    return values
+
+
+def covering(errors: Errors, mask: BoolArray, sigma_at: Callable[[float], FloatArray]) -> float:
+    """The number at which the intervals hold 80 % of some runs; ``sigma_at`` grows with it."""
+    low, high = _LEAST, 5.0
+    for _ in range(30):
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if errors.coverage(sigma_at(middle), mask) >= 0.8 else (middle, high)  # noqa: PLR2004
+    return high
+
+
+def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
+    """The own spread of a stack that nobody measured, from the errors of stacks left out whole.
+
+    A run counts by its stack too, 60 at most: otherwise the largest stack alone would speak.
+    """
+    per_stack = {
+        stack: sum(w for w, own in zip(errors.weights, errors.stacks, strict=True) if own == stack)
+        for stack in set(errors.stacks)
+    }
+    even = [min(1.0, CLUSTER_WEIGHT / per_stack[stack]) for stack in errors.stacks]
+    fair = replace(errors, weights=errors.weights * np.array(even))
+    everything = np.ones(len(even), dtype=bool)
+    return covering(fair, everything, lambda own: errors.sigma(own, added))
+
+
+def stack_sigmas(errors: Errors, added: FloatArray, *, general: float, unknown: float) -> dict[str, float]:
+    """The own spread of each stack: what holds 80 % of its runs when their cluster is left out.
+
+    With runs of one or two clusters a stack takes the general spread, and of what an unknown stack adds
+    to it one part in as many clusters (as variances).
+    """
+    sigmas = {}
+    for stack in sorted(set(errors.stacks)):
+        mine = np.array([own == stack for own in errors.stacks])
+        clusters = {c for c, own in zip(errors.clusters, errors.stacks, strict=True) if own == stack}
+        if len(clusters) >= _FEW_CLUSTERS and errors.weights[mine].sum() >= _FEW_RUNS:
+            sigmas[stack] = covering(errors, mine, lambda own: errors.sigma(own, added))
+        else:
+            more = max(unknown**2 - general**2, 0.0) / len(clusters)
+            sigmas[stack] = float(np.sqrt(general**2 + more))
+    return sigmas

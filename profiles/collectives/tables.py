@@ -1,0 +1,334 @@
+"""How far collectives stay behind the line rate: tables by message size and by where the ranks sit.
+
+A table holds ``log2(seconds * line rate / bus bytes)`` by the bytes of one rank's part of the payload.
+Rings pass parts of that size on, so one axis carries the start-up of small messages and the loss with
+every doubling of nodes alike. A row says where the ranks sit: so many in one island, or so many
+islands. Inside an island the rows are NCCL's measured times (``catalog/operators``), across islands
+SimAI's shares (``catalog/collectives/network.json``); a cluster's own measurements correct both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import log2
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.collectives.measured import MeasuredCurve, MeasuredLink
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.operators.tables import ANY, OperatorTable, load_operator_tables
+
+# --------------------------------------------------------------------------------------------------
+# Shares of a network's line rate that collectives reach, by the bytes of a message and by nodes.
+#
+# The shares of ``catalog/collectives/network.json`` are distilled from SimAI's tables
+# (``benchmarks/catalog/network_shares.py``).
+
+
+FOLDER = CATALOG / "collectives"
+FORMAT = "meshwright-network-shares/1"
+
+# All-reduces over many nodes go through two trees (NCCL, src/graph/tuning.cc): every level costs the
+# network's 14 us and the node's way to its card once up and once down.
+_TREE_LEVEL_S = 40e-6
+_TREE_SHARE = 0.9  # of the rate of a ring of large messages
+_RAILS, _RAIL_BYTES_PER_S = 8, 50e9  # of the cluster that the network's table was measured on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShares:
+    """Shares of a network's line rate, as ``catalog/collectives/network.json`` holds them."""
+
+    ring_part_bytes: tuple[float, ...]
+    ring: tuple[float, ...]  # by the bytes of one rank's part
+    exchange_bytes: tuple[float, ...]
+    exchange_nodes: tuple[int, ...]
+    exchange: tuple[tuple[float, ...], ...]  # all-to-all: by number of nodes, by bytes of one rank
+    gpus_per_node: int
+    source: str
+
+    def ring_share(self, part_bytes: FloatArray) -> FloatArray:
+        """Share that a ring reaches; below the smallest part a step takes the same time."""
+        known = np.log2(self.ring_part_bytes)
+        share = np.exp2(np.interp(np.log2(part_bytes), known, np.log2(self.ring)))
+        return np.asarray(share * np.minimum(part_bytes / self.ring_part_bytes[0], 1.0))
+
+    def exchange_share(self, islands: float, sent_bytes: FloatArray) -> FloatArray:
+        """Share that an all-to-all reaches; below the smallest size its start-up time stays.
+
+        Beyond the most nodes that were measured the share of those holds.
+        """
+        nodes, sizes = np.log2(self.exchange_nodes), np.log2(self.exchange_bytes)
+        by_node = np.array(
+            [np.interp(np.log2(sent_bytes), sizes, np.log2(shares)) for shares in self.exchange]
+        )
+        measured = np.array([np.interp(np.log2(islands), nodes, column) for column in by_node.T])
+        first, last = (
+            np.exp2(np.interp(np.log2(islands), nodes, np.log2([s[i] for s in self.exchange])))
+            for i in (0, -1)
+        )
+        smallest = self.exchange_bytes[0]
+        start_up = smallest / first - smallest / last  # in bytes at line rate
+        below = sent_bytes / (start_up + sent_bytes / last)
+        return np.asarray(np.where(sent_bytes < smallest, below, np.exp2(measured)))
+
+
+@cache
+def network_shares() -> NetworkShares:
+    """The measured network.
+
+    Raises:
+        ProfileError: the catalog's file is broken.
+    """
+    try:
+        return network_shares_from_json(json.loads((FOLDER / "network.json").read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise ProfileError("catalog: collectives/network.json cannot be read") from error
+
+
+def network_shares_from_json(raw: Mapping[str, Any]) -> NetworkShares:
+    """The shares of one file.
+
+    Raises:
+        ProfileError: another format, or a field is missing.
+    """
+    if raw.get("format") != FORMAT:
+        raise ProfileError(f"network shares are not of the format {FORMAT}")
+    try:
+        return NetworkShares(
+            ring_part_bytes=tuple(raw["ring"]["part_bytes"]),
+            ring=tuple(raw["ring"]["share"]),
+            exchange_bytes=tuple(raw["all_to_all"]["sent_bytes"]),
+            exchange_nodes=tuple(raw["all_to_all"]["num_nodes"]),
+            exchange=tuple(tuple(shares) for shares in raw["all_to_all"]["share"]),
+            gpus_per_node=int(raw["gpus_per_node"]),
+            source=str(raw["source"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(f"network shares: {type(error).__name__} at {error}") from error
+
+
+def tree_share(islands: float, payload_bytes: FloatArray) -> FloatArray:
+    """Share of the line rate that an all-reduce through two trees reaches."""
+    at_line_rate = payload_bytes / (_RAILS * _RAIL_BYTES_PER_S)
+    return np.asarray(at_line_rate / (np.log2(islands) * _TREE_LEVEL_S + at_line_rate / _TREE_SHARE))
+
+
+__all__ = ["KINDS", "Lines", "MeasuredLink", "SlowdownTable", "row_of", "slowdown_tables"]
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.intp]
+_Point = tuple[float, float]  # log2 of the bytes of a part, log2 of the slowdown
+
+KINDS = ("all_gather", "all_reduce", "all_to_all")  # a reduce-scatter is an all-gather backwards
+_NEAREST = {  # whose measurements stand in for a collective that was not measured itself
+    "all_gather": ("all_gather", "reduce_scatter", "all_reduce"),
+    "all_reduce": ("all_reduce", "all_gather", "reduce_scatter"),
+    "all_to_all": ("all_to_all", "all_gather", "reduce_scatter", "all_reduce"),
+}
+_ROWS_PER_DOUBLING = 2  # of ranks or islands; a count between two rows takes the larger one's
+_INSIDE_ROWS = 21  # 1 to 1024 ranks of one island
+_ACROSS_ROWS = 41  # 1 to about a million islands
+_LOW, _HIGH = -14, 40  # log2 of the smallest and largest part: a kilobyte over a million ranks, and 1 TiB
+_PARTS: FloatArray = np.exp2(np.arange(_LOW, _HIGH + 1, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Line rates of one GPU's links, and how many GPUs the fast one joins."""
+
+    island_gpus: float
+    nodes_per_island: float  # 1, or more where the fast link spans nodes
+    fast_bytes_per_s: FloatArray | float
+    network_bytes_per_s: FloatArray | float
+
+    def ring_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
+        """Bus bandwidth of a ring through all rails that the group owns in an island.
+
+        NCCL closes one ring for each rail, so each rail carries ``1 / in_island`` of the bus bytes.
+        """
+        rails = in_island * self.network_bytes_per_s
+        alone = np.where(in_island > 1, np.minimum(self.fast_bytes_per_s, rails), rails)
+        return np.asarray(np.where(islands > 1, alone, self.fast_bytes_per_s))
+
+    def exchange_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
+        """Bus bandwidth of an all-to-all: what leaves goes through the rank's own rail.
+
+        The rest takes the fast link at the same time.
+        """
+        size = in_island * islands
+        leaving, staying = size - in_island, in_island - 1.0
+        slower = np.maximum(leaving / self.network_bytes_per_s, staying / self.fast_bytes_per_s)
+        alone = size <= 1
+        return np.asarray(np.where(alone, 1.0, leaving + staying) / np.where(alone, 1.0, slower))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlowdownTable:
+    """Seconds of one collective over those of its bus bytes at line rate."""
+
+    taken_bytes: FloatArray  # flat (rows, parts): bytes that pass at line rate while a part takes its step
+
+    @classmethod
+    def of(cls, log2_slowdown: FloatArray) -> SlowdownTable:
+        """The table of slowdowns (rows, parts): the inside rows, then the across rows."""
+        return cls(taken_bytes=(_PARTS * np.exp2(log2_slowdown)).ravel())
+
+    @classmethod
+    def at_line_rate(cls) -> SlowdownTable:
+        """A table in which nothing lies behind the line rate."""
+        return cls.of(np.zeros((_INSIDE_ROWS + _ACROSS_ROWS, len(_PARTS))))
+
+    def at(self, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
+        """Bytes at line rate that a step of parts (n,) in the rows (n,) of ``row_of`` stands for.
+
+        Straight lines between powers of two: a step takes a fixed time and that of its bytes. Nothing is
+        asked for beyond the ends, a ten-thousandth of a byte and a tebibyte.
+        """
+        mantissa, exponent = np.frexp(part_bytes)  # part = mantissa * 2^exponent, mantissa in [0.5, 1)
+        below = np.minimum(np.maximum(exponent, _LOW + 1), _HIGH) + (row * len(_PARTS) - _LOW - 1)
+        low = self.taken_bytes[below]
+        return np.asarray(low + (self.taken_bytes[below + 1] - low) * (2.0 * mantissa - 1.0))
+
+
+def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
+    """The row of groups of ``in_island`` ranks in each of ``islands`` islands."""
+    crossing = islands > 1
+    count = np.log2(np.where(crossing, islands, in_island))
+    row = np.ceil(count * _ROWS_PER_DOUBLING - 1e-9)
+    most = np.where(crossing, _ACROSS_ROWS, _INSIDE_ROWS) - 1
+    return np.asarray((np.minimum(row, most) + np.where(crossing, _INSIDE_ROWS, 0)).astype(np.intp))
+
+
+@cache
+def slowdown_tables(
+    gpu_tables: str, lines: Lines, measured: MeasuredLink | None
+) -> Mapping[str, SlowdownTable]:
+    """The tables of all collectives.
+
+    Args:
+        gpu_tables: the GPU type whose measured collectives hold inside an island.
+        lines: line rates, which measured bandwidths are held against.
+        measured: what was measured on the cluster itself.
+
+    Raises:
+        ProfileError: a file of the catalog is missing or broken.
+    """
+    found = {}
+    for kind in KINDS:
+        inside = _inside(load_operator_tables(gpu_tables).find(kind, ANY))
+        table = np.concatenate([inside, _across(kind, network_shares())])
+        if measured is not None:
+            curves = measured.of_collective(*_NEAREST[kind])
+            table = _corrected(table, kind, curves, lines)
+        found[kind] = SlowdownTable.of(table)
+    return found
+
+
+def _inside(table: OperatorTable) -> FloatArray:
+    """Rows of 1 to 1024 ranks.
+
+    More ranks than were measured lose what the most of them lose on equal parts, whose number makes the
+    steps of a ring; in an all-to-all, whose messages travel at the same time, on equal payloads.
+    """
+    axis = table.grid.axes[0]
+    least, most = 2.0**axis.low, 2.0 ** (axis.low + (axis.count - 1) * axis.step)
+    rows = []
+    for index in range(_INSIDE_ROWS):
+        meant = max(2.0 ** (index / _ROWS_PER_DOUBLING), least)
+        ranks = np.full_like(_PARTS, min(meant, most))
+        payload = _PARTS * (meant if table.operator == "all_to_all" else ranks)
+        roof = table.roof_s(ranks, payload)
+        at_line_rate = roof - table.roof.fixed_s
+        rows.append(np.log2(table.slowdown(ranks, payload) * roof / at_line_rate))
+    return np.array(rows)
+
+
+def _across(kind: str, shares: NetworkShares) -> FloatArray:
+    """Rows of 1 to about a million islands."""
+    islands = np.maximum(2.0 ** (np.arange(_ACROSS_ROWS) / _ROWS_PER_DOUBLING), 2.0)
+    if kind == "all_to_all":
+        return _exchange_across(islands, shares)
+    ring = shares.ring_share(_PARTS)
+    if kind == "all_gather":
+        return np.tile(-np.log2(ring), (_ACROSS_ROWS, 1))
+    payloads = (_PARTS * count * shares.gpus_per_node for count in islands)
+    trees = [tree_share(count, payload) for count, payload in zip(islands, payloads, strict=True)]
+    return np.asarray(-np.log2(np.maximum(ring, trees)))
+
+
+def _exchange_across(islands: FloatArray, shares: NetworkShares) -> FloatArray:
+    """All-to-all: more islands never take less time for what one rank sends, so noise is levelled."""
+    sent = np.exp2(np.arange(_LOW, 2 * _HIGH, dtype=np.float64))
+    leaving = 1.0 - 1.0 / islands
+    times = [leave / shares.exchange_share(k, sent) for leave, k in zip(leaving, islands, strict=True)]
+    log2_times = np.log2(np.maximum.accumulate(np.array(times), axis=0))
+    rows = [
+        np.interp(np.log2(_PARTS * k * shares.gpus_per_node), np.log2(sent), row) - np.log2(leave)
+        for k, leave, row in zip(islands, leaving, log2_times, strict=True)
+    ]
+    return np.array(rows)
+
+
+def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], lines: Lines) -> FloatArray:
+    """The table moved onto what was measured; neither side of the island corrects the other.
+
+    Between measured counts the correction is interpolated, beyond them the nearest is kept. Over a
+    network all steps of a ring are alike, so whatever number of nodes a ring was measured on, it
+    corrects all of them, each by its own size of parts.
+    """
+    points: dict[int, list[_Point]] = defaultdict(list)
+    for curve in sorted(curves, key=lambda curve: curve.num_ranks):
+        row, found = _points(curve, lines)
+        if kind != "all_reduce" and curve.collective != "all_to_all":
+            row = min(row, _INSIDE_ROWS)
+        points[row] += found
+    moved = table.copy()
+    for start, stop in ((0, _INSIDE_ROWS), (_INSIDE_ROWS, _INSIDE_ROWS + _ACROSS_ROWS)):
+        known = [row for row in sorted(points) if start <= row < stop]
+        if known:
+            stacked = np.array([_offset(table[row], points[row]) for row in known])
+            for part in range(len(_PARTS)):
+                moved[start:stop, part] += np.interp(range(start, stop), known, stacked[:, part])
+    return moved
+
+
+def _points(curve: MeasuredCurve, lines: Lines) -> tuple[int, list[_Point]]:
+    """The row that a curve was measured in, and its points."""
+    ranks = float(curve.num_ranks)
+    together = ranks / curve.num_nodes * lines.nodes_per_island
+    in_island = np.array([min(together, ranks, lines.island_gpus)])
+    islands = np.ceil(ranks / in_island)
+    exchange = curve.collective == "all_to_all"
+    line = lines.exchange_bytes_per_s if exchange else lines.ring_bytes_per_s
+    rate = float(line(in_island, islands)[0])
+    pairs = zip(curve.payload_bytes, curve.bus_bytes_per_s, strict=True)
+    return int(row_of(in_island, islands)[0]), [
+        (log2(size / ranks), log2(rate / bus)) for size, bus in pairs
+    ]
+
+
+def _offset(row: FloatArray, points: list[_Point]) -> FloatArray:
+    """By how much points lie above one row of a table, at each of its parts.
+
+    Points of equal parts count as their median. Smaller parts than were measured are as far off as the
+    smallest; what larger ones lose is the time that the largest lost, however large they are.
+    """
+    of_part: dict[float, list[float]] = defaultdict(list)
+    for part, behind in points:
+        of_part[round(part, 3)].append(behind)
+    parts = sorted(of_part)
+    typical = np.array([median(of_part[part]) for part in parts])
+    nodes = np.log2(_PARTS)
+    offset = np.interp(nodes, parts, typical - np.interp(parts, nodes, row))
+    lost = max(float(2.0 ** typical[-1] - np.exp2(np.interp(parts[-1], nodes, row))), 0.0)
+    larger = np.log2(1.0 + lost * 2.0 ** (parts[-1] - nodes) / np.exp2(row))
+    return np.where((nodes > parts[-1]) & (lost > 0.0), larger, offset)

@@ -1,0 +1,127 @@
+"""Layers as they were timed: what the cost model takes instead of its own price where it has them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from meshwright.profiles.measured.profile import MeasuredProfile
+from meshwright.profiles.model import ModelSpec
+
+Part = Literal["dense", "moe", "embedding", "head"]
+
+# Operators of the group "layer" in a measured profile.
+PART_OF: Mapping[str, Part] = {
+    "dense_layer": "dense",
+    "moe_layer": "moe",
+    "embedding": "embedding",
+    "head": "head",
+}
+# Fields that change no layer's work; the vocabulary changes both ends'.
+_NOT_OF_A_LAYER = (
+    "name",
+    "display_name",
+    "source",
+    "num_layers",
+    "num_mtp_layers",
+    "max_position_embeddings",
+    "rotary_base",
+    "rotary_local_base",
+    "rotary_scaling",
+    "norm_epsilon",
+    "attention_scale",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+)
+_OF_THE_ENDS = ("vocab_size", "tied_embeddings", "head_bias", "embedding_norm", "logit_softcap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """One part of the model on one tensor-parallel shard, one micro-batch."""
+
+    part: Part
+    tensor_parallel_size: int
+    micro_batch_size: int
+    forward_s: float
+    backward_s: float  # input and weight gradients, nothing recomputed
+    optimizer_s: float | None = None  # one step over the part's unsharded weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRatio:
+    """Timed over priced seconds of one part on one tensor-parallel shard, one micro-batch."""
+
+    part: Part
+    tensor_parallel_size: int
+    micro_batch_size: int
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLayers:
+    """Measured parts of one model at one sequence length on one GPU type."""
+
+    model: ModelSpec
+    seq_length: int
+    expert_parallel_size: int
+    with_collectives: bool  # tensor-parallel collectives are inside the times
+    times: tuple[LayerTime, ...]
+    ratios: tuple[LayerRatio, ...] = ()  # against the profile that carries these layers
+
+    @classmethod
+    def of(cls, profile: MeasuredProfile) -> MeasuredLayers | None:
+        """The layers of a measured profile; None where it holds none with both passes."""
+        found: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
+        for one in profile.measurements:
+            if one.group == "layer" and one.operator in PART_OF:
+                sizes = one.shape.get("tensor_parallel_size", 1), one.shape.get("micro_batch_size", 1)
+                found[(PART_OF[one.operator], *sizes)][one.kind] = one.timing.median_s
+        times = tuple(
+            LayerTime(
+                part=part,
+                tensor_parallel_size=tp,
+                micro_batch_size=micro_batch,
+                forward_s=passes["forward"],
+                backward_s=passes["backward"],
+                optimizer_s=passes.get("optimizer"),
+            )
+            for (part, tp, micro_batch), passes in sorted(found.items())
+            if {"forward", "backward"} <= passes.keys()
+        )
+        if not times:
+            return None
+        return cls(
+            model=profile.subject.model,
+            seq_length=profile.subject.seq_length,
+            expert_parallel_size=profile.subject.expert_parallel_size,
+            with_collectives=profile.subject.with_collectives,
+            times=times,
+        )
+
+    def has_part(self, part: Part, model: ModelSpec) -> bool:
+        """Whether a part of ``model`` is of the shape that was timed."""
+        ignored = _NOT_OF_A_LAYER if part in ("embedding", "head") else (*_NOT_OF_A_LAYER, *_OF_THE_ENDS)
+        return _shape(model, ignored) == _shape(self.model, ignored)
+
+    def curve(self, part: Part, tensor_parallel_size: int) -> tuple[LayerTime, ...]:
+        """The times of a part at one tensor-parallel size, by micro-batch."""
+        return tuple(
+            time
+            for time in self.times
+            if (time.part, time.tensor_parallel_size) == (part, tensor_parallel_size)
+        )
+
+    def ratios_of(self, part: Part, tensor_parallel_size: int) -> tuple[LayerRatio, ...]:
+        """What a part takes over its price at one tensor-parallel size, by micro-batch; may be none."""
+        shard = (part, tensor_parallel_size)
+        return tuple(one for one in self.ratios if (one.part, one.tensor_parallel_size) == shard)
+
+
+def _shape(model: ModelSpec, ignored: tuple[str, ...]) -> dict[str, object]:
+    """What decides the work of a part."""
+    return {name: value for name, value in asdict(model).items() if name not in ignored}

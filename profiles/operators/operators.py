@@ -1,0 +1,184 @@
+"""Seconds of operators on one GPU: GEMM, attention, and whatever is bound by memory bandwidth.
+
+All functions take arrays (or scalars) and broadcast. The GEMM formula is a roofline whose ceiling
+falls for small sides; its constants per GPU come from measured tables (see
+``catalog/calibration/operators.yaml``), never from a maximum achievable rate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.errors import ProfileError
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.operators.tables import operator_table_names, operator_tables_digest
+
+# --------------------------------------------------------------------------------------------------
+# How long the parts of a backward pass take, as a multiple of the same layer's forward pass.
+#
+# ``catalog/operators/backward.json`` is made by ``meshwright.profiles.importers.simumax`` from measured
+# layers.
+
+
+_FILE = CATALOG / "operators" / "backward.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardRatio:
+    """Seconds of a part of the backward pass over the forward pass of the same layer."""
+
+    operator: str  # gemm, grouped_gemm, attention
+    part: str  # input_gradient, weight_gradient; backward of attention
+    gradient_dtype: str  # fp32, bf16: of weight gradients; empty elsewhere
+    count: int  # layers measured in both passes
+    median: float
+    p10: float
+    p90: float
+
+
+def backward_ratio(operator: str, part: str, *, gpu: GpuSpec, gradient_dtype: str = "") -> float:
+    """The median ratio on that GPU, on its architecture, or else the geometric mean of all measured.
+
+    Args:
+        operator: gemm, grouped_gemm or attention.
+        part: input_gradient, weight_gradient; backward of attention.
+        gpu: where it runs.
+        gradient_dtype: fp32 or bf16, what a weight gradient is summed in; empty elsewhere.
+
+    Raises:
+        ProfileError: nobody measured that part, or the file is broken.
+    """
+    medians = {
+        slug: ratio.median
+        for slug, ratios in measured_ratios().items()
+        for ratio in ratios
+        if (ratio.operator, ratio.part, ratio.gradient_dtype) == (operator, part, gradient_dtype)
+    }
+    if not medians:
+        raise ProfileError(f"no backward ratio of {operator[:40]} {part[:40]} {gradient_dtype[:20]}")
+    if gpu.slug in medians:
+        return medians[gpu.slug]
+    alike = [value for slug, value in medians.items() if find_gpu(slug).architecture == gpu.architecture]
+    return float(np.exp(np.mean(np.log(alike or list(medians.values())))))
+
+
+@cache
+def measured_ratios() -> Mapping[str, Sequence[BackwardRatio]]:
+    """All measured ratios by GPU type.
+
+    Raises:
+        ProfileError: the file is broken.
+    """
+    try:
+        gpus = json.loads(_FILE.read_text("utf-8"))["gpus"]
+        return {gpu: tuple(BackwardRatio(**ratio) for ratio in ratios) for gpu, ratios in gpus.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ProfileError("catalog: backward.json cannot be read") from error
+
+
+FloatArray = NDArray[np.float64]
+_CATALOG = CATALOG / "calibration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOperators:
+    """What share of its data sheet one GPU type reaches."""
+
+    gemm: Mapping[str, float]  # share of the dense peak of a large GEMM, by precision
+    gemm_backward: float  # rate of the backward pass's two products over the forward's
+    gemm_m0: float  # rows at which half the rate is reached
+    gemm_n0: float  # columns at which half the rate is reached
+    gemm_k0: float  # inner length at which half the rate is reached
+    grouped_m0: float  # rows of one expert at which a grouped GEMM reaches half of a plain one's rate
+    launch_s: float  # of one kernel
+    flash: float  # share of the dense bf16 peak of a long causal flash attention, forward
+    flash_s0: float  # tokens at which half the rate is reached
+    attention_backward: float  # seconds of the backward pass of attention over the forward's
+    hbm: float  # share of the data sheet's memory bandwidth
+    source: str
+    measured: bool  # False: taken from the nearest architecture
+    host: float = 1.0  # seconds that its usual host takes to launch kernels over a DGX A100's
+    experts: float = 1.0  # seconds of routed experts in training over those of the measured tables
+    experts_backward: float = 2.0  # seconds of their backward pass over the forward's
+    tables: str = ""  # whose measured operator tables hold here; empty: the formulas above alone
+    tables_digest: str = ""
+
+
+def gemm_s(
+    m: FloatArray | float,
+    n: FloatArray | float,
+    k: FloatArray | float,
+    *,
+    operators: GpuOperators,
+    flops: FloatArray | float,
+    bytes_per_s: float,
+    element_bytes: float = 2.0,
+) -> FloatArray:
+    """Seconds of one (m, k) by (k, n) product.
+
+    ``t = ((2 m n k / rate)^4 + (bytes / bandwidth)^4)^(1/4) + launch`` with
+    ``rate = flops * m / (m + m0) * n / (n + n0) * k / (k + k0)``: the saturating efficiency that
+    fits the measured operator tables within 6-10 % (bf16), joined smoothly to the memory roof.
+
+    Args:
+        m: rows of the output.
+        n: columns of the output.
+        k: inner length.
+        operators: half-rate lengths and launch time.
+        flops: rate of a large product in FLOP/s, efficiency included.
+        bytes_per_s: memory bandwidth, efficiency included.
+        element_bytes: bytes of one input element; the output has 2.
+    """
+    m, n, k = np.maximum(m, 1e-9), np.maximum(n, 1e-9), np.maximum(k, 1e-9)
+    compute = (m + operators.gemm_m0) * (n + operators.gemm_n0) * (k + operators.gemm_k0)
+    compute = compute * (2.0 / flops)
+    moved = ((m + n) * k * element_bytes + 2.0 * m * n) / bytes_per_s
+    compute, moved = compute * compute, moved * moved
+    return np.asarray(np.sqrt(np.sqrt(compute * compute + moved * moved)) + operators.launch_s)
+
+
+def flash_attention_s(
+    work_flops: FloatArray, tokens: FloatArray | float, *, operators: GpuOperators, flops: float
+) -> FloatArray:
+    """Seconds of one flash attention forward pass over sequences of ``tokens`` tokens.
+
+    ``work / (flops * s / (s + s0))``: the share of peak rises with the length of the sequence that
+    one GPU sees (operator tables of A100, H100, B200).
+    """
+    return np.asarray(work_flops * (1.0 + operators.flash_s0 / tokens) / flops)
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    """The operator table of the catalog."""
+    table: dict[str, Any] = yaml.load(
+        (_CATALOG / "operators.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
+    )
+    return table
+
+
+def operators_of(gpu: GpuSpec) -> GpuOperators:
+    """The operator shares of a GPU type; of its architecture when the type was not measured."""
+    table = _tables()
+    row = table["gpus"].get(gpu.slug)
+    values = table["default"] | table["architectures"].get(gpu.architecture, {}) | (row or {})
+    if gpu.slug in operator_table_names():
+        values["tables"] = gpu.slug
+    return GpuOperators(
+        measured=row is not None,
+        experts_backward=backward_ratio("grouped_gemm", "input_gradient", gpu=gpu)
+        + backward_ratio("grouped_gemm", "weight_gradient", gpu=gpu, gradient_dtype="fp32"),
+        attention_backward=backward_ratio("attention", "backward", gpu=gpu),
+        tables_digest=operator_tables_digest(values["tables"]) if values["tables"] else "",
+        **values,
+    )

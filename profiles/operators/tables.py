@@ -1,0 +1,417 @@
+"""Measured seconds of operators by GPU type: small tables, interpolated, with their sources.
+
+``catalog/operators/<gpu>.json`` holds one table per operator and precision, distilled from measured
+points by ``benchmarks.catalog.aiconfigurator``. All times are those of a forward pass; the backward
+ratios stand in ``catalog/operators/backward.json`` (see ``meshwright.profiles.operators.operators``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import ProfileError
+
+# --------------------------------------------------------------------------------------------------
+# Interpolation on a regular grid over the logarithms of positive quantities.
+
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.intp]
+BoolArray = NDArray[np.bool_]
+_TOLERANCE = 1e-6  # of one step: how far beyond its last node an axis still counts as inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogAxis:
+    """Nodes at ``2^low, 2^(low + step), …``."""
+
+    name: str
+    low: float  # log2 of the first node
+    step: float  # log2 of the ratio of neighbours
+    count: int
+
+    def position(self, quantity: FloatArray) -> FloatArray:
+        """Where quantities lie in units of nodes; outside of ``[0, count - 1]`` beyond the ends."""
+        return np.asarray((np.log2(quantity) - self.low) / self.step)
+
+
+def corners(
+    axes: tuple[LogAxis, ...], point: tuple[FloatArray, ...]
+) -> list[tuple[IndexArray, FloatArray]]:
+    """The ``2^d`` nodes round each point, as flat indices of shape (n,), and their multilinear weights.
+
+    Points beyond an end of an axis count as lying on that end.
+    """
+    sides = []
+    for axis, quantity in zip(axes, point, strict=True):
+        position = np.clip(axis.position(quantity), 0.0, axis.count - 1.0)
+        below = np.minimum(position.astype(np.intp), max(axis.count - 2, 0))
+        share = position - below
+        sides.append(((below, 1.0 - share), (np.minimum(below + 1, axis.count - 1), share)))
+    found = []
+    for choice in itertools.product(*sides):
+        index, weight = choice[0]
+        for axis, (node, share) in zip(axes[1:], choice[1:], strict=True):
+            index, weight = index * axis.count + node, weight * share
+        found.append((index, weight))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGrid:
+    """Values at the nodes of a regular logarithmic grid, multilinear between them."""
+
+    axes: tuple[LogAxis, ...]
+    values: FloatArray  # flat, the last axis fastest
+
+    def at(self, point: tuple[FloatArray, ...]) -> FloatArray:
+        """Interpolated values of shape (n,) at points of one array per axis; held constant outside."""
+        return np.asarray(sum(self.values[index] * weight for index, weight in corners(self.axes, point)))
+
+    def outside(self, point: tuple[FloatArray, ...]) -> BoolArray:
+        """Whether each point lies beyond an end of any axis, shape (n,)."""
+        beyond = np.zeros(np.broadcast_shapes(*(quantity.shape for quantity in point)), dtype=np.bool_)
+        for axis, quantity in zip(self.axes, point, strict=True):
+            position = axis.position(quantity)
+            beyond |= (position < -_TOLERANCE) | (position > axis.count - 1 + _TOLERANCE)
+        return beyond
+
+
+# --------------------------------------------------------------------------------------------------
+# What an operator would take on ideal hardware, and the quantities its measured table is indexed by.
+#
+# A table holds ``log2(measured seconds / roof seconds)``: the roof carries the steep dependence on sizes,
+# the table the slow one of efficiency, which a coarse grid interpolates well. Beyond the ends of a table
+# its edge's efficiency is kept, so the roof extrapolates (Williams, Waterman and Patterson 2009,
+# "Roofline: an insightful visual performance model").
+
+
+Quantities = tuple[FloatArray, ...]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """The limits of the device a table was measured on."""
+
+    flops: float  # dense peak at the table's precision; 0 where the operator computes nothing
+    bytes_per_s: float  # of the memory; for collectives of the link, per GPU and direction
+    fixed_s: float  # launch or latency
+    element_bytes: float  # of one input element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorModel:
+    """The arguments of an operator, its roof, and the axes of its table."""
+
+    arguments: tuple[str, ...]
+    axes: tuple[str, ...]
+    point: Callable[[Quantities], Quantities]  # arguments -> quantities along the axes
+    roof_s: Callable[[Quantities, Roof], FloatArray]
+
+
+def _joined_s(compute_s: FloatArray, memory_s: FloatArray) -> FloatArray:
+    """A smooth maximum, the 4-norm: measured GEMMs round the ridge off about so much."""
+    compute, memory = compute_s * compute_s, memory_s * memory_s
+    return np.asarray(np.sqrt(np.sqrt(compute * compute + memory * memory)))
+
+
+def _gemm_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
+    """``2 m n k`` operations against both inputs read and a 2-byte output written once."""
+    m, n, k = arguments
+    moved = (m + n) * k * roof.element_bytes + 2.0 * m * n
+    return _joined_s(2.0 * m * n * k / roof.flops, moved / roof.bytes_per_s) + roof.fixed_s
+
+
+def _attention_point(arguments: Quantities) -> Quantities:
+    """Parallel work counts in heads of the whole batch; sharing of keys as heads per kv head."""
+    batch, heads, kv_heads, seq_len, head_dim = arguments
+    return seq_len, batch * heads, heads / kv_heads, head_dim
+
+
+def _attention_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
+    """Causal: two products over half of the scores; queries, keys, values, output moved once."""
+    batch, heads, kv_heads, seq_len, head_dim = arguments
+    work = 2.0 * batch * heads * seq_len * seq_len * head_dim
+    moved = 2.0 * roof.element_bytes * batch * seq_len * head_dim * (heads + kv_heads)
+    return _joined_s(work / roof.flops, moved / roof.bytes_per_s) + roof.fixed_s
+
+
+def _grouped_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
+    """A gated MLP of every local expert (three matrices), with permutation and activation by bytes."""
+    rows, experts, hidden, ffn = arguments
+    total = rows * experts
+    weights = 3.0 * experts * hidden * ffn * roof.element_bytes
+    moved = total * (hidden * (roof.element_bytes + 4.0) + ffn * (4.0 + 2.0 * roof.element_bytes))
+    products = _joined_s(6.0 * total * hidden * ffn / roof.flops, weights / roof.bytes_per_s)
+    return products + moved / roof.bytes_per_s + roof.fixed_s
+
+
+def _memory_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
+    """Bytes read and written over the bandwidth."""
+    return arguments[0] / roof.bytes_per_s + roof.fixed_s
+
+
+def bus_bytes(collective: str, ranks: FloatArray, payload_bytes: FloatArray) -> FloatArray:
+    """Bytes each rank's link carries: the bus-bandwidth convention of nccl-tests (PERFORMANCE.md).
+
+    ``(n - 1) / n`` of the payload, twice for an all-reduce. The payload is the whole gathered or
+    reduced buffer; of an all-to-all what one rank sends, its own share included.
+    """
+    share = (ranks - 1.0) / ranks * (2.0 if collective == "all_reduce" else 1.0)
+    return np.asarray(share * payload_bytes)
+
+
+def _collective_model(collective: str) -> OperatorModel:
+    def roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
+        ranks, payload_bytes = arguments
+        return bus_bytes(collective, ranks, payload_bytes) / roof.bytes_per_s + roof.fixed_s
+
+    names = ("ranks", "payload_bytes")
+    return OperatorModel(arguments=names, axes=names, point=tuple, roof_s=roof_s)
+
+
+MODELS: Mapping[str, OperatorModel] = {
+    "gemm": OperatorModel(
+        arguments=("m", "n", "k"), axes=("m", "n", "k"), point=tuple, roof_s=_gemm_roof_s
+    ),
+    "attention_forward": OperatorModel(
+        arguments=("batch", "heads", "kv_heads", "seq_len", "head_dim"),
+        axes=("seq_len", "batch_heads", "heads_per_kv_head", "head_dim"),
+        point=_attention_point,
+        roof_s=_attention_roof_s,
+    ),
+    "grouped_mlp": OperatorModel(
+        arguments=("rows_per_expert", "experts", "hidden", "ffn"),
+        axes=("rows_per_expert", "experts", "hidden", "ffn"),
+        point=tuple,
+        roof_s=_grouped_roof_s,
+    ),
+    "memory_bound": OperatorModel(
+        arguments=("moved_bytes",), axes=("moved_bytes",), point=tuple, roof_s=_memory_roof_s
+    ),
+} | {name: _collective_model(name) for name in COLLECTIVES}
+
+FOLDER = CATALOG / "operators"
+ANY = "any"  # the precision of what does not depend on one
+FORMAT = "meshwright-operator-tables-1"
+VALUE_SCALE = 1000.0  # stored values are round(1000 * log2(measured / roof))
+_CHUNK = 16_384  # rows worked on at a time, so that intermediate arrays stay in the cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """How well a table reproduces measured points that its fit never saw."""
+
+    count: int
+    median: float  # of |predicted / measured - 1|
+    p90: float
+    samples: tuple[tuple[float, ...], ...]  # some of those points: the arguments, then seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTable:
+    """One operator at one precision on one GPU type."""
+
+    operator: str
+    precision: str
+    library: str  # what was measured: framework, version, kernel
+    roof: Roof
+    grid: LogGrid
+    held_out: HeldOut
+
+    def seconds(self, *arguments: ArrayLike) -> FloatArray:
+        """Seconds for arguments in the operator's order (``MODELS``), broadcast against each other."""
+        arrays = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments))
+        flat = [array.ravel() for array in arrays]
+        parts = [
+            self._seconds(tuple(array[start : start + _CHUNK] for array in flat))
+            for start in range(0, max(flat[0].size, 1), _CHUNK)
+        ]
+        return np.concatenate(parts).reshape(arrays[0].shape)
+
+    def extrapolated(self, *arguments: ArrayLike) -> BoolArray:
+        """Whether the arguments lie beyond what was measured, so that only the roof is known there."""
+        arrays = tuple(np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments)))
+        return self.grid.outside(MODELS[self.operator].point(arrays))
+
+    def roof_s(self, *arguments: FloatArray, roof: Roof | None = None) -> FloatArray:
+        """Seconds on ideal hardware: the measured GPU's, or another roof."""
+        return MODELS[self.operator].roof_s(arguments, roof or self.roof)
+
+    def slowdown(self, *arguments: FloatArray) -> FloatArray:
+        """Measured seconds over the roof's, for arguments of one shape (n,)."""
+        return np.exp2(self.grid.at(MODELS[self.operator].point(arguments)))
+
+    def _seconds(self, arguments: Quantities) -> FloatArray:
+        return self.roof_s(*arguments) * self.slowdown(*arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTables:
+    """All measured operators of one GPU type."""
+
+    gpu: str
+    source: Mapping[str, Any]
+    tables: Mapping[tuple[str, str], OperatorTable]
+
+    def find(self, operator: str, precision: str = "bf16") -> OperatorTable:
+        """The table of an operator.
+
+        Raises:
+            ProfileError: nobody measured that operator at that precision on this GPU.
+        """
+        table = self.tables.get((operator, precision))
+        if table is None:
+            raise ProfileError(f"{self.gpu}: no measured table of {operator[:40]} in {precision[:20]}")
+        return table
+
+
+def gemm_s(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, *, tables: OperatorTables, precision: str = "bf16"
+) -> FloatArray:
+    """Seconds of a (m, k) by (k, n) product, weights stored (n, k) as in a forward pass.
+
+    In fp8 the product alone: casts of its inputs are memory-bound operators of their own.
+    """
+    return tables.find("gemm", precision).seconds(m, n, k)
+
+
+def attention_forward_s(
+    batch: ArrayLike,
+    heads: ArrayLike,
+    kv_heads: ArrayLike,
+    seq_len: ArrayLike,
+    *,
+    head_dim: ArrayLike,
+    tables: OperatorTables,
+) -> FloatArray:
+    """Seconds of causal flash attention over whole sequences, forward, in bf16."""
+    return tables.find("attention_forward").seconds(batch, heads, kv_heads, seq_len, head_dim)
+
+
+def grouped_mlp_s(
+    rows_per_expert: ArrayLike,
+    experts: ArrayLike,
+    hidden: ArrayLike,
+    ffn: ArrayLike,
+    *,
+    tables: OperatorTables,
+    precision: str = "bf16",
+) -> FloatArray:
+    """Seconds of the gated MLPs of one rank's experts under an even load, forward.
+
+    Permutation, activation and the weighted sum are included; in fp8 the casts too.
+
+    Args:
+        rows_per_expert: tokens that reach each expert of the rank.
+        experts: experts of the rank.
+        hidden: model width.
+        ffn: width of one expert on the rank (its tensor-parallel share).
+        tables: the GPU's tables.
+        precision: bf16 or fp8.
+    """
+    return tables.find("grouped_mlp", precision).seconds(rows_per_expert, experts, hidden, ffn)
+
+
+def memory_bound_s(moved_bytes: ArrayLike, *, tables: OperatorTables) -> FloatArray:
+    """Seconds of an element-wise kernel by the bytes it reads and writes (measured: the fp8 cast)."""
+    return tables.find("memory_bound", ANY).seconds(moved_bytes)
+
+
+def collective_s(
+    collective: str, ranks: ArrayLike, payload_bytes: ArrayLike, *, tables: OperatorTables
+) -> FloatArray:
+    """Seconds of an NCCL collective among GPUs of one node.
+
+    Args:
+        collective: all_reduce, all_gather, reduce_scatter or all_to_all.
+        ranks: 2 or more.
+        payload_bytes: the whole gathered or reduced buffer; of an all-to-all what one rank sends.
+        tables: the GPU's tables.
+    """
+    return tables.find(collective, ANY).seconds(ranks, payload_bytes)
+
+
+def bus_bytes_per_s(
+    collective: str, ranks: ArrayLike, payload_bytes: ArrayLike, *, tables: OperatorTables
+) -> FloatArray:
+    """Bus bandwidth in the convention of nccl-tests, from ``collective_s``."""
+    sizes = np.asarray(ranks, dtype=np.float64), np.asarray(payload_bytes, dtype=np.float64)
+    taken = collective_s(collective, *sizes, tables=tables)
+    return np.asarray(bus_bytes(collective, *sizes) / taken)
+
+
+@cache
+def operator_table_names() -> tuple[str, ...]:
+    """The GPU types that have measured operator tables."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "backward"))
+
+
+@cache
+def operator_tables_digest(gpu: str) -> str:
+    """First 12 hex digits of SHA-256 over the tables' file: equal tables, equal digests."""
+    return hashlib.sha256((FOLDER / f"{gpu}.json").read_bytes()).hexdigest()[:12]
+
+
+@cache
+def load_operator_tables(gpu: str) -> OperatorTables:
+    """The measured operators of a GPU type, by its catalog name.
+
+    Raises:
+        ProfileError: the type was not measured, or its file is broken.
+    """
+    if gpu not in operator_table_names():
+        raise ProfileError(
+            f"no operator tables of {gpu[:60]}; there are {', '.join(operator_table_names())}"
+        )
+    try:
+        return tables_from_json(json.loads((FOLDER / f"{gpu}.json").read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"operator tables of {gpu} cannot be read") from error
+
+
+def tables_from_json(raw: Mapping[str, Any]) -> OperatorTables:
+    """The tables of one file.
+
+    Raises:
+        ProfileError: another format, a missing field, or a table whose size does not fit its axes.
+    """
+    if raw.get("format") != FORMAT:
+        raise ProfileError(f"operator tables are not of the format {FORMAT}")
+    try:
+        found = [_table(entry) for entry in raw["tables"]]
+        tables = {(table.operator, table.precision): table for table in found}
+        return OperatorTables(gpu=str(raw["gpu"]), source=raw["source"], tables=tables)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(f"operator tables: {type(error).__name__} at {error}") from error
+
+
+def _table(raw: Mapping[str, Any]) -> OperatorTable:
+    axes = tuple(LogAxis(**axis) for axis in raw["axes"])
+    values = np.asarray(raw["values"], dtype=np.float64) / VALUE_SCALE
+    model = MODELS[raw["operator"]]
+    if tuple(axis.name for axis in axes) != model.axes:
+        raise ProfileError(f"operator tables: axes of {raw['operator']} are not {', '.join(model.axes)}")
+    if values.shape != (int(np.prod([axis.count for axis in axes])),):
+        raise ProfileError(f"operator tables: the values of {raw['operator']} do not fill its axes")
+    held_out = raw["held_out"]
+    samples = tuple(tuple(float(x) for x in sample) for sample in held_out["samples"])
+    return OperatorTable(
+        operator=raw["operator"],
+        precision=raw["precision"],
+        library=raw["library"],
+        roof=Roof(**raw["roof"]),
+        grid=LogGrid(axes=axes, values=values),
+        held_out=HeldOut(**(held_out | {"samples": samples})),
+    )

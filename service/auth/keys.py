@@ -1,0 +1,168 @@
+"""API keys: made once, shown once, stored as a hash; and every such act in the audit trail.
+
+A token is ``mw_<id>_<secret>``: the id finds the row, the secret is 32 random bytes. Plain SHA-256 is
+enough for it: slow, salted hashes protect secrets that people think up, and nobody tries 2**256 of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.db import key_records as records
+from meshwright.service.db.database import Database
+from meshwright.service.db.key_records import AuditRecord, KeyRecord
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
+from meshwright.service.jobs.pagination import Page, decode_token, encode_token
+
+SCOPES = ("read", "submit", "admin")  # each includes those before it
+DEFAULT_TENANT = "default"  # without keys everybody on this machine is the same tenant
+SECRET_BYTES = 32
+MAX_TITLE = 200
+MAX_LIFE_DAYS = 3650.0
+DAY_S = 86_400.0
+_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_TITLE = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{0,{MAX_TITLE}}}")
+_TOKEN = re.compile(r"mw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """What a new key is to be."""
+
+    tenant: str
+    scope: str = "submit"
+    title: str = ""
+    expires_in_days: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no key can be, all faults together.
+
+        Raises:
+            InvalidProblemError: with a pointer for every faulty field.
+        """
+        days = self.expires_in_days
+        faults = {
+            "/tenant": None if _TENANT.fullmatch(self.tenant) else "a to z, 0 to 9 and . _ -, 64 at most",
+            "/scope": None if self.scope in SCOPES else ", ".join(SCOPES),
+            "/title": None if _TITLE.fullmatch(self.title) else f"{MAX_TITLE} characters of plain text",
+            "/expires_in_days": None if days is None or 0 < days <= MAX_LIFE_DAYS else "0 to 3650 days",
+        }
+        found = [
+            FieldError(pointer=pointer, message="is not usable", allowed=allowed)
+            for pointer, allowed in faults.items()
+            if allowed
+        ]
+        if found:
+            raise InvalidProblemError(found)
+
+
+class Keys:
+    """The use cases of keys; ``actor`` is who does it: the id of a key, or ``command line``."""
+
+    def __init__(self, database: Database, *, actor: str) -> None:
+        self._database = database
+        self._actor = actor
+
+    def create(self, new: NewKey) -> tuple[KeyRecord, str]:
+        """Make a key; its token is known now and never again."""
+        record, token = self.create_once(new, ONCE)
+        if token is None:
+            raise NotFoundError("the key vanished while it was stored")
+        return record, token
+
+    def create_once(self, new: NewKey, repeatable: Repeatable) -> tuple[KeyRecord, str | None]:
+        """Make a key, or find the one that this request has made before, without its token.
+
+        Raises:
+            IdempotencyConflictError: the idempotency key was used for something else.
+        """
+        return settled(lambda: self._create(new, repeatable))
+
+    def _create(self, new: NewKey, repeatable: Repeatable) -> tuple[KeyRecord, str | None]:
+        """Make a key in one transaction with what its request is known by."""
+        key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(SECRET_BYTES)
+        token = f"mw_{key_id}_{secret}"
+        life_s = None if new.expires_in_days is None else new.expires_in_days * DAY_S
+        with self._database.write() as connection:
+            made = made_before(connection, new.tenant, repeatable)
+            earlier = records.find_key(connection, made) if made else None
+            if earlier is not None:
+                return earlier[0], None
+            records.insert_key(
+                connection,
+                id=key_id,
+                tenant=new.tenant,
+                scope=new.scope,
+                title=new.title,
+                secret_sha256=hash_of(token),
+                expires_in_s=life_s,
+            )
+            records.note(
+                connection,
+                new.tenant,
+                actor=self._actor,
+                action="key.create",
+                subject=key_id,
+                scope=new.scope,
+                title=new.title,
+            )
+            remember(connection, new.tenant, repeatable, subject=key_id)
+            found = records.find_key(connection, key_id)
+        if found is None:
+            raise NotFoundError("the key vanished while it was stored")
+        return found[0], token
+
+    def revoke(self, key_id: str, *, tenant: str | None = None) -> None:
+        """End a key for good; doing it again changes nothing. ``tenant`` None: whosever it is.
+
+        Raises:
+            NotFoundError: there is no such key.
+        """
+        with self._database.write() as connection:
+            owner = records.revoke_key(connection, tenant, key_id[:16]) if key_id.isalnum() else None
+            if owner is None:
+                raise NotFoundError("there is no such key")
+            records.note(connection, owner, actor=self._actor, action="key.revoke", subject=key_id)
+
+    def page(self, tenant: str | None, *, page_size: int, page_token: str | None = None) -> Page[KeyRecord]:
+        """Keys, newest first.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, float, str) if page_token else None
+        with self._database.read() as connection:
+            found = records.newest_keys(connection, tenant, limit=page_size + 1, before=before)
+        shown = found[:page_size]
+        more = len(found) > page_size
+        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
+        return Page(items=tuple(shown), next_page_token=token)
+
+    def trail(self, tenant: str, *, page_size: int, page_token: str | None = None) -> Page[AuditRecord]:
+        """What administrators did, newest first.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, int)[0] if page_token else None
+        with self._database.read() as connection:
+            found = records.newest_audit(connection, tenant, limit=page_size + 1, before=before)
+        shown = found[:page_size]
+        token = encode_token(shown[-1].id) if len(found) > page_size else None
+        return Page(items=tuple(shown), next_page_token=token)
+
+
+def hash_of(token: str) -> str:
+    """What is stored of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def id_of(token: str) -> str | None:
+    """The public id in a token; None: that is no token of ours."""
+    match = _TOKEN.fullmatch(token)
+    return match.group(1) if match else None

@@ -1,0 +1,82 @@
+"""``meshwright serve`` and ``meshwright worker``: the long-lived processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.service.cli.terminal import BAD_INPUT, FOUND, say_error
+from meshwright.service.errors import ServerStartError
+from meshwright.service.serving.serve import serve
+from meshwright.service.settings import settings_with
+
+DatabaseUrl = Annotated[str | None, typer.Option(help="SQLite or PostgreSQL; default: the settings'.")]
+RedisUrl = Annotated[str | None, typer.Option(help="Queue of wake-ups; none: workers poll.")]
+
+
+def serve_command(
+    *,
+    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0: any free one.")] = None,
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes to start.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Bind beyond loopback without any key.")
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None, typer.Option(help="Names, with commas, to answer to without any key.")
+    ] = None,
+) -> None:
+    """Run the service: API, records and workers on this machine."""
+    given = {
+        "host": host,
+        "port": port,
+        "database_url": database_url,
+        "redis_url": redis_url,
+        "workers": workers,
+        "insecure": insecure,
+        "allowed_hosts": allowed_hosts,
+    }
+    raise typer.Exit(run_server(given))
+
+
+def worker(
+    database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
+    celery: Annotated[bool, typer.Option("--celery", help="Take wake-ups from the queue.")] = False,
+) -> None:
+    """Become one worker process (``python -m meshwright.workers``)."""
+    command = [sys.executable, "-m", "meshwright.workers"]
+    command += ["--database-url", database_url] if database_url else []
+    command += ["--redis-url", redis_url] if redis_url else []
+    command += ["--celery"] if celery else []
+    os.execv(sys.executable, command)  # noqa: S606 - this process becomes the worker, no shell
+
+
+# --------------------------------------------------------------------------------------------------
+# Starts the service in this process.
+
+
+def run_server(given: Mapping[str, Any]) -> int:
+    """Serve until SIGTERM or Ctrl-C; options override the environment.
+
+    Raises:
+        InvalidProblemError: a setting is wrong.
+    """
+    try:
+        serve(settings_with(given), on_ready=_announce)
+    except ServerStartError as fault:
+        say_error(str(fault))
+        return BAD_INPUT
+    return FOUND
+
+
+def _announce(url: str) -> None:
+    """Say where the service listens, at once even in a pipe."""
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()

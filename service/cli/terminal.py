@@ -1,0 +1,111 @@
+"""The terminal, or the pipe, that a command prints to."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console
+from typer.exceptions import TyperException
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.solver.answer import Answer
+
+PIPE_WIDTH = 160  # columns where nobody can say how wide the reader is
+_PLAIN = str.maketrans("·×–−±…│─└←→≤≥█", "*x--~.|-+<><>#")  # one for one: columns stay where they are
+_UNSPELLABLE = "meshwright-plain"
+
+
+def screen() -> Console:
+    """stdout: as wide as the terminal or COLUMNS, else PIPE_WIDTH; colour only in a terminal."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = None if known else PIPE_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+
+
+def spell_plainly() -> None:
+    """Let stdout and stderr of an encoding without our signs (``LC_ALL=C``) show plainer ones."""
+    codecs.register_error(_UNSPELLABLE, _plainer)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors=_UNSPELLABLE)
+
+
+def _plainer(fault: UnicodeError) -> tuple[str, int]:
+    """ASCII in the place of what an encoding lacks; unknown signs become question marks."""
+    if not isinstance(fault, UnicodeEncodeError):
+        raise fault
+    lacking = fault.object[fault.start : fault.end].translate(_PLAIN)
+    return lacking.encode("ascii", "replace").decode("ascii"), fault.end
+
+
+# --------------------------------------------------------------------------------------------------
+# How a command ends: exit codes, and one clear message for what the user can mend.
+
+
+FOUND = 0
+BUG = 1
+BAD_INPUT = 2
+INFEASIBLE = 3
+NO_PLAN = 4
+CANCELLED = 130
+_OPTIONS = {
+    "/model": "--model",
+    "/cluster": "--cluster",
+    "/workload": "--global-batch-size and --seq-length",
+    "/workload/global_batch_size": "--global-batch-size",
+    "/workload/seq_length": "--seq-length",
+}
+
+
+def code_of(answer: Answer, *, cancelled: bool) -> int:
+    """The exit code of an answer; a cancelled search with an incumbent still found something."""
+    if answer.status == "infeasible":
+        return INFEASIBLE
+    if answer.plans:
+        return FOUND
+    return CANCELLED if cancelled else NO_PLAN
+
+
+def say_error(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"error: {message}\n")
+
+
+def say_warnings(warnings: Iterable[str]) -> None:
+    """One line each, on stderr."""
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
+
+
+def report(fault: PlannerError) -> int:
+    """Tell the user what is wrong, one line a fault, and give the exit code."""
+    if isinstance(fault, InvalidProblemError | RefusedExportError):
+        for error in fault.errors:
+            say_error(error.sentence() + _option_of(error))
+    else:
+        say_error(str(fault))
+    return BAD_INPUT
+
+
+def _option_of(error: FieldError) -> str:
+    """The options that give what a request lacks."""
+    names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
+    return f" ({names}, or a problem file)" if names else ""
+
+
+def report_usage(fault: TyperException) -> int:
+    """Tell what is wrong with the words of a command in one line, and give the exit code.
+
+    A group of commands without its command says its help instead, which has several lines.
+    """
+    message = fault.format_message()
+    if "\n" in message:
+        sys.stderr.write(f"{message}\n")
+        return BAD_INPUT
+    command = getattr(getattr(fault, "ctx", None), "command_path", "meshwright")
+    sentence = message.removeprefix("Invalid value: ").rstrip(".")
+    say_error(f"{sentence}{'' if sentence.endswith('?') else '.'} See: {command} --help")
+    return BAD_INPUT

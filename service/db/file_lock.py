@@ -1,0 +1,40 @@
+"""Who owns a SQLite file: one server, or one restore, at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from meshwright.service.errors import DatabaseBusyError, ServerStartError
+
+
+@contextmanager
+def owned(path: Path | None) -> Iterator[None]:
+    """Hold the lock file beside a SQLite file; the lock dies with this process, whatever kills it."""
+    if path is None:
+        yield
+        return
+    with _lock_file(path) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read(32).strip() or "unknown"
+            raise DatabaseBusyError(f"{path.name} is already served by process {owner}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _lock_file(path: Path) -> TextIO:
+    """The open file beside ``path``; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(f"{path}.lock").open("a+", encoding="ascii")
+    except OSError as fault:
+        raise ServerStartError(f"no records can be kept at {path}: {fault.strerror}") from None

@@ -1,0 +1,155 @@
+"""Answers as JSON, read back: what the service sends, and what ``plan --json`` wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from meshwright import profiles, solver
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import (
+    Answer,
+    Baseline,
+    Infeasibility,
+    ObjectiveClaim,
+    Outlook,
+    ParetoFront,
+    ParetoPoint,
+    Remedy,
+    Shortfall,
+    SkippedLauncher,
+    plan_from_json,
+    prediction_from_json,
+)
+from meshwright.solver.configuration import configuration_from_json
+from meshwright.solver.problem import Problem
+
+
+def answer_from_json(raw: Mapping[str, Any]) -> Answer:
+    """The Answer that ``Answer.to_json`` wrote; what the service adds to it is left out.
+
+    Raises:
+        InvalidProblemError: it was written by another version.
+    """
+    try:
+        values = {field.name: raw[field.name] for field in fields(Answer) if field.name in raw}
+        values["plans"] = tuple(plan_from_json(plan) for plan in raw["plans"])
+        values["certified_by"] = tuple(raw["certified_by"])
+        values["warnings"] = tuple(raw.get("warnings", ()))
+        values["infeasible"] = _infeasibility(raw.get("infeasible"))
+        values["objective"] = ObjectiveClaim(**raw["objective"]) if raw.get("objective") else None
+        values["pareto"] = _front(raw.get("pareto"))
+        values["baseline"] = _baseline(raw.get("baseline"))
+        values["skipped_launchers"] = tuple(
+            SkippedLauncher(launcher=one["launcher"], reasons=tuple(one["reasons"]))
+            for one in raw.get("skipped_launchers", ())
+        )
+        return Answer(**values)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidProblemError.of("", "the answer was written by another version") from None
+
+
+def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
+    """The client's own configuration."""
+    if raw is None:
+        return None
+    values = {**raw, "config": configuration_from_json(raw["config"]), "problems": tuple(raw["problems"])}
+    return Baseline(
+        **{
+            **values,
+            "prediction": prediction_from_json(raw["prediction"]),
+            "outlook": Outlook(**raw["outlook"]),
+        }
+    )
+
+
+def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
+    """The front of step time and peak memory."""
+    if raw is None:
+        return None
+    points = (
+        ParetoPoint(plan=plan_from_json(point["plan"]), budget_bytes=point["budget_bytes"])
+        for point in raw["points"]
+    )
+    return ParetoFront(**{**raw, "points": tuple(points)})
+
+
+def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
+    """The reasons of an infeasible answer."""
+    if raw is None:
+        return None
+    nearest = raw.get("nearest")
+    if nearest is not None:
+        nearest = Shortfall(**{**nearest, "config": configuration_from_json(nearest["config"])})
+    return Infeasibility(
+        reasons=tuple(raw["reasons"]),
+        conflicts=tuple(tuple(conflict) for conflict in raw.get("conflicts", ())),
+        nearest=nearest,
+        changes=tuple(raw.get("changes", ())),
+        remedies=tuple(
+            Remedy(**{**remedy, "config": configuration_from_json(remedy["config"])})
+            for remedy in raw.get("remedies", ())
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What answered: the versions that an answer may be reused under.
+
+
+MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster whose version is remembered
+
+
+@cache
+def version_of(distribution: str) -> str:
+    """The installed version of a distribution, without importing it; ``0`` when it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "0"
+
+
+@cache
+def code_digest() -> str:
+    """First 12 hex digits of SHA-256 over the code that decides: between two releases it is the version."""
+    digest = hashlib.sha256()
+    for room in (Path(profiles.__path__[0]), Path(solver.__path__[0])):
+        for file in sorted(room.rglob("*.py")):
+            digest.update(str(file.relative_to(room)).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def versions_of(problem: Problem) -> dict[str, str]:
+    """The versions of the code and of the measured costs that would answer ``problem`` here."""
+    cluster = json.dumps(cluster_to_mapping(problem.cluster), separators=(",", ":"), allow_nan=False)
+    known = len(cluster) <= MAX_REMEMBERED_TEXT
+    return {
+        "meshwright": version_of("meshwright"),
+        "code": code_digest(),
+        "ortools": version_of("ortools"),
+        "profile": _profile_version(cluster, problem.launcher)
+        if known
+        else default_profile(problem.cluster, problem.launcher).version,
+    }
+
+
+@lru_cache(maxsize=256)
+def _profile_version(cluster: str, launcher: str) -> str:
+    """The version of the measured costs of a cluster, given as JSON: hashing them all takes 0.3 ms."""
+    return default_profile(cluster_from_mapping(json.loads(cluster)), launcher).version
+
+
+def cache_key_of(tenant: str, request: Mapping[str, object], versions: Mapping[str, str]) -> str:
+    """SHA-256, in hex, of everything that changes an answer: tenant, canonical request, versions."""
+    whole = {"tenant": tenant, "request": request, "versions": versions}
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

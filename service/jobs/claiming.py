@@ -1,0 +1,126 @@
+"""Which queued job is next, and the one statement that claims it.
+
+Tenants take turns: first who has the fewest jobs running, then who waited longest since a job of theirs
+was claimed. So a tenant that floods the queue delays its own jobs, and another's next job waits for one
+worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then the older one.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.states import Claim
+
+_CLAIMED = (
+    jobs.c.id.label("job_id"),
+    jobs.c.tenant,
+    jobs.c.fence,
+    jobs.c.attempts,
+    jobs.c.request,
+    jobs.c.time_limit_s,
+    jobs.c.request_id,
+    jobs.c.traceparent,
+    jobs.c.checkpoint,
+    jobs.c.parent_id,
+)
+_RUNNING = jobs.alias("running")
+
+
+def tenants_by_turn(connection: Connection) -> list[str]:
+    """Tenants that have queued jobs, whose turn it is first; advice, as it may change at once."""
+    return [tenant for (tenant,) in connection.execute(_TENANTS_BY_TURN)]
+
+
+def claim_first(
+    connection: Connection,
+    tenant: str,
+    worker: str,
+    *,
+    lease_s: float,
+    min_age_s: float,
+    most: int | None = None,
+) -> Claim | None:
+    """Claim a tenant's next queued job, in one statement; None when there is none to claim.
+
+    A tenant that has ``most`` jobs running waits.
+    """
+    wanted = [jobs.c.id == _first_of(tenant, min_age_s), jobs.c.state == "queued"]
+    if most is not None:
+        _take_turn(connection, tenant)
+        wanted.append(_running_of(tenant) < most)
+    claim = (
+        update(jobs)
+        .where(*wanted)
+        .values(
+            state="running",
+            fence=jobs.c.fence + 1,
+            attempts=jobs.c.attempts + 1,
+            worker=worker[:128],
+            claimed_at_s=now_s(),
+            started_at_s=func.coalesce(jobs.c.started_at_s, now_s()),
+            lease_expires_at_s=now_s() + lease_s,
+        )
+        .returning(*_CLAIMED)
+    )
+    row = connection.execute(claim).mappings().one_or_none()
+    return None if row is None else Claim(**row)
+
+
+def _take_turn(connection: Connection, tenant: str) -> None:
+    """One claim of a tenant at a time, or two would each see room for one more; on SQLite it is so."""
+    if connection.dialect.name == "postgresql":
+        name = func.hashtextextended(tenant, 0)
+        connection.execute(select(func.pg_advisory_xact_lock(name)))
+
+
+def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
+    """How many jobs of a tenant have a worker; a sweep has none, its points have."""
+    # Written out, as a partial index holds just these (``tables.has_worker``).
+    has_worker = _RUNNING.c.state == literal_column("'running'"), _RUNNING.c.num_children.is_(None)
+    return select(func.count()).where(*has_worker, _RUNNING.c.tenant == tenant).scalar_subquery()
+
+
+def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
+    """The id of a tenant's next queued job, skipping rows that another worker is claiming now."""
+    # An expression, as no index is to be used for it: SQLite would sort the whole queue.
+    in_time = or_(jobs.c.expires_at_s + 0.0 > now_s(), jobs.c.started_at_s.is_not(None))
+    wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
+    if min_age_s > 0:
+        wanted.append(jobs.c.created_at_s <= now_s() - min_age_s)
+    order = (jobs.c.priority, jobs.c.created_at_s, jobs.c.id)
+    first = select(jobs.c.id).where(*wanted).order_by(*order).limit(1)
+    return first.with_for_update(skip_locked=True).scalar_subquery()
+
+
+def _queued_tenants() -> CTE:
+    """Tenants that have queued jobs, one index probe each however many jobs are queued."""
+    queued = jobs.c.state == "queued"
+    found = select(func.min(jobs.c.tenant).label("tenant")).where(queued).cte("tenants", recursive=True)
+    after = select(func.min(jobs.c.tenant)).where(queued, jobs.c.tenant > found.c.tenant)
+    return found.union_all(
+        select(after.correlate(found).scalar_subquery()).where(found.c.tenant.is_not(None))
+    )
+
+
+def _tenants_by_turn() -> Select[str]:
+    """Tenants that have queued jobs, whose turn it is first."""
+    tenant = _queued_tenants().c.tenant
+    served_at_s = select(func.max(jobs.c.claimed_at_s)).where(jobs.c.tenant == tenant)
+    turn = (_running_of(tenant), func.coalesce(served_at_s.scalar_subquery(), 0.0), tenant)
+    return select(tenant).where(tenant.is_not(None)).order_by(*turn)
+
+
+_TENANTS_BY_TURN = _tenants_by_turn()

@@ -1,0 +1,200 @@
+"""The SQL state machine of jobs: claim, heartbeat, complete, give back, cancel, sweep.
+
+    queued ──claim──▶ running ──complete──▶ succeeded | infeasible | failed | cancelled
+      │ ▲                │
+      │ └──release/sweep─┘            a lease that ran out; after 3 attempts: failed (poison)
+      ├──cancel──▶ cancelled
+      └──sweep───▶ expired            nobody claimed it in time
+
+Rules that every statement here keeps:
+  1. A transition names the state it leaves; a terminal state is never left.
+  2. Each claim raises ``fence``; whatever a worker writes later names its fence, so that a worker
+     that lost its lease writes nothing.
+  3. Time is the database's (``now_s``), never a worker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Update, and_, case, insert, select, update
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs, plans
+from meshwright.service.jobs import sweep_jobs as families
+from meshwright.service.jobs import sweeper as sweeping
+from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
+from meshwright.service.jobs.states import (
+    MAX_EXCUSED,
+    MOVED,
+    Beat,
+    Claim,
+    Outcome,
+    Sweep,
+    keep_found,
+    plan_rows,
+)
+
+
+class JobEngine:
+    """The only code that changes a job's state."""
+
+    def __init__(self, database: Database, *, lease_s: float, max_running_jobs: int | None = None) -> None:
+        self._database = database
+        self._most = max_running_jobs  # of one tenant at once; None: as many as there are workers
+        self.lease_s = lease_s
+
+    def claim_one(self, worker: str, *, min_age_s: float = 0.0) -> Claim | None:
+        """Claim the queued job that is next (``claiming``); None when there is none to claim.
+
+        ``min_age_s`` leaves fresh jobs to the workers that a queue wakes up.
+        """
+        with self._database.read() as connection:  # an idle worker looks often, and locks nothing
+            tenants = tenants_by_turn(connection)
+        for tenant in tenants:
+            with self._database.write() as connection:
+                claim = claim_first(
+                    connection, tenant, worker, lease_s=self.lease_s, min_age_s=min_age_s, most=self._most
+                )
+            if claim is not None:
+                return claim
+        return None
+
+    def heartbeat(self, claim: Claim, progress: Mapping[str, Any] | None = None) -> Beat:
+        """Renew the lease and report progress; says whether to go on, stop for a cancel, or give up."""
+        values: dict[str, Any] = {"lease_expires_at_s": now_s() + self.lease_s}
+        if progress is not None:
+            values["progress"] = dict(progress)
+        beat = _held(claim).values(values).returning(jobs.c.cancel_requested)
+        with self._database.write() as connection:
+            return _verdict(connection.execute(beat).scalar_one_or_none())
+
+    def look(self, claim: Claim) -> Beat:
+        """The same verdict as ``heartbeat`` without writing anything; cheap enough for 4 times a second."""
+        query = select(jobs.c.cancel_requested).where(*_is_held(claim))
+        with self._database.read() as connection:
+            return _verdict(connection.execute(query).scalar_one_or_none())
+
+    def complete(self, claim: Claim, outcome: Outcome) -> bool:
+        """Store how a job ended, its answer and its plans, or nothing; False: the claim was lost."""
+        end = _held(claim).values(
+            state=outcome.state,
+            finished_at_s=now_s(),
+            lease_expires_at_s=None,
+            answer=outcome.answer,
+            problem=outcome.problem,
+            cache_key=outcome.cache_key,
+            checkpoint=None,
+        )
+        if outcome.progress is not None:
+            end = end.values(progress=dict(outcome.progress))
+        rows = plan_rows(claim.job_id, claim.tenant, outcome.plans)
+        with self._database.write() as connection:
+            held = connection.execute(end).rowcount == 1
+            if held and rows:
+                connection.execute(insert(plans), rows)
+        return held
+
+    def fail(self, claim: Claim, *, code: str, detail: str) -> bool:
+        """End the job as failed; False: the claim was lost."""
+        return self.complete(claim, Outcome(state="failed", problem={"code": code, "detail": detail}))
+
+    def claim_ready(self, worker: str, *, parent_id: str | None = None) -> Claim | None:
+        """Claim a sweep (that one, if it is named) whose children have all ended, to join them."""
+        with self._database.write() as connection:
+            return families.claim_ready(connection, worker, lease_s=self.lease_s, parent_id=parent_id)
+
+    def note_child(self, parent_id: str) -> None:
+        """Tell a running sweep that one of its children has ended."""
+        with self._database.write() as connection:
+            families.note_progress(connection, parent_id)
+
+    def release(self, claim: Claim, checkpoint: Mapping[str, Any] | None = None) -> bool:
+        """Give a job back unfinished and uncounted: the worker is leaving; False: the claim was lost.
+
+        ``checkpoint`` is what the worker has found so far; None leaves an earlier one as it is.
+        """
+        found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
+        back = _held(claim).values(**_given_back(), **found, fence=jobs.c.fence + 1)  # it is said once
+        with self._database.write() as connection:
+            moved = connection.execute(back.returning(*MOVED)).all()
+            keep_found(connection, moved)
+        return bool(moved)
+
+    def abandon(self, claim: Claim) -> bool:
+        """Uncount a claim whose lease ran out, by the worker that lives to say so; False: too late.
+
+        Too late is when another has claimed the job: a worker without the fence writes nothing. A job
+        that starves its own heartbeat every time is not excused for ever (``MAX_EXCUSED``).
+        """
+        still = jobs.c.id == claim.job_id, jobs.c.fence == claim.fence
+        mild = jobs.c.state.in_(["queued", "running"]), jobs.c.fence <= MAX_EXCUSED
+        back = update(jobs).where(*still, *mild)
+        with self._database.write() as connection:  # a fence of its own: it is said once
+            given = back.values(**_given_back(), fence=jobs.c.fence + 1)
+            moved = connection.execute(given.returning(*MOVED)).all()
+            keep_found(connection, moved)
+        return bool(moved)
+
+    def cancel(self, tenant: str, job_id: str) -> bool:
+        """Cancel a queued job now, ask a running one to stop, leave a finished one; False: no such job."""
+        own = and_(jobs.c.id == job_id, jobs.c.tenant == tenant)
+        queued = jobs.c.state == "queued"
+        # One statement: in two, a job that moves between them would miss both.
+        asked = (
+            update(jobs)
+            .where(own, jobs.c.state.in_(["queued", "running"]))
+            .values(
+                cancel_requested=True,
+                state=case((queued, "cancelled"), else_=jobs.c.state),
+                finished_at_s=case((queued, now_s())),
+            )
+        )
+        with self._database.write() as connection:
+            moved = connection.execute(asked.returning(*MOVED)).all()
+            if moved:
+                keep_found(connection, [*moved, *families.cancel_children(connection, tenant, job_id)])
+                return True
+            return connection.execute(select(jobs.c.id).where(own)).first() is not None
+
+    def leads(self, worker: str, lease_s: float) -> bool:
+        """Whether ``worker`` is the one of the fleet that sweeps now; it stays so for ``lease_s``."""
+        return sweeping.leads(self._database, worker, lease_s)
+
+    def sweep(self, *, hint_after_s: float = 3.0) -> Sweep:
+        """End leases that ran out, expire what nobody claimed, and list queued jobs to publish again.
+
+        ``hint_after_s``: how long a queued job waits before its wake-up is taken for lost.
+        """
+        with self._database.write() as connection:
+            return sweeping.sweep(connection, hint_after_s)
+
+
+def _is_held(claim: Claim) -> tuple[Any, ...]:
+    """The fence: the row as this claim left it."""
+    return jobs.c.id == claim.job_id, jobs.c.fence == claim.fence, jobs.c.state == "running"
+
+
+def _held(claim: Claim) -> Update:
+    """An update of a job that this claim still holds."""
+    return update(jobs).where(*_is_held(claim))
+
+
+def _given_back() -> dict[str, Any]:
+    """A job whose claim does not count; one that was to be cancelled is."""
+    return {
+        "state": case((jobs.c.cancel_requested, "cancelled"), else_="queued"),
+        "finished_at_s": case((jobs.c.cancel_requested, now_s()), else_=None),
+        "attempts": jobs.c.attempts - 1,
+        "worker": None,
+        "lease_expires_at_s": None,
+    }
+
+
+def _verdict(cancel_requested: bool | None) -> Beat:
+    """What a worker is to do; no row under its fence means that the claim is lost."""
+    if cancel_requested is None:
+        return "lost"
+    return "cancel" if cancel_requested else "ok"

@@ -1,0 +1,307 @@
+"""What a client may do with jobs: submit, read, list, cancel, fetch plans. One transaction each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from meshwright.service.db import records
+from meshwright.service.db.database import Database
+from meshwright.service.db.event_records import EventRecord, events_after
+from meshwright.service.db.records import JobRecord, JobSummary, children_of
+from meshwright.service.errors import NotFoundError, NotReadyError, TooManyRequestsError
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
+from meshwright.service.jobs.pagination import Page, decode_token, encode_token
+from meshwright.service.jobs.queue import WakeUpQueue
+from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.jobs.submission import Submission, add, question_of
+from meshwright.service.jobs.sweeps import Sweeps
+
+# --------------------------------------------------------------------------------------------------
+# How many more jobs a tenant may queue, without counting its queue for each of them.
+
+
+SHARE = 16  # of the room, filled between two counts
+REMEMBER_S = 1.0  # jobs that come back to the queue are counted at most that much later
+MAX_TENANTS = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class _Left:
+    """What one tenant may still queue here before its queue is counted again."""
+
+    jobs: int
+    until_s: float  # by the monotonic clock
+
+
+class Room:
+    """The room of every tenant, for one API process; safe to share between threads.
+
+    Counting a queue takes as long as the queue is. Of the room that a count finds, a ``SHARE``-th is filled
+    without another count, within a second; so a small room is counted for every job. Jobs that leave only
+    make more room: one process holds the limit as if each job were counted. Each further process may fill
+    a share that it counted before the others filled the rest: a sixteenth of the limit more at most.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[str, _Left] = {}
+        self._lock = threading.Lock()
+
+    def admits(self, tenant: str, count_room: Callable[[], int]) -> bool:
+        """Whether one job more may be queued; ``count_room`` says how many fit by the records."""
+        if self._take(tenant):
+            return True
+        room = count_room()
+        if room <= 0:
+            return False
+        with self._lock:
+            if len(self._left) >= MAX_TENANTS:
+                self._left.clear()
+            self._left[tenant] = _Left(jobs=(room - 1) // SHARE, until_s=time.monotonic() + REMEMBER_S)
+        return True
+
+    def _take(self, tenant: str) -> bool:
+        """Fill a place that the last count has left."""
+        with self._lock:
+            left = self._left.get(tenant)
+            if left is None or left.jobs <= 0 or time.monotonic() > left.until_s:
+                return False
+            left.jobs -= 1
+            return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one tenant may ask for; exact up to the requests in flight, and shares of others (``room``)."""
+
+    max_queued_jobs: int = 10_000
+    max_submits_per_minute: int | None = None  # None: as many as it likes
+    idempotency_ttl_s: float = 86_400.0  # then a key may be used again
+
+
+_NO_LIMITS_SET = Limits()
+WINDOW_S = 60.0
+MAX_EVENTS = 500  # read at once
+MAX_HINTS = 64  # of one sweep; a worker that has ended a job looks for the next one anyway
+QUEUE_RETRY_S = 5.0  # a tenant whose queue is full is asked to come back after this
+
+
+class Jobs:
+    """The use cases of one service process."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: JobEngine,
+        queue: WakeUpQueue,
+        *,
+        queue_timeout_s: float,
+        limits: Limits = _NO_LIMITS_SET,
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._queue = queue
+        self._queue_timeout_s = queue_timeout_s
+        self._limits = limits
+        self._room = Room()
+        self._sweeps = Sweeps(database, engine, worker="api")
+
+    def submit(self, tenant: str, submission: Submission) -> JobRecord:
+        """Store the job, then wake a worker; the same key or a known answer gives the earlier job.
+
+        Raises:
+            IdempotencyConflictError: the key was used with another body.
+            TooManyRequestsError: this tenant has asked for as much as it may.
+        """
+        job, is_new = settled(lambda: self._submit_once(tenant, submission))
+        if is_new:
+            self._wake(job)
+        return job
+
+    def read(self, tenant: str, job_id: str) -> JobRecord:
+        """One job.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        with self._database.read() as connection:
+            return _required_job(connection, tenant, job_id)
+
+    def look(self, tenant: str, job_id: str) -> tuple[JobRecord, int]:
+        """One job, and the id of an event that it is at least as new as.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        with self._database.read() as connection:
+            found = records.look_at(connection, tenant, job_id)
+        if found is None:
+            raise NotFoundError("there is no such job")
+        return found
+
+    def events(self, tenant: str, job_id: str, *, after: int) -> list[EventRecord]:
+        """The next events of a job after the event ``after``, in order; the next call has the rest."""
+        with self._database.read() as connection:
+            return events_after(connection, tenant, job_id, after=after, limit=MAX_EVENTS)
+
+    def page(
+        self, tenant: str, *, page_size: int, page_token: str | None, state: str | None = None
+    ) -> Page[JobSummary]:
+        """Jobs, newest first; all, or those in one state.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, float, str) if page_token else None
+        with self._database.read() as connection:
+            found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before, state=state)
+        shown = found[:page_size]
+        more = len(found) > page_size
+        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
+        return Page(items=tuple(shown), next_page_token=token)
+
+    def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.Heading]:
+        """What some jobs are about, by id."""
+        with self._database.read() as connection:
+            return records.headings_of(connection, tenant, job_ids)
+
+    def cancel(self, tenant: str, job_id: str, *, key: str | None = None) -> JobRecord:
+        """Cancel a job, and with a sweep its points; a finished one stays as it is.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+            IdempotencyConflictError: the key was used for something else.
+        """
+        repeatable = self._repeatable(key, "cancel", job_id)
+        with self._database.read() as connection:
+            made_before(connection, tenant, repeatable)
+        if not records.is_identifier(job_id) or not self._engine.cancel(tenant, job_id):
+            raise NotFoundError("there is no such job")
+        settled(lambda: self._remember(tenant, repeatable, job_id))
+        job = self.read(tenant, job_id)
+        family = job.id if job.num_children is not None else job.parent_id
+        if family is None:
+            return job
+        self._sweeps.child_ended(family)
+        return self.read(tenant, job_id)
+
+    def children(
+        self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
+    ) -> Page[JobSummary]:
+        """The points of a sweep, in order; other jobs have none.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+        """
+        after = decode_token(page_token, int)[0] if page_token else -1
+        with self._database.read() as connection:
+            job = _required_job(connection, tenant, job_id)
+            found = children_of(connection, tenant, job.id, after=after, limit=page_size + 1)
+        shown, more = found[:page_size], len(found) > page_size
+        return Page(items=tuple(shown), next_page_token=encode_token(shown[-1].position) if more else None)
+
+    def plans(
+        self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
+    ) -> tuple[JobRecord, Page[Mapping[str, Any]]]:
+        """A finished job, with its answer, and one page of its plans, best first.
+
+        Raises:
+            NotFoundError: this tenant has no such job.
+            NotReadyError: the job is not finished, or ended without an answer.
+        """
+        after = decode_token(page_token, int)[0] if page_token else 0
+        with self._database.read() as connection:
+            job = _required_job(connection, tenant, job_id)
+            if job.answer is None:
+                finished = job.state in TERMINAL_STATES
+                raise NotReadyError(f"the job is {job.state} and has no answer", finished=finished)
+            found = records.plans_of(connection, tenant, job_id, after=after, limit=page_size + 1)
+        shown = tuple(found[:page_size])
+        token = encode_token(shown[-1]["rank"]) if len(found) > page_size else None
+        return job, Page(items=shown, next_page_token=token)
+
+    def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
+        """One plan and the job that found it (the newest one, when several did).
+
+        Raises:
+            NotFoundError: this tenant has no such plan.
+        """
+        with self._database.read() as connection:
+            found = records.find_plan(connection, tenant, plan_id)
+            if found is None:
+                raise NotFoundError("there is no such plan")
+            job_id, body = found
+            return _required_job(connection, tenant, job_id), body
+
+    def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
+        """The job of a submission, and whether it was added now."""
+        question = question_of(tenant, submission)
+        repeatable = self._repeatable(submission.idempotency_key, submission.body)
+
+        def store(connection: Connection) -> tuple[JobRecord, bool]:
+            made = made_before(connection, tenant, repeatable)
+            if made is not None:
+                return _required_job(connection, tenant, made), False
+            known = None if submission.fresh else _answered(connection, tenant, question.cache_key)
+            job = known
+            if job is None:
+                self._require_room(connection, tenant)
+                job = add(connection, tenant, submission, question, self._queue_timeout_s)
+            remember(connection, tenant, repeatable, job_id=job.id)
+            return job, known is None
+
+        return self._database.write_together(store)
+
+    def _remember(self, tenant: str, repeatable: Repeatable, subject: str) -> None:
+        """Bind the key of a request that changed no other row with it, unless it is bound."""
+        if repeatable.key is None:
+            return
+        with self._database.write() as connection:
+            if made_before(connection, tenant, repeatable) is None:
+                remember(connection, tenant, repeatable, subject=subject)
+
+    def _repeatable(self, key: str | None, *parts: object) -> Repeatable:
+        """A request under its key."""
+        return Repeatable(key=key, digest=digest_of(*parts), ttl_s=self._limits.idempotency_ttl_s)
+
+    def _wake(self, job: JobRecord) -> None:
+        """Wake a worker; for a sweep so many as there may be, and join it if all is known already."""
+        for _ in range(min(job.num_children or 1, MAX_HINTS)):
+            self._queue.wake(job.id)
+        if job.num_children is not None:
+            self._sweeps.child_ended(job.id)
+
+    def _require_room(self, connection: Connection, tenant: str) -> None:
+        """Refuse a job more than this tenant may have.
+
+        Raises:
+            TooManyRequestsError: with the time after which to try again.
+        """
+        per_minute, most = self._limits.max_submits_per_minute, self._limits.max_queued_jobs
+        if per_minute is not None:
+            wait_s = records.wait_for_submits(connection, tenant, per_minute, window_s=WINDOW_S)
+            if wait_s is not None:
+                raise TooManyRequestsError(f"at most {per_minute} jobs a minute", retry_after_s=wait_s)
+        if not self._room.admits(tenant, lambda: most - records.count_open(connection, tenant, limit=most)):
+            detail = f"at most {most} jobs may be queued"
+            raise TooManyRequestsError(detail, retry_after_s=QUEUE_RETRY_S)
+
+
+def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord | None:
+    """The job that has answered the same question; None also of one that was forgotten a moment ago."""
+    known = records.answered_job(connection, tenant, cache_key)
+    return None if known is None else records.find_job(connection, tenant, known)
+
+
+def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
+    """The job, or NotFoundError."""
+    job = records.find_job(connection, tenant, job_id)
+    if job is None:
+        raise NotFoundError("there is no such job")
+    return job

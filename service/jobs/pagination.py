@@ -1,0 +1,71 @@
+"""Pages of a list, continued by an opaque token that says where the last one ended."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from meshwright.service.db.records import is_identifier
+from meshwright.service.errors import BadPageTokenError
+
+Item = TypeVar("Item")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_TOKEN_CHARS = 256
+MAX_POSITION = 2**53  # times in seconds and ranks are far below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[Item]):
+    """Some items, and the token of the page after them; None: these were the last."""
+
+    items: tuple[Item, ...]
+    next_page_token: str | None
+
+
+def encode_token(*position: object) -> str:
+    """An opaque token for the position after which the next page starts."""
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
+
+
+def decode_token(token: str, *types: type) -> tuple[Any, ...]:
+    """The position of a token, one value per type.
+
+    Raises:
+        BadPageTokenError: the token is not one that ``encode_token`` made for these types.
+    """
+    try:
+        padded = token[:MAX_TOKEN_CHARS] + "=" * (-len(token) % 4)
+        position = json.loads(base64.urlsafe_b64decode(padded.encode("ascii")))
+    except (ValueError, binascii.Error, RecursionError):
+        raise BadPageTokenError("the page token is not one of ours") from None
+    if not isinstance(position, list) or [type(value) for value in position] != list(types):
+        raise BadPageTokenError("the page token is not one of ours")
+    if not all(_is_storable(value) for value in position):
+        raise BadPageTokenError("the page token is not one of ours")
+    return tuple(position)
+
+
+def decode_name(token: str) -> str:
+    """The name after which the next page of a list by name starts.
+
+    Raises:
+        BadPageTokenError: the token is not one of ours.
+    """
+    try:
+        (name,) = json.loads(base64.urlsafe_b64decode((token + "=" * (-len(token) % 4)).encode("ascii")))
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        raise BadPageTokenError("the page token is not one of ours") from None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise BadPageTokenError("the page token is not one of ours")
+    return name
+
+
+def _is_storable(value: object) -> bool:
+    """Whether a database can compare its columns with this value of a forged token."""
+    if isinstance(value, str):
+        return is_identifier(value)
+    return isinstance(value, int | float) and abs(value) < MAX_POSITION

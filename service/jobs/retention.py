@@ -1,0 +1,80 @@
+"""What is forgotten, and when: finished jobs with their results, and idempotency keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Column, ColumnElement, Connection, and_, delete, exists, null, or_, select
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import idempotency_keys, jobs
+
+BATCH = 200  # rows of one transaction: nobody waits long for it
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """How much one pruning removed."""
+
+    jobs: int
+    keys: int
+
+    @property
+    def may_be_more(self) -> bool:
+        """Whether a batch was full."""
+        return BATCH in {self.jobs, self.keys}
+
+
+class Retention:
+    """Removes a batch at a time; measurements of plans and profiles outlive their jobs."""
+
+    def __init__(self, database: Database, *, keep_jobs_days: float, idempotency_ttl_s: float) -> None:
+        self._database = database
+        self._keep_jobs_s = keep_jobs_days * DAY_S
+        self._idempotency_ttl_s = idempotency_ttl_s
+
+    def prune(self) -> Pruned:
+        """Remove finished jobs that are too old, with plans and events, and expired keys."""
+        with self._database.write() as connection:
+            finished = _delete_older(
+                connection,
+                jobs.c.finished_at_s,
+                jobs.c.id,
+                age_s=self._keep_jobs_s,
+                only=_whole(self._keep_jobs_s),
+            )
+        with self._database.write() as connection:
+            keys = _delete_older(
+                connection,
+                idempotency_keys.c.created_at_s,
+                idempotency_keys.c.key,
+                age_s=self._idempotency_ttl_s,
+            )
+        return Pruned(jobs=finished, keys=keys)
+
+
+def _whole(age_s: float) -> ColumnElement[bool]:
+    """Jobs that no sweep still needs: its points go when it has ended as long ago, and before it does."""
+    sweep, child = jobs.alias("sweep"), jobs.alias("child")
+    is_kept = or_(sweep.c.finished_at_s.is_(None), sweep.c.finished_at_s >= now_s() - age_s)
+    kept = select(null()).where(sweep.c.id == jobs.c.parent_id, is_kept)
+    has_points = select(null()).where(child.c.parent_id == jobs.c.id)
+    return and_(~exists(kept), ~exists(has_points))
+
+
+def _delete_older(
+    connection: Connection,
+    moment: Column[float],
+    name: Column[str],
+    *,
+    age_s: float,
+    only: ColumnElement[bool] | None = None,
+) -> int:
+    """Delete up to a batch of the rows whose ``moment`` is longer ago than ``age_s``, oldest first."""
+    before = now_s() - age_s
+    wanted = [moment < before, *([] if only is None else [only])]
+    oldest = select(name).where(*wanted).order_by(moment).limit(BATCH)
+    gone = delete(moment.table).where(name.in_(oldest), moment < before)
+    return connection.execute(gone).rowcount

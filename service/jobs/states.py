@@ -1,0 +1,93 @@
+"""What workers and records say about a job: its states, a claim of it, how it ended, what a sweep did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, insert, update
+
+from meshwright.service.db.tables import jobs, plans
+
+TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
+MAX_ATTEMPTS = 3  # a job whose worker died this often is poison
+MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
+
+Beat = Literal["ok", "cancel", "lost"]
+FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]
+EndState = FinalState | Literal["expired"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right of one worker to run one job, until its lease ends or the fence moves on."""
+
+    job_id: str
+    tenant: str
+    fence: int
+    attempts: int
+    request: Mapping[str, Any]
+    time_limit_s: float
+    request_id: str | None = None  # of the request that asked for it
+    traceparent: str | None = None  # W3C trace context of that request
+    checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
+    parent_id: str | None = None  # of the sweep that this job is a point of
+    cancel_requested: bool = False  # before the claim: only a sweep is claimed after that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended, and everything that is stored about it in one transaction."""
+
+    state: EndState
+    answer: Mapping[str, Any] | None = None  # without its plans
+    plans: Sequence[Mapping[str, Any]] = ()  # plan_id, rank, …; best first
+    problem: Mapping[str, str] | None = None  # code and detail of a failure
+    progress: Mapping[str, Any] | None = None  # the last report
+    cache_key: str | None = None  # None: never reuse this answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What one sweep changed."""
+
+    requeued: int = 0
+    poisoned: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    waiting: tuple[str, ...] = field(default=())  # queued jobs to publish again
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans as rows; and what a worker had found that had to leave, kept when its job is then cancelled.
+
+
+MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
+
+
+def plan_rows(job_id: str, tenant: str, found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plans of a job as rows."""
+    return [
+        {
+            "job_id": job_id,
+            "tenant": tenant,
+            "rank": plan["rank"],
+            "plan_id": plan["plan_id"],
+            "body": dict(plan),
+        }
+        for plan in found
+    ]
+
+
+def keep_found(connection: Connection, moved: Iterable[Row[tuple[object, ...]]]) -> None:
+    """Make the checkpoints of jobs that were just cancelled their answers, in the same transaction."""
+    for row in moved:
+        if row.state != "cancelled" or row.checkpoint is None:
+            continue
+        answer = dict(row.checkpoint)
+        found = answer.pop("plans", ())
+        own = update(jobs).where(jobs.c.id == row.id)
+        connection.execute(own.values(answer=answer, checkpoint=None))
+        if found:
+            connection.execute(insert(plans), plan_rows(row.id, row.tenant, found))

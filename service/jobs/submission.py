@@ -1,0 +1,108 @@
+"""A submission as rows: one job, or a sweep with its children; and whether its answer is known."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from meshwright.service.db import records
+from meshwright.service.db.records import (
+    DEFAULT_PRIORITY,
+    JobRecord,
+    NewChild,
+    NewJob,
+    Origin,
+    answered_jobs,
+    insert_sweep,
+)
+from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.requests.jobs import Sweep
+from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.solver.problem import Problem
+
+POSITION_DIGITS = 4  # hexadecimal, at the end of a child's id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a client sends: the question, and how it may be answered."""
+
+    problem: Problem
+    body: Mapping[str, object]  # as it was sent; the idempotency key is bound to it
+    idempotency_key: str | None = None
+    fresh: bool = False  # True: search again even if the answer is known
+    origin: Origin = field(default_factory=Origin)
+    priority: int = DEFAULT_PRIORITY
+    deadline_s: float | None = None  # None: the service's own
+    sweep: Sweep | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The question of one point of a sweep."""
+
+    values: Mapping[str, object]
+    request: Mapping[str, object]
+    cache_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A submission in the form that is stored, and what its answer may be reused under."""
+
+    request: Mapping[str, object]
+    cache_key: str
+    parts: tuple[Part, ...] = ()  # of a sweep
+
+
+def question_of(tenant: str, submission: Submission) -> Question:
+    """The canonical question of a submission."""
+    request, key = _canonical(tenant, submission.problem)
+    sweep = submission.sweep
+    if sweep is None:
+        return Question(request=request, cache_key=key)
+    parts = []
+    for point, problem in zip(sweep.points, sweep.problems, strict=True):
+        own, own_key = _canonical(tenant, problem)
+        parts.append(Part(values=point.values, request=own, cache_key=own_key))
+    whole = {**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}}
+    key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
+    return Question(request=whole, cache_key=key, parts=tuple(parts))
+
+
+def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:
+    """What the answer of a sweep may be reused under: the points, and what each of theirs may be."""
+    return cache_key_of(tenant, {"points": [dict(one) for one in values], "keys": list(keys)}, {})
+
+
+def add(
+    connection: Connection, tenant: str, submission: Submission, question: Question, timeout_s: float
+) -> JobRecord:
+    """Add the job of a submission, inside the transaction that binds its key."""
+    new = NewJob(
+        id=uuid.uuid4().hex,
+        tenant=tenant,
+        request=question.request,
+        time_limit_s=submission.problem.options.time_limit_s,
+        queue_timeout_s=submission.deadline_s or timeout_s,
+        priority=submission.priority,
+        origin=submission.origin,
+    )
+    if not question.parts:
+        return records.insert_job(connection, new)
+    keys = [] if submission.fresh else [part.cache_key for part in question.parts]
+    known = answered_jobs(connection, tenant, keys)
+    children = [
+        NewChild(values=part.values, request=part.request, known=known.get(part.cache_key))
+        for part in question.parts
+    ]
+    return insert_sweep(connection, new, children, uuid.uuid4().hex[:-POSITION_DIGITS])
+
+
+def _canonical(tenant: str, problem: Problem) -> tuple[dict[str, object], str]:
+    """A problem as it is stored, and what its answer may be reused under."""
+    request = problem_to_mapping(problem)
+    return request, cache_key_of(tenant, request, versions_of(problem))

@@ -1,0 +1,109 @@
+"""Sweeps in SQL: a parent that runs, without a worker and a lease, while its children are open.
+
+Children are jobs like any other. When none of them is open the parent is ready: whoever claims it then
+(the worker of the last child, the API after a cancel, or the sweep) joins their answers. That claim raises
+the fence and takes a lease like every other, so that the join is stored once, whoever dies meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, exists, func, null, select, update
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.tables import jobs
+from meshwright.service.jobs.states import MOVED, TERMINAL_STATES, Claim
+
+OPEN_STATES = ("queued", "running")
+STAGE = "sweeping"
+is_sweep: ColumnElement[bool] = jobs.c.num_children.is_not(None)
+_CHILD = jobs.alias("child")
+_PARENT = jobs.alias("parent")
+
+
+def claim_ready(
+    connection: Connection, worker: str, *, lease_s: float, parent_id: str | None = None
+) -> Claim | None:
+    """Claim a sweep (that one, if it is named) of which no child is open; None: there is none."""
+    wanted = [_PARENT.c.state == "running", _PARENT.c.num_children.is_not(None), ~_has_open(_PARENT.c.id)]
+    wanted.append(_PARENT.c.lease_expires_at_s.is_(None))  # else somebody is joining it
+    if parent_id is not None:
+        wanted.append(_PARENT.c.id == parent_id)
+    first = select(_PARENT.c.id).where(*wanted).limit(1).with_for_update(skip_locked=True)
+    claim = (
+        update(jobs)
+        .where(jobs.c.id == first.scalar_subquery())
+        .values(
+            fence=jobs.c.fence + 1,
+            attempts=jobs.c.attempts + 1,
+            worker=worker[:128],
+            claimed_at_s=now_s(),
+            lease_expires_at_s=now_s() + lease_s,
+        )
+        .returning(*(jobs.c[name] for name in _CLAIMED), jobs.c.id.label("job_id"))
+    )
+    row = connection.execute(claim).mappings().one_or_none()
+    return None if row is None else Claim(**row)
+
+
+def cancel_children(connection: Connection, tenant: str, parent_id: str) -> Sequence[Row[tuple[Any, ...]]]:
+    """Cancel the queued children of a sweep now, and ask the running ones to stop; the rows of all."""
+    opened = and_(jobs.c.parent_id == parent_id, jobs.c.tenant == tenant, jobs.c.state.in_(OPEN_STATES))
+    in_order = select(jobs.c.id).where(opened).order_by(jobs.c.id).with_for_update()
+    queued = jobs.c.state == "queued"
+    asked = update(jobs).where(jobs.c.id.in_(in_order.scalar_subquery()), opened)
+    values = asked.values(
+        cancel_requested=True,
+        state=case((queued, "cancelled"), else_=jobs.c.state),
+        finished_at_s=case((queued, now_s())),
+    )
+    return connection.execute(values.returning(*MOVED)).all()
+
+
+def note_progress(connection: Connection, parent_id: str) -> None:
+    """Write how many children of a running sweep have ended, and the shortest step of any of them."""
+    own = select(now_s() - jobs.c.created_at_s).where(jobs.c.id == parent_id, *_waits())
+    elapsed_s = connection.execute(own.with_for_update()).scalar_one_or_none()  # one writer at a time
+    if elapsed_s is None:
+        return
+    ended = func.coalesce(func.sum(case((_CHILD.c.state.in_(sorted(TERMINAL_STATES)), 1), else_=0)), 0)
+    best_s = func.min(_CHILD.c.progress["incumbent_step_time_s"].as_float())
+    found = select(ended, func.count(), best_s, func.min(_CHILD.c.started_at_s))
+    found = found.where(_CHILD.c.parent_id == parent_id)
+    done, total, step_s, started_at_s = connection.execute(found).one()
+    progress: dict[str, Any] = {
+        "stage": STAGE,
+        "explored": done,
+        "total": total,
+        "incumbent_step_time_s": step_s,
+        "bound_step_time_s": None,
+        "gap": None,
+        "elapsed_s": max(0.0, elapsed_s),
+    }
+    told = update(jobs).where(jobs.c.id == parent_id, *_waits())
+    began = func.coalesce(jobs.c.started_at_s, started_at_s)
+    connection.execute(told.values(progress=progress, started_at_s=began))
+
+
+_CLAIMED = (
+    "tenant",
+    "fence",
+    "attempts",
+    "request",
+    "time_limit_s",
+    "request_id",
+    "traceparent",
+    "cancel_requested",
+)
+
+
+def _waits() -> tuple[ColumnElement[bool], ...]:
+    """A sweep whose children run, and that nobody is joining."""
+    return jobs.c.state == "running", is_sweep, jobs.c.lease_expires_at_s.is_(None)
+
+
+def _has_open(parent_id: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether a child is queued or running."""
+    return exists(select(null()).where(_CHILD.c.parent_id == parent_id, _CHILD.c.state.in_(OPEN_STATES)))

@@ -1,0 +1,136 @@
+"""The sweep: ends leases that ran out, expires what nobody claimed, names jobs to publish again.
+
+One worker of the fleet sweeps, the *leader*: it holds a lease too, by the database's clock, so that a
+leader that froze is replaced (a session's advisory lock would stay with it). Two sweeps at once would
+do no harm: each statement names the state that it leaves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    and_,
+    case,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs, leaders
+from meshwright.service.jobs.states import MAX_ATTEMPTS, MOVED, Sweep, keep_found
+from meshwright.service.jobs.sweep_jobs import is_sweep
+
+ROLE = "sweeper"
+MAX_HINTS = 100  # waiting jobs, oldest first, that a sweep looks at to publish again
+
+
+def leads(database: Database, name: str, lease_s: float) -> bool:
+    """Whether ``name`` is the one to sweep, now and for ``lease_s``."""
+    with database.read() as connection:
+        free = or_(leaders.c.holder == name, leaders.c.expires_at_s < now_s())
+        found = connection.execute(select(free).where(leaders.c.role == ROLE)).scalar_one_or_none()
+    if found is None:
+        return _first_leader(database, name, lease_s)
+    if not found:
+        return False
+    held = update(leaders).where(leaders.c.role == ROLE, free)
+    with database.write() as connection:
+        return connection.execute(held.values(_lease(name, lease_s))).rowcount == 1
+
+
+def sweep(connection: Connection, hint_after_s: float) -> Sweep:
+    """One sweep."""
+    ended = _end_leases(connection)
+    return Sweep(
+        cancelled=ended["cancelled"],
+        poisoned=ended["failed"],
+        requeued=ended["queued"],
+        expired=_expire(connection),
+        waiting=_unhinted(connection, hint_after_s),
+    )
+
+
+def _first_leader(database: Database, name: str, lease_s: float) -> bool:
+    """Become the first leader that this database ever had, unless another was faster."""
+    try:
+        with database.write() as connection:
+            connection.execute(insert(leaders).values(role=ROLE, **_lease(name, lease_s)))
+    except IntegrityError:
+        return False
+    return True
+
+
+def _lease(name: str, lease_s: float) -> dict[str, object]:
+    return {"holder": name[:128], "expires_at_s": now_s() + lease_s}
+
+
+def _end_leases(connection: Connection) -> Counter[str]:
+    """Take the running jobs whose lease ran out from their workers; how many went to which state.
+
+    A sweep whose join was broken off runs on, for somebody else to join.
+    One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
+    """
+    poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, or_(is_sweep, ~jobs.c.cancel_requested))
+    detail = f"its worker died or froze {MAX_ATTEMPTS} times; the job is not tried again"
+    cancelled = and_(jobs.c.cancel_requested, ~is_sweep)  # what a sweep's points found is still joined
+    state = case((cancelled, "cancelled"), (poison, "failed"), (is_sweep, "running"), else_="queued")
+    lapsed = (
+        update(jobs)
+        .where(jobs.c.id.in_(_free(jobs.c.state == "running", jobs.c.lease_expires_at_s < now_s())))
+        .values(
+            state=state,
+            worker=None,
+            lease_expires_at_s=None,
+            finished_at_s=case((or_(cancelled, poison), now_s())),
+            problem=case((poison, literal({"code": "poison", "detail": detail}, jobs.c.problem.type))),
+        )
+        .returning(*MOVED)
+    )
+    moved = connection.execute(lapsed).all()
+    keep_found(connection, moved)
+    return Counter(row.state for row in moved)
+
+
+def _expire(connection: Connection) -> int:
+    """Expire the queued jobs that nobody claimed in time; one that came back to the queue was claimed."""
+    now = select(now_s()).scalar_subquery()  # read once: PostgreSQL then finds the late ones by index
+    late = _free(jobs.c.state == "queued", jobs.c.expires_at_s <= now, jobs.c.started_at_s.is_(None))
+    values = {"state": "expired", "finished_at_s": now_s()}
+    return connection.execute(update(jobs).where(jobs.c.id.in_(late)).values(values)).rowcount
+
+
+def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
+    """Ids of jobs, without those that somebody is changing now: a sweep waits for nobody.
+
+    A worker that froze inside a transaction would hold up the jobs of all others; and who never waits
+    for a row while it holds others has no part in a deadlock.
+    """
+    return select(jobs.c.id).where(*wanted).with_for_update(skip_locked=True).scalar_subquery()
+
+
+def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
+    """Those of the longest waiting jobs whose wake-up seems lost, oldest first; each is marked.
+
+    A hint wakes a worker, which claims whatever is next: the oldest stand for all. A job is published
+    again when it has waited twice as long as it had at its last hint (``hint_after_s`` at first), so
+    that a long queue of n jobs behind busy workers gets few hints and not n in every sweep.
+    """
+    oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.created_at_s)
+    hinted_at_s = func.coalesce(jobs.c.hinted_at_s, jobs.c.created_at_s)
+    waited_s = hinted_at_s - jobs.c.created_at_s
+    pause_s = case((waited_s > hint_after_s, waited_s), else_=hint_after_s)
+    due = hinted_at_s < now_s() - pause_s
+    first = oldest.limit(MAX_HINTS).with_for_update(skip_locked=True).scalar_subquery()
+    marked = update(jobs).where(jobs.c.id.in_(first), due).values(hinted_at_s=now_s())
+    found = connection.execute(marked.returning(jobs.c.created_at_s, jobs.c.id)).all()
+    return tuple(job_id for _, job_id in sorted((created_at_s, job_id) for created_at_s, job_id in found))

@@ -1,0 +1,334 @@
+"""The shape that every export has: a launcher's own files, and the two scripts that start them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.profiles.capabilities import model_facts
+from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.units import GIB
+from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.solver.configuration import RANK_ORDERS
+
+# --------------------------------------------------------------------------------------------------
+# What every launcher leaves open, whatever its files say.
+
+
+def common_warnings(target: Target) -> Iterator[str]:
+    """Mixed clusters, context rings over the network, and options that no file carries."""
+    config, near = target.config, target.near_gpus
+    ranks = config.tensor_parallel_size * config.context_parallel_size
+    if config.context_parallel_size > 1 and near % ranks and config.num_gpus > near:
+        yield f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"
+    if not target.problem.cluster.is_homogeneous:
+        yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
+    if target.problem.options.batch_ramp:
+        yield "the batch ramp is not written: the files start with the largest batch"
+    options = target.workload.framework_options
+    if options:
+        names = ", ".join(sorted(options))[:200]
+        yield f"the prediction assumes the request's framework options ({names}); no file here sets them"
+    if target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops:
+        yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
+
+
+def model_is_in_the_script(target: Target) -> str:
+    """What a plan was made for, where the launcher's files name no model: its size and its facts."""
+    model = target.model
+    experts = f", {model.moe.num_experts} experts" if model.moe else ""
+    facts = "".join(f"; {fact}" for fact in sorted(model_facts(model)))
+    return (
+        f"load the model that was planned, of {model.num_parameters()} parameters: "
+        f"{model.num_layers} layers, hidden {model.hidden_size}, MLP {model.ffn_hidden_size}, "
+        f"{model.num_attention_heads} heads, {model.num_kv_heads} key/value heads, "
+        f"vocabulary {model.vocab_size}{experts}{facts}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The comment on top of every launch file: what it starts, and what to expect.
+
+
+def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool = False) -> str:
+    """The lines of the comment; ``product`` names the launcher and its versions.
+
+    ``shape`` adds the model's, as JSON on one line, where no file of the launcher has a place for it.
+
+    Names come from the request: whatever is not printable is replaced, so that no line can end early.
+    """
+    config, prediction = target.config, target.plan.prediction
+    sizes = (
+        f"tp {config.tensor_parallel_size} * cp {config.context_parallel_size} * "
+        f"pp {config.pipeline_parallel_size} * dp {config.data_parallel_size}"
+    )
+    times = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
+    step, low, high = (f"{time_s:.3f}" for time_s in times)
+    memory, limit = (
+        f"{size / GIB:.1f} GiB" for size in (prediction.peak_memory_bytes, prediction.memory_limit_bytes)
+    )
+    lines = [
+        f"{product}, plan {target.plan.plan_id} (rank {target.plan.rank}), by Meshwright",
+        f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
+        *([f"Model shape: {_shape(target)}"] if shape else []),
+        f"World size {config.num_gpus}: {sizes}",
+        *([] if config.rank_order == RANK_ORDERS[0] else [f"Ranks are numbered along {config.rank_order}"]),
+        f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
+        f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
+        f"Layers of each chunk: {' '.join(map(str, config.stage_layers))}",
+        f"Predicted step: {step} s ({low} to {high})",
+        f"Predicted memory: {memory} of {limit} on stage {prediction.heaviest_stage}",
+        *(f"Warning: {warning}" for warning in warnings),
+    ]
+    return "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def _shape(target: Target) -> str:
+    """The model's sizes as a request spells them; where they come from is left out."""
+    plain = replace(target.model, source="", display_name="")
+    return json.dumps(model_to_mapping(plain))
+
+
+def printable(text: str) -> str:
+    """The text on one line: what cannot be printed becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+# --------------------------------------------------------------------------------------------------
+# The Slurm script: one task a node starts ``launch.sh`` with the node's rank.
+#
+# Slurm keeps an order of hosts only with ``--distribution=arbitrary`` and ``SLURM_HOSTFILE``; a
+# ``--nodelist`` is sorted (its manual, srun and sbatch). Nodes of one kind take the sorted order.
+
+
+TORCHRUN_FILE = "launch.sh"
+SLURM_FILE = "launch.sbatch"
+
+_SLURM = """\
+#SBATCH --job-name=meshwright-@PLAN@
+#SBATCH --nodes=@NODES@
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=@GPUS@
+#SBATCH --distribution=block
+#SBATCH --exclusive
+# Account, partition, time limit and CPUs a task are your site's: sbatch --account=… --time=… @SLURM@
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
+if [[ ! -f @TORCHRUN@ ]]; then
+    echo "error: start this file from its own folder: @TORCHRUN@ is not in ${SLURM_SUBMIT_DIR}" >&2
+    exit 2
+fi
+if [[ "${SLURM_NNODES:?start this file with sbatch}" != @NODES@ ]]; then
+    echo "error: the plan needs @NODES@ nodes, Slurm gave ${SLURM_NNODES}" >&2
+    exit 2
+fi
+@ORDER@
+if [[ -n "${HOSTS_FILE:-}" ]]; then
+    export SLURM_HOSTFILE="${HOSTS_FILE}"  # task i runs on the host of line i
+    distribution=arbitrary
+    hosts="$(<"${HOSTS_FILE}")"
+    if [[ "$(sort -u <<<"${hosts}" | grep -cE '^[^[:space:],]+$')" -ne @NODES@ ||
+        "$(wc -l <<<"${hosts}")" -ne @NODES@ ]]; then
+        echo "error: ${HOSTS_FILE} must name @NODES@ hosts, each once, one a line" >&2
+        exit 2
+    fi
+else
+    distribution=block
+    hosts="$(scontrol show hostnames "${SLURM_JOB_NODELIST}")"
+fi
+export MASTER_ADDR="${hosts%%$'\\n'*}"
+# One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
+srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
+    --distribution="${distribution}" \\
+    bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@"
+"""
+
+_ALIKE = """\
+# Host order: Slurm's own. For another, set HOSTS_FILE to a file of hosts, one a line in node-rank order."""
+_MIXED = ': "${HOSTS_FILE:?set it to a file of @NODES@ hosts, one a line in node-rank order, as below}"'
+
+
+def slurm_script(head: str, target: Target) -> str:
+    """Starts ``launch.sh`` on every node of a Slurm allocation."""
+    text = "#!/usr/bin/env bash\n" + head + _SLURM.replace("@ORDER@", _host_order(target))
+    values = {
+        "TORCHRUN": TORCHRUN_FILE,
+        "SLURM": SLURM_FILE,
+        "PLAN": printable(target.plan.plan_id),
+        "NODES": str(target.num_nodes),
+        "GPUS": str(target.gpus_per_node),
+    }
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _host_order(target: Target) -> str:
+    """Which hosts get which node ranks: the order of the cluster's groups, where they differ."""
+    cluster = target.problem.cluster
+    if cluster.is_homogeneous or target.num_nodes == 1:
+        return _ALIKE
+    lines, first = ["# Host order: the plan assumes these kinds of nodes at these node ranks."], 0
+    for group in cluster.groups:
+        last = min(first + group.num_nodes, target.num_nodes) - 1
+        if last >= first:
+            lines.append(f"#   {first} to {last}: {printable(group.gpu.display_name[:200])}")
+        first = last + 1
+    return "\n".join([*lines, _MIXED])
+
+
+# --------------------------------------------------------------------------------------------------
+# The script that starts one node: what it needs, what it sets in the environment, what it runs.
+
+
+ARGUMENTS_FILE = "plan_args.sh"
+
+_LAUNCH = """\
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+@SOURCE@
+# The plan needs exactly these; ranks are node_rank * GPUs + local rank (static rendezvous).
+readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
+MASTER_PORT="${MASTER_PORT:-29500}"
+: "${MASTER_ADDR:?set it to the host of node rank 0}"
+if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
+    echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
+    exit 2
+fi
+
+@NEEDS@@GUARD@@ENVIRONMENT@
+@COMMAND@
+"""
+
+_GUARD = """\
+# Further arguments may follow on the command line, but none may silently replace one of the plan's.
+for given in "$@"; do
+    for planned in "${PLAN_ARGS[@]}"; do
+        if [[ "${planned}" == @(--*|*=*) && "${given%%=*}" == "${planned%%=*}" ]]; then
+            echo "error: ${given%%=*} belongs to the plan; change the plan instead" >&2
+            exit 2
+        fi
+    done
+done
+
+"""
+
+_TORCHRUN = """\
+exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
+    --rdzv-backend static --node-rank "${NODE_RANK}" \\
+    --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\
+    @PROGRAM@ "$@\""""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One environment variable that the run needs."""
+
+    name: str
+    value: str | None  # None: it must not be set
+    reason: str
+    is_expression: bool = False  # the value is Bash, quoted already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How one node's processes are started."""
+
+    program: str  # what torchrun runs, in Bash, or the whole command with ``command``
+    needs: Sequence[tuple[str, str]] = ()  # variables the user sets, and to what
+    environment: Sequence[Variable] = ()
+    has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
+    command: bool = False  # ``program`` is no program of torchrun's
+    before: str = ""  # lines of Bash that the program needs
+
+
+def launch_script(head: str, target: Target, start: Start) -> str:
+    """Starts the processes of one node; run it on every node with its own NODE_RANK."""
+    values = {
+        "SOURCE": _source(start),
+        "NODES": str(target.num_nodes),
+        "GPUS": str(target.gpus_per_node),
+        "MASTER": "localhost" if target.num_nodes == 1 else "",
+        "NEEDS": _needs(start),
+        "GUARD": _GUARD if start.has_arguments else "",
+        "ENVIRONMENT": environment_lines(start.environment),
+        "COMMAND": _command(start),
+    }
+    text = _LAUNCH
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return "#!/usr/bin/env bash\n" + head + text
+
+
+def _needs(start: Start) -> str:
+    if not start.needs:
+        return ""
+    lines = [f': "${{{name}:?set it to {hint}}}"' for name, hint in start.needs]
+    return "\n".join(["# What the plan does not decide.", *lines, "", ""])
+
+
+def _command(start: Start) -> str:
+    command = start.program if start.command else _TORCHRUN.replace("@PROGRAM@", start.program)
+    return f"{start.before}\n{command}" if start.before else command
+
+
+def _source(start: Start) -> str:
+    if not start.has_arguments:
+        return ""
+    return f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
+
+
+def environment_lines(variables: Sequence[Variable]) -> str:
+    """Each variable under the reason for it."""
+    if not variables:
+        return "# This plan needs no environment variable."
+    lines = []
+    for variable in variables:
+        lines.append(f"# {variable.reason}")
+        if variable.value is None:
+            lines.append(f"unset {variable.name}")
+        else:
+            value = variable.value if variable.is_expression else shlex.quote(variable.value)
+            lines.append(f"export {variable.name}={value}")
+    return "\n".join(lines)
+
+
+def arguments_file(head: str, parts: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A Bash array ``PLAN_ARGS``: under each title its arguments, one a line."""
+    lines = ["PLAN_ARGS=("]
+    for title, arguments in parts:
+        lines.append(f"    # {title}")
+        lines += [f"    {argument}" for argument in arguments]
+    return "\n".join([head, *lines, ")", ""])
+
+
+OwnFiles = Callable[[str], Mapping[str, str]]
+
+
+def bundled(
+    target: Target,
+    *,
+    product: str,
+    start: Start,
+    warnings: Iterable[str],
+    own: OwnFiles,
+    shape: bool = False,
+) -> ExportBundle:
+    """``own`` files under one header, which names the product and every warning, and both scripts.
+
+    Args:
+        target: the plan and its problem; already held against the launcher's rules.
+        product: the launcher with its version.
+        start: how a node starts its processes.
+        warnings: what is only approximated, or left to the user.
+        own: from the header's text to the launcher's own files by name.
+        shape: whether the header names the model's shape, which no file of the launcher does.
+    """
+    told = list(warnings)
+    head = header(target, told, product, shape=shape)
+    scripts = {TORCHRUN_FILE: launch_script(head, target, start), SLURM_FILE: slurm_script(head, target)}
+    return ExportBundle(files={**own(head), **scripts}, warnings=told)

@@ -1,0 +1,490 @@
+"""The flags that make Megatron-LM 0.16 to 0.19 run exactly one configuration.
+
+Every value that the plan decided is written, also where it equals a default: defaults differ
+between versions. Flag names: megatron/training/arguments.py and the dataclasses it builds flags
+from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from meshwright.profiles.errors import FieldError
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.service.launchers.megatron_names import STAGES_BEFORE_DATA, is_even, layout, overlapped
+from meshwright.service.launchers.rules import fault
+from meshwright.service.launchers.target import Target
+
+# --------------------------------------------------------------------------------------------------
+# Which facts of the framework become flags: the search priced the plan under exactly these.
+
+
+FRAMEWORK = "megatron-core"
+FIRST_FSDP_STAGE = 2
+ARCHITECTURES_WITHOUT_FLASH = ("volta", "turing")  # FlashAttention 2 and cuDNN's start with Ampere
+ATTENTION_BACKENDS = {
+    "flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused",
+    "megatron-fused": "unfused", "torch": "unfused",
+}  # fmt: skip
+FP8_RECIPES = {
+    "none": "delayed", "fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise",
+    "mxfp8": "mxfp8",
+}  # fmt: skip
+# Facts that no flag changes: what Megatron-Core with Transformer Engine always does.
+FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
+
+
+def facts(target: Target) -> FrameworkFacts:
+    """Megatron-Core's facts with the workload's own options.
+
+    Raises:
+        InvalidProblemError: an option is unknown or has a value of the wrong kind.
+    """
+    return with_options(framework_facts(FRAMEWORK), target.workload.framework_options)
+
+
+def is_fsdp(target: Target) -> bool:
+    """Whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
+    return target.config.zero_stage >= FIRST_FSDP_STAGE
+
+
+def uses_fp8(target: Target) -> bool:
+    """Whether linear layers run in fp8: the workload's precision, or a recipe that asks for it."""
+    return target.workload.precision == "fp8" or facts(target).precision_recipe != "none"
+
+
+def lacks_flash(target: Target) -> bool:
+    """Whether the plan counts on attention without a score matrix on a GPU that has none."""
+    return facts(target).flash and target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH
+
+
+def attention_backend(target: Target) -> str:
+    """Transformer Engine's attention: that of the facts, unfused where the GPU can run nothing else."""
+    if lacks_flash(target):
+        return "unfused"
+    if target.model.attention_sinks:
+        return "fused"  # Transformer Engine 2.9, attention utils.py:694: flash attention is disabled
+    return ATTENTION_BACKENDS.get(facts(target).attention_kernel, "auto")
+
+
+def overlaps_tensor(target: Target) -> bool:
+    """Whether tensor-parallel collectives run under GEMMs: userbuffers, with sequence parallelism."""
+    return bool(facts(target).overlap_tensor and target.config.sequence_parallel)
+
+
+def overlaps_experts(target: Target) -> bool:
+    """Whether all-to-alls of experts run under the computing of another micro-batch."""
+    return overlapped(target, facts(target))
+
+
+# --------------------------------------------------------------------------------------------------
+# A batch that grows: Megatron-LM 0.19's step schedule, and what older versions take in its place.
+#
+# Megatron-Core 0.19.2, num_microbatches_calculator.py: ``--step-batch-size-schedule "0:768 250B:1536"``
+# names the tokens from which a batch holds, and excludes ``--global-batch-size``. ``--rampup-batch-size``
+# is still parsed there, and ignored without a word; before 0.19 it is the only way, and grows in equal
+# steps.
+
+
+Step = tuple[int, int]  # tokens from which a batch holds, the batch
+
+
+def batch_steps(target: Target) -> list[Step]:
+    """The batches in order, the workload's last; empty without a ramp."""
+    ramp = target.problem.options.batch_ramp
+    if not ramp:
+        return []
+    starts = [0, *(end for _batch, end in ramp)]
+    batches = [*(batch for batch, _end in ramp), target.workload.global_batch_size]
+    return list(zip(starts, batches, strict=True))
+
+
+def schedule_text(steps: Sequence[Step]) -> str:
+    """The value of ``--step-batch-size-schedule``."""
+    return " ".join(f"{start}:{batch}" for start, batch in steps)
+
+
+def linear_ramp(steps: Sequence[Step], seq_length: int) -> tuple[int, int, int] | None:
+    """Start, increment and samples of ``--rampup-batch-size``, where batches grow evenly; else None.
+
+    Megatron-Core 0.16, ``RampupBatchsizeNumMicroBatchesCalculator``: the batch grows by one increment after
+    each ``samples / ((final - start) / increment)`` samples.
+    """
+    batches, starts = [batch for _, batch in steps], [start for start, _ in steps]
+    grows = {after - before for before, after in pairwise(batches)}
+    lasts = {after - before for before, after in pairwise(starts)}
+    if len(grows) != 1 or len(lasts) != 1 or starts[-1] % seq_length:
+        return None
+    return batches[0], grows.pop(), starts[-1] // seq_length
+
+
+def ramp_is_whole(target: Target) -> Iterator[FieldError]:
+    """Every batch is whole micro-batches of every replica (asserted when the batch is reached)."""
+    config = target.config
+    each = config.micro_batch_size * config.data_parallel_size
+    for _start, batch in batch_steps(target):
+        if batch % each:
+            yield fault("micro_batch_size", f"mbs * dp = {each} does not divide the ramp's batch {batch}")
+
+
+def ramp_warnings(target: Target) -> Iterator[str]:
+    """What versions before 0.19 need instead."""
+    steps = batch_steps(target)
+    if not steps:
+        return
+    linear = linear_ramp(steps, target.workload.seq_length)
+    if linear is None:
+        yield "the batch ramp needs Megatron-LM 0.19: before, batches grow in equal steps only"
+    else:
+        words = " ".join(map(str, linear))
+        yield (
+            "the batch ramp is written for Megatron-LM 0.19; before, replace --step-batch-size-schedule by "
+            f"--global-batch-size {steps[-1][1]} --rampup-batch-size {words}"
+        )
+
+
+DROPOUT = "0.1"  # Megatron-LM's own default where dropout is on
+VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
+SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag with its values; a switch has none."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Flags that belong together, under one comment."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+
+def flag(name: str, *values: object) -> Flag:
+    """``--name value …``, or a switch when there is no value."""
+    return Flag(f"--{name}", tuple(str(value) for value in values))
+
+
+def sections(target: Target) -> list[Section]:
+    """All flags that the plan decides, in the order in which people read them."""
+    parts = (
+        ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
+        ("Pipeline split", _split(target)),
+        ("Experts over ranks", _expert_ranks(target)),
+        ("Batch and sequence", _batch(target)),
+        ("Data parallelism", _data_parallel(target)),
+        ("Activation recomputation", _recompute(target)),
+        ("Precision and kernels", _precision(target)),
+        ("Model", _model(target.model, target.workload.seq_length)),
+        ("Mixture of experts", [*_experts(target.model, target.model.moe), *_overlap(target)]),
+        ("Multi-head latent attention", _latent_attention(target.model.mla)),
+    )
+    return [Section(title, tuple(flags)) for title, flags in parts if flags]
+
+
+def padded_vocabulary(target: Target) -> int:
+    """Rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
+    unit = VOCABULARY_UNIT * target.config.tensor_parallel_size
+    return -(-target.model.vocab_size // unit) * unit
+
+
+def _parallel(target: Target) -> list[Flag]:
+    config = target.config
+    flags = [flag("tensor-model-parallel-size", config.tensor_parallel_size)]
+    if config.sequence_parallel and config.tensor_parallel_size > 1:
+        flags.append(flag("sequence-parallel"))
+        if overlaps_tensor(target):
+            flags.append(flag("tp-comm-overlap"))
+    flags += [
+        flag("pipeline-model-parallel-size", config.pipeline_parallel_size),
+        flag("context-parallel-size", config.context_parallel_size),
+    ]
+    if config.context_parallel_size > 1:
+        flags.append(flag("cp-comm-type", "p2p" if config.context_parallel_mode == "ring" else "a2a"))
+    if config.rank_order == STAGES_BEFORE_DATA:
+        flags.append(flag("use-tp-pp-dp-mapping"))
+    return flags
+
+
+def _split(target: Target) -> list[Flag]:
+    config = target.config
+    flags = []
+    if not is_even(config.stage_layers):
+        text = layout(config.stage_layers, target.model.num_mtp_layers)
+        flags.append(flag("pipeline-model-parallel-layout", text))
+    elif config.virtual_pipeline_size > 1:
+        flags.append(flag("num-virtual-stages-per-pipeline-rank", config.virtual_pipeline_size))
+    if config.virtual_pipeline_size > 1:
+        # Written although it is the default: the plan's schedule runs in groups of pp micro-batches.
+        group = config.pipeline_parallel_size
+        flags.append(flag("microbatch-group-size-per-virtual-pipeline-stage", group))
+        if not facts(target).overlap_transfer:
+            flags.append(flag("no-overlap-p2p-communication"))
+    return flags
+
+
+def _expert_ranks(target: Target) -> list[Flag]:
+    if target.model.moe is None:
+        return []
+    return [
+        flag("expert-model-parallel-size", target.config.expert_parallel_size),
+        flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
+    ]
+
+
+def _batch(target: Target) -> list[Flag]:
+    steps = batch_steps(target)
+    batch = flag("global-batch-size", target.workload.global_batch_size)
+    return [
+        flag("micro-batch-size", target.config.micro_batch_size),
+        flag("step-batch-size-schedule", schedule_text(steps)) if steps else batch,
+        flag("seq-length", target.workload.seq_length),
+    ]
+
+
+def _data_parallel(target: Target) -> list[Flag]:
+    config = target.config
+    overlap = facts(target).overlap_gradients
+    flags = [flag("overlap-grad-reduce")] if overlap else []
+    if config.zero_stage:
+        flags.append(flag("use-distributed-optimizer"))
+        if overlap:
+            flags.append(flag("overlap-param-gather"))
+        instances = shard_instances(target)
+        if instances > 1:
+            flags.append(flag("num-distributed-optimizer-instances", instances))
+    if (
+        config.offload == "optimizer"
+    ):  # its states live in the precision-aware optimizer, all of them on CPUs
+        flags += [
+            flag("use-precision-aware-optimizer"),
+            flag("optimizer-cpu-offload"),
+            flag("optimizer-offload-fraction", "1.0"),
+        ]
+    if is_fsdp(target):
+        flags += [
+            flag("use-megatron-fsdp"),
+            flag("data-parallel-sharding-strategy", SHARDING_STRATEGIES[config.zero_stage]),
+            flag("ckpt-format", "fsdp_dtensor"),
+        ]
+    return flags
+
+
+def shard_instances(target: Target) -> int:
+    """Independent shard sets: 1 when the optimizer shards over all of dp * cp."""
+    return target.shard_ranks // target.config.zero_shard_size
+
+
+def _recompute(target: Target) -> list[Flag]:
+    config = target.config
+    if config.recompute_granularity == "selective":
+        return [flag("recompute-granularity", "selective"), flag("recompute-modules", "core_attn")]
+    if config.recompute_granularity != "full":
+        return []
+    # uniform with groups of 1: every layer; block: the first N layers of each chunk.
+    every = config.recompute_layers >= max(config.stage_layers)
+    return [
+        flag("recompute-granularity", "full"),
+        flag("recompute-method", "uniform" if every else "block"),
+        flag("recompute-num-layers", 1 if every else config.recompute_layers),
+    ]
+
+
+def _precision(target: Target) -> list[Flag]:
+    known = facts(target)
+    flags = [flag("fp16" if target.workload.precision == "fp16" else "bf16")]
+    if uses_fp8(target):
+        flags.append(flag("fp8-format", "hybrid"))
+        flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
+    if known.gradient_dtype == "fp32":
+        flags.append(flag("accumulate-allreduce-grads-in-fp32"))
+    elif known.gradient_dtype == "bf16":
+        flags.append(flag("grad-reduce-in-bf16"))
+    flags += [
+        flag("transformer-impl", "transformer_engine"),
+        flag("attention-backend", attention_backend(target)),
+    ]
+    if known.loss_fused:
+        flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
+    dropout = DROPOUT if known.dropout else "0.0"
+    flags += [flag("attention-dropout", dropout), flag("hidden-dropout", dropout)]
+    return [*flags, flag("optimizer", "adam")]
+
+
+def _model(model: ModelSpec, seq_length: int) -> list[Flag]:
+    flags = [
+        flag("num-layers", model.num_layers),
+        flag("hidden-size", model.hidden_size),
+        flag("ffn-hidden-size", model.ffn_hidden_size),
+        flag("num-attention-heads", model.num_attention_heads),
+        flag("kv-channels", model.head_dim),
+    ]
+    if model.num_kv_heads < model.num_attention_heads and model.mla is None:
+        # Without the switch the number of groups is ignored.
+        flags += [flag("group-query-attention"), flag("num-query-groups", model.num_kv_heads)]
+    flags += [*_activation(model), *_biases(model), *_norms(model)]
+    if not model.tied_embeddings:
+        flags.append(flag("untie-embeddings-and-output-weights"))
+    if model.attention_sinks:
+        flags.append(flag("softmax-type", "learnable"))
+    flags += [
+        *_positions(model, seq_length),
+        flag("vocab-size", model.vocab_size),
+        flag("make-vocab-size-divisible-by", VOCABULARY_UNIT),
+    ]
+    if model.num_mtp_layers:
+        flags.append(flag("mtp-num-layers", model.num_mtp_layers))
+    return flags + _window(model)
+
+
+def _activation(model: ModelSpec) -> list[Flag]:
+    flags = []
+    if model.gated_mlp:
+        flags.append(flag("quick-geglu" if model.mlp_activation == "quick_gelu" else "swiglu"))
+    elif model.mlp_activation == "squared_relu":
+        flags.append(flag("squared-relu"))
+    if not model.gated_mlp and (model.mlp_activation != "gelu" or not model.mlp_bias):
+        flags.append(flag("no-bias-gelu-fusion"))  # TransformerConfig: the fusion is gelu's with a bias
+    if model.activation_clamp is not None:
+        flags.append(flag("activation-func-clamp-value", model.activation_clamp))
+    if model.gate_offset:
+        flags.append(flag("glu-linear-offset", model.gate_offset))
+    return flags
+
+
+def _biases(model: ModelSpec) -> list[Flag]:
+    if model.mlp_bias:
+        return []
+    return [flag("disable-bias-linear"), *([flag("add-qkv-bias")] if model.qkv_bias else [])]
+
+
+def _norms(model: ModelSpec) -> list[Flag]:
+    flags = [flag("normalization", "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm")]
+    if model.norm_epsilon is not None:
+        flags.append(flag("norm-epsilon", model.norm_epsilon))
+    if model.zero_centered_norm:
+        flags.append(flag("apply-layernorm-1p"))
+    if model.mla.norms if model.mla else model.query_key_norm == "per_head":
+        flags.append(flag("qk-layernorm"))
+    return flags
+
+
+def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
+    rows = (model.max_position_embeddings or 0) + model.learned_position_offset
+    flags = [
+        flag("position-embedding-type", "rope" if model.has_rotary_positions else "learned_absolute"),
+        flag("max-position-embeddings", max(seq_length, rows)),
+    ]
+    if not model.has_rotary_positions:
+        return flags
+    if model.rotary_base is not None:
+        flags.append(flag("rotary-base", model.rotary_base))
+    if model.rotary_fraction != 1:
+        flags.append(flag("rotary-percent", model.rotary_fraction))
+    if model.no_rotary_every:
+        flags.append(flag("no-rope-freq", _layers_without_positions(model)))
+    return flags + _rotary_scaling(model)
+
+
+def _layers_without_positions(model: ModelSpec) -> str:
+    """1 for each layer without them: ``([0]*3+[1])*12``, what is left over at the end."""
+    every = model.no_rotary_every
+    groups, rest = divmod(model.num_layers, every)
+    return f"([0]*{every - 1}+[1])*{groups}" + (f"+[0]*{rest}" if rest else "")
+
+
+def _rotary_scaling(model: ModelSpec) -> list[Flag]:
+    """Latent attention scales by YaRN unless told otherwise (``MLATransformerConfig``)."""
+    scaling = model.rotary_scaling
+    if model.mla is not None:
+        if scaling is None:
+            return [flag("rope-type", "rope"), flag("no-rope-fusion")]  # fused for YaRN only
+        return [
+            flag("rope-type", "yarn"),
+            flag("rotary-scaling-factor", scaling.factor),
+            flag("mscale", 1.0 if scaling.mscale is None else scaling.mscale),
+            flag("mscale-all-dim", scaling.mscale_all_dim or 0.0),
+        ]
+    if scaling is None:
+        return []
+    if scaling.kind == "linear":
+        return [flag("rotary-seq-len-interpolation-factor", int(scaling.factor))]
+    return [flag("use-rope-scaling"), flag("rope-scaling-factor", scaling.factor)]
+
+
+def _window(model: ModelSpec) -> list[Flag]:
+    if model.sliding_window is None:
+        return []
+    # (left, right) neighbours besides the token itself.
+    flags = [flag("window-size", f"{model.sliding_window - 1},0")]
+    if model.sliding_window_every > 1:
+        flags.append(flag("window-attn-skip-freq", model.sliding_window_every))
+    return flags
+
+
+def _overlap(target: Target) -> list[Flag]:
+    return [flag("overlap-moe-expert-parallel-comm")] if overlaps_experts(target) else []
+
+
+def _experts(model: ModelSpec, moe: MoeSpec | None) -> list[Flag]:
+    if moe is None:
+        return []
+    flags = [
+        flag("num-experts", moe.num_experts),
+        flag("moe-router-topk", moe.top_k),
+        flag("moe-ffn-hidden-size", moe.ffn_hidden_size),
+        flag("moe-layer-freq", _layer_pattern(model)),
+        flag("moe-token-dispatcher-type", "alltoall"),
+        flag("moe-grouped-gemm"),
+    ]
+    if moe.shared_ffn_hidden_size:
+        flags.append(flag("moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
+    return flags + _router(moe)
+
+
+def _router(moe: MoeSpec) -> list[Flag]:
+    flags = []
+    if moe.shared_expert_gate:
+        flags.append(flag("moe-shared-expert-gate"))
+    if moe.router_score == "sigmoid":
+        flags.append(flag("moe-router-score-function", "sigmoid"))
+    elif not moe.normalized_top_k:
+        flags.append(flag("moe-router-pre-softmax"))
+    if moe.selection_bias:
+        flags.append(flag("moe-router-enable-expert-bias"))
+    if moe.router_groups:
+        flags += [
+            flag("moe-router-num-groups", moe.router_groups),
+            flag("moe-router-group-topk", moe.router_top_groups),
+        ]
+    if moe.router_scaling != 1:
+        flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
+    return flags
+
+
+def _layer_pattern(model: ModelSpec) -> str:
+    """Which layers have experts: ``([0]*3+[1]*58)`` is three dense layers, then 58 with experts."""
+    runs = [(kind, len(list(run))) for kind, run in groupby(model.layer_kinds())]
+    return "(" + "+".join(f"[{int(kind == 'moe')}]*{count}" for kind, count in runs) + ")"
+
+
+def _latent_attention(mla: MlaSpec | None) -> list[Flag]:
+    if mla is None:
+        return []
+    flags = [flag("multi-latent-attention")]
+    if mla.q_lora_rank:
+        flags.append(flag("q-lora-rank", mla.q_lora_rank))
+    return [
+        *flags,
+        flag("kv-lora-rank", mla.kv_lora_rank),
+        flag("qk-head-dim", mla.qk_nope_head_dim),
+        flag("qk-pos-emb-head-dim", mla.qk_rope_head_dim),
+        flag("v-head-dim", mla.v_head_dim),
+    ]

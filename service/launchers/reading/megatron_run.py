@@ -1,0 +1,501 @@
+"""How a Megatron-LM command spreads the model over GPUs: world size, mesh, shards, micro-batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.megatron_flags import FP8_RECIPES, FRAMEWORK
+from meshwright.service.launchers.megatron_names import STAGES_BEFORE_DATA, may_overlap_experts
+from meshwright.service.launchers.reading.given import Given
+from meshwright.service.launchers.rules import near_divisors, near_multiples
+from meshwright.solver.configuration import Configuration, plain_order
+from meshwright.solver.problem import Workload
+
+# --------------------------------------------------------------------------------------------------
+# How a Megatron-LM command splits the layers over chunks, and which layers recompute.
+
+
+_REPEATED = re.compile(r"(\([^()]*\)|.)\*(\d{1,5})")
+_MAX_LAYOUT = 20_000
+
+
+def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each chunk in model order; faults are left in ``given``."""
+    if pp > num_layers:
+        given.fault("pipeline-model-parallel-size", f"{pp} stages for {num_layers} layers")
+        return ()
+    if given.has("pipeline-model-parallel-layout"):
+        return _layout(given, num_layers, pp)
+    if given.has("decoder-first-pipeline-num-layers") or given.has("decoder-last-pipeline-num-layers"):
+        return _uneven_ends(given, num_layers, pp)
+    embedding = int(given.has("account-for-embedding-in-pipeline-split"))
+    loss = int(given.has("account-for-loss-in-pipeline-split"))
+    whole = num_layers + embedding + loss
+    chunks = pp * _virtual(given, whole, pp)
+    if whole % max(chunks, 1):
+        counted = (
+            f"{whole} layers (embedding or loss counted)" if whole > num_layers else f"{num_layers} layers"
+        )
+        given.fault(
+            "pipeline-model-parallel-size",
+            f"{counted} are not split evenly by {chunks} chunks; say --pipeline-model-parallel-layout",
+        )
+        return ()
+    split = [whole // chunks] * chunks
+    split[0] -= embedding
+    split[-1] -= loss
+    return tuple(split)
+
+
+def _virtual(given: Given, whole: int, pp: int) -> int:
+    """Chunks a rank: given as such, or by the layers of one."""
+    direct, layers = "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"
+    if given.has(direct) and given.has(layers):
+        given.fault(layers, f"contradicts --{direct}: Megatron-LM takes one of them")
+    if given.has(layers):
+        each = given.integer(layers, 1)
+        if not each or whole % (pp * each):
+            given.fault(layers, f"{each} layers a chunk do not divide {whole} layers over {pp} stages")
+            return 1
+        return whole // pp // each
+    return max(given.integer(direct, 1), 1)
+
+
+def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """The first and the last stage as given, the others evenly."""
+    names = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
+    first, last = (given.optional(name) for name in names)
+    middle = pp - (first is not None) - (last is not None)
+    left = num_layers - (first or 0) - (last or 0)
+    vpp = given.integer("num-virtual-stages-per-pipeline-rank", 1)
+    name = names[0] if first is not None else names[1]
+    if vpp > 1:
+        given.fault(name, "with virtual stages is not read; say --pipeline-model-parallel-layout")
+    elif middle < 0 or left < 0 or (left % middle if middle else left):
+        given.fault(name, f"leaves {left} layers, which {middle} stages between do not share evenly")
+    else:
+        ends = [[] if end is None else [end] for end in (first, last)]
+        return (*ends[0], *[left // middle if middle else 0] * middle, *ends[1])
+    return ()
+
+
+def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """``Et*3|(tt|)*29,m|L``: stages between bars, t a layer; x*N repeats x."""
+    name = "pipeline-model-parallel-layout"
+    text = given.word(name).replace(" ", "").replace(",", "")
+    while (found := _REPEATED.search(text)) is not None and len(text) < _MAX_LAYOUT:
+        piece = found[1].removeprefix("(").removesuffix(")") if len(found[1]) > 1 else found[1]
+        text = text[: found.start()] + piece * min(int(found[2]), _MAX_LAYOUT) + text[found.end() :]
+    if len(text) >= _MAX_LAYOUT or set(text) - set("Etm|L"):
+        given.fault(name, "is no layout of E, t, m, L, |, (…)*N")
+        return ()
+    split = tuple(stage.count("t") for stage in text.split("|"))
+    if len(split) % pp:
+        given.fault(name, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
+    elif sum(split) != num_layers:
+        given.fault(name, f"holds {sum(split)} layers, --num-layers is {num_layers}")
+    elif min(split) < 1:
+        given.fault(name, "has a stage without a layer (an embedding or a loss alone), which is not priced")
+    else:
+        return split
+    return ()
+
+
+def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
+    """Granularity and recomputed layers of each chunk; all of the model where it is every one."""
+    granularity = given.word("recompute-granularity")
+    if given.has("recompute-activations"):
+        if granularity == "full":
+            given.fault("recompute-activations", "means selective, --recompute-granularity says full")
+        granularity = granularity or "selective"
+    if granularity not in ("", "selective", "full"):
+        given.fault("recompute-granularity", "is unknown", allowed="selective or full")
+    if granularity != "full":
+        if given.has("recompute-method"):
+            given.note("--recompute-method does nothing without --recompute-granularity full")
+        others = set(given.words("recompute-modules")) - {"core_attn"}
+        if granularity and others:
+            names = ", ".join(sorted(others))[:80]
+            given.note(f"recomputed modules {names} are priced as if they were kept")
+        return granularity or "none", 0
+    return "full", _recomputed_layers(given, split or (1,))
+
+
+def _recomputed_layers(given: Given, split: tuple[int, ...]) -> int:
+    """Uniform: all layers; block: the first of each chunk."""
+    method, count = given.word("recompute-method"), given.integer("recompute-num-layers", 1)
+    if method not in ("uniform", "block"):
+        given.fault("recompute-method", "is needed with full recomputation", allowed="uniform or block")
+    if method == "uniform":
+        if count > 1:
+            given.note(f"recomputation in groups of {count} layers is priced as groups of one")
+        return sum(split)
+    if count > max(split):
+        given.note(f"--recompute-num-layers {count} is more than a chunk has: every layer recomputes")
+    return sum(split) if count >= max(split) else max(count, 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a Megatron-LM command trains with: batch, precision, optimizer, and what the framework is told.
+
+
+Option = str | int | float | bool
+_RECIPES = {recipe: name for name, recipe in FP8_RECIPES.items() if name != "none"}
+_KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "megatron-fused"}
+_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+_SMALL_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
+_SCHEDULE = "step-batch-size-schedule"
+_THOUSANDS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_MAX_DIGITS = 15
+_MAX_STEPS = 32  # batches of one schedule; each is priced
+_DROPOUT = 0.1  # Megatron-LM's own default
+
+
+def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
+    """The workload; its options are where the command differs from the catalog's facts of ``framework``."""
+    if not given.has("seq-length"):
+        given.fault("seq-length", "is not given")
+    if given.has(_SCHEDULE):
+        if given.has("global-batch-size"):
+            given.fault(_SCHEDULE, "contradicts --global-batch-size: Megatron-LM takes one of them")
+    elif not given.has("global-batch-size"):
+        given.fault("global-batch-size", "is not given; Megatron-LM would take one micro-batch a replica")
+    given.stop()
+    precision, recipe = _precision(given)
+    options = {name: value for name, value in _options(given, framework).items() if value is not None}
+    if recipe:
+        options["precision_recipe"] = recipe
+    return Workload(
+        global_batch_size=global_batch(given),
+        seq_length=given.integer("seq-length", 1),
+        precision=precision,
+        optimizer=_optimizer(given),
+        framework_options=dict(sorted(options.items())),
+    )
+
+
+def settled(workload: Workload, configuration: Configuration, model: ModelSpec) -> Workload:
+    """The workload of a configuration: one that cannot overlap experts says nothing of their overlap.
+
+    Its file leaves the flag out (or says false) whatever the framework does where it can, and its price is
+    the same with either.
+    """
+    if may_overlap_experts(configuration, model):
+        return workload
+    options = {
+        name: value for name, value in workload.framework_options.items() if name != "overlap_experts"
+    }
+    return replace(workload, framework_options=options)
+
+
+def global_batch(given: Given) -> int:
+    """Sequences of a step, of a growing batch the last; what grows before is noted."""
+    if given.has("rampup-batch-size"):
+        given.note("--rampup-batch-size is ignored by Megatron-LM 0.19, and priced as if it were")
+    if not given.has(_SCHEDULE):
+        return given.integer("global-batch-size", 1)
+    steps = batch_steps(given)
+    if not steps:
+        allowed = f"0:256 1B:512, up to {_MAX_STEPS} of them"
+        given.fault(_SCHEDULE, "is no list of tokens and batches that begins at 0", allowed=allowed)
+        return 1
+    last = steps[-1][1]
+    if steps[:-1]:
+        given.note(f"the batch grows from {steps[0][1]} to {last}: time and memory are those of {last}")
+    return last
+
+
+def batch_steps(given: Given) -> list[tuple[int, int]]:
+    """Tokens from which each batch holds, with the batch; empty without a schedule, or with a wrong one."""
+    words = given.word(_SCHEDULE).split()
+    steps = [step for word in words[:_MAX_STEPS] if (step := _step(word)) is not None]
+    starts = [start for start, _ in steps]
+    whole = len(steps) == len(words)
+    return steps if whole and starts[:1] == [0] and starts == sorted(set(starts)) else []
+
+
+def batch_ramp(given: Given) -> tuple[tuple[int, int], ...]:
+    """The batches before the last, each with the tokens until which it holds."""
+    return tuple((batch, end) for (_, batch), (end, _) in pairwise(batch_steps(given)))
+
+
+def _step(word: str) -> tuple[int, int] | None:
+    """``250B:1536`` as tokens and batch; None for anything else."""
+    start, _colon, batch = word.partition(":")
+    factor = _THOUSANDS.get(start[-1:].upper(), 1)
+    digits = start[:-1] if factor > 1 else start
+    if not (digits.isascii() and digits.isdecimal() and batch.isascii() and batch.isdecimal()):
+        return None
+    if len(digits) > _MAX_DIGITS or len(batch) > _MAX_DIGITS or int(batch) < 1:
+        return None
+    return int(digits) * factor, int(batch)
+
+
+def _precision(given: Given) -> tuple[str, str]:
+    """What linear layers run in, and the recipe where it is not the default one."""
+    if given.has("bf16") and given.has("fp16"):
+        given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them")
+    if not (given.has("bf16") or given.has("fp16")):
+        given.fault("bf16", "neither --bf16 nor --fp16 is given: training in fp32 is not priced")
+    if given.has("fp8-format"):
+        recipe = given.word("fp8-recipe", "delayed")
+        if recipe not in _RECIPES:
+            given.fault("fp8-recipe", "is not priced", allowed=", ".join(_RECIPES))
+        return "fp8", "" if recipe == "delayed" else _RECIPES.get(recipe, "")
+    return ("fp16" if given.has("fp16") else "bf16"), ""
+
+
+def _optimizer(given: Given) -> str:
+    """By its states."""
+    name = given.word("optimizer", "adam")
+    if name not in _OPTIMIZERS:
+        given.fault("optimizer", "is not priced", allowed=", ".join(_OPTIMIZERS))
+    if name == "adam" and given.has("use-precision-aware-optimizer"):
+        return _SMALL_STATES.get(given.word("exp-avg-dtype", "fp32"), "adamw")
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def _options(given: Given, framework: str) -> dict[str, Option | None]:
+    """Facts of the framework that this command has otherwise than the catalog; None: as there."""
+    known = framework_facts(framework)
+    found = {name: read(given, known) for name, read in _FACTS.items()}
+    for name, note in _COSTLY.items():
+        if found[name] is False and getattr(known, name):
+            given.note(note)
+    if found["dropout"]:
+        given.note("dropout is on: Megatron-LM's default is 0.1 unless --hidden-dropout says 0")
+    return {name: None if value == getattr(known, name) else value for name, value in found.items()}
+
+
+def _gradient_dtype(given: Given, _: FrameworkFacts) -> str:
+    """Of the gradients that are kept: bf16 training accumulates in fp32 unless told otherwise."""
+    if given.has("grad-reduce-in-bf16"):
+        if given.has("accumulate-allreduce-grads-in-fp32"):
+            given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
+        return "bf16"
+    exact = given.has("accumulate-allreduce-grads-in-fp32") or given.has("bf16")
+    return "fp32" if exact else "bf16"  # 2 bytes
+
+
+def _kernel(given: Given, known: FrameworkFacts) -> str:
+    """Attention as the backend names it; auto leaves it to Transformer Engine."""
+    backend = given.word("attention-backend", "flash" if given.has("use-flash-attn") else "auto")
+    same = _KERNELS.get(backend) is None or (
+        backend == "flash" and known.attention_kernel.startswith("flash")
+    )
+    return known.attention_kernel if same else _KERNELS[backend]
+
+
+def _interleaves(given: Given) -> bool:
+    """Whether chunks interleave, so that overlapped transfers are a question."""
+    return given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1 or any(
+        given.has(name)
+        for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
+    )
+
+
+def _overlap_transfer(given: Given, known: FrameworkFacts) -> bool:
+    """On by default where chunks interleave."""
+    off = given.has("no-overlap-p2p-communication") and _interleaves(given)
+    return known.overlap_transfer and not off
+
+
+def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
+    """Only where there is a sequence-parallel collective to overlap."""
+    if not given.has("sequence-parallel"):
+        return known.overlap_tensor
+    return given.has("tp-comm-overlap")
+
+
+def _dropout(given: Given, _: FrameworkFacts) -> bool:
+    """Either dropout that is not 0."""
+    return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
+
+
+_FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
+    "attention_kernel": _kernel,
+    "dropout": _dropout,
+    "gradient_dtype": _gradient_dtype,
+    "loss_fused": lambda given, _: given.has("cross-entropy-loss-fusion"),
+    "overlap_experts": lambda given, _: given.has("overlap-moe-expert-parallel-comm"),
+    "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
+    "overlap_tensor": _overlap_tensor,
+    "overlap_transfer": _overlap_transfer,
+}
+_COSTLY: Mapping[str, str] = {
+    "overlap_gradients": "gradients are reduced after the last backward pass: no --overlap-grad-reduce",
+    "overlap_tensor": "tensor-parallel collectives do not run under the products: no --tp-comm-overlap",
+    "overlap_transfer": "transfers between stages do not run under computing",
+}
+
+_STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def configuration_of(
+    given: Given, model: ModelSpec, workload: Workload, world: int | None
+) -> Configuration:
+    """The configuration; faults of sizes that do not go together are raised with their flags.
+
+    Raises:
+        InvalidProblemError: sizes contradict one another.
+    """
+    tp = given.integer("tensor-model-parallel-size", 1)
+    pp = given.integer("pipeline-model-parallel-size", 1)
+    cp = given.integer("context-parallel-size", 1)
+    dp = _data_parallel(given, world, tp * pp * cp)
+    split = chunks_of(given, model.num_layers, pp)
+    granularity, layers = recompute_of(given, split)
+    micro = given.integer("micro-batch-size", 1)
+    count = _micro_batches(given, workload.global_batch_size, dp * micro)
+    vpp = max(len(split) // pp, 1)
+    _check_interleaving(given, pp, vpp, count)
+    _check_experts(given, model, tp, cp * dp)
+    zero, shard = _sharding(given, dp * cp)
+    sequence = given.has("sequence-parallel")
+    if sequence and tp == 1:
+        given.note("--sequence-parallel does nothing at tp 1")
+    given.stop()
+    found = Configuration(
+        tensor_parallel_size=tp,
+        sequence_parallel=sequence and tp > 1,
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=vpp,
+        context_parallel_size=cp,
+        context_parallel_mode=_context_mode(given, cp),
+        expert_parallel_size=given.integer("expert-model-parallel-size", 1),
+        expert_tensor_parallel_size=_expert_tensor(given, model, tp),
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=shard,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        pipeline_schedule="none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
+        recompute_granularity=granularity,
+        recompute_layers=layers,
+        offload=_offload(given),
+        rank_order=STAGES_BEFORE_DATA if given.has("use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
+        stage_layers=split,
+    )
+    return replace(found, rank_order=plain_order(found))
+
+
+def _context_mode(given: Given, cp: int) -> str:
+    """The ring, or the exchange of heads for tokens; what mixes them is priced as the ring."""
+    words = set(given.words("cp-comm-type"))
+    if cp == 1 or not words or words == {"p2p"}:
+        return "ring"
+    if words == {"a2a"}:
+        return "all_to_all"
+    given.note("--cp-comm-type is priced as p2p, the ring")
+    return "ring"
+
+
+def _offload(given: Given) -> str:
+    """Optimizer states on the host; a part of them is priced as all."""
+    if not given.has("optimizer-cpu-offload"):
+        return "none"
+    if not given.has("use-precision-aware-optimizer"):
+        given.fault("optimizer-cpu-offload", "needs --use-precision-aware-optimizer")
+    fraction = given.number("optimizer-offload-fraction", 1.0)
+    if fraction != 1.0:
+        given.note(f"--optimizer-offload-fraction {fraction:g} is priced as 1")
+    return "optimizer"
+
+
+def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
+    """What the GPUs leave for data parallelism."""
+    if world is None:
+        given.fault(
+            "tensor-model-parallel-size",
+            "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes); "
+            "give --cluster with --num-nodes",
+        )
+        return 1
+    if world % model_gpus:
+        given.fault(
+            "tensor-model-parallel-size",
+            f"tp × pp × cp = {model_gpus} does not divide the {world} GPUs that start",
+            allowed=f"tp × pp × cp that divides {world}",
+            nearest=near_divisors(model_gpus, world),
+        )
+    return max(world // model_gpus, 1)
+
+
+def _micro_batches(given: Given, batch: int, each: int) -> int:
+    """Micro-batches of each pipeline; Megatron-LM's own default for the batch is one of them."""
+    if not batch:
+        return 1
+    batches = [("step-batch-size-schedule", f"its batch {early}", early) for early, _ in batch_ramp(given)]
+    for flag, words, sequences in [*batches, ("global-batch-size", f"{batch}", batch)]:
+        if sequences % each:
+            given.fault(
+                flag,
+                f"{words} is not a multiple of micro-batch × data parallel = {each}",
+                allowed=f"multiples of {each}",
+                nearest=near_multiples(sequences, each),
+            )
+    return max(batch // each, 1)
+
+
+def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
+    """Micro-batches go in groups of g, pp by default: pp <= g <= M, and none or at least pp are left over.
+
+    ``forward_backward_pipelining_with_interleaving``, when the first step runs.
+    """
+    if vpp == 1:
+        return
+    name = "microbatch-group-size-per-virtual-pipeline-stage"
+    group = given.integer(name, pp)
+    at = name if given.has(name) else "global-batch-size"
+    if not pp <= group <= count:
+        message = f"groups of {group} micro-batches, of which there are {count}, over {pp} stages"
+        given.fault(
+            at, message, allowed=f"{pp} to {count}" if count >= pp else f"{pp} micro-batches at least"
+        )
+    elif 0 < count % group < pp:
+        message = f"{count} micro-batches in groups of {group} leave {count % group} for {pp} stages"
+        given.fault(at, message, allowed=f"micro-batches in multiples of {group}",
+                    nearest=near_multiples(count, group))  # fmt: skip
+
+
+def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
+    """Ranks of experts fill those of a stage (``initialize_model_parallel``, on the cluster only)."""
+    if model.moe is None:
+        return
+    ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)
+    if (tp * rest) % ranks:
+        given.fault(
+            "expert-model-parallel-size",
+            f"ep × expert tp = {ranks} does not divide the {tp * rest} ranks of a stage",
+            allowed=f"divisors of {tp * rest}",
+            nearest=near_divisors(ranks, tp * rest),
+        )
+
+
+def _sharding(given: Given, ranks: int) -> tuple[int, int]:
+    """ZeRO stage and ranks of one shard set."""
+    stage = int(given.has("use-distributed-optimizer"))
+    if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
+        strategy = given.word("data-parallel-sharding-strategy", "no_shard")
+        if strategy not in _STRATEGIES:
+            given.fault("data-parallel-sharding-strategy", "is unknown", allowed=", ".join(_STRATEGIES))
+        stage = _STRATEGIES.get(strategy, 0)
+    elif given.has("data-parallel-sharding-strategy"):
+        given.note("--data-parallel-sharding-strategy does nothing without --use-megatron-fsdp")
+    if given.has("overlap-param-gather") and not stage:
+        given.fault("overlap-param-gather", "needs --use-distributed-optimizer")
+    instances = given.integer("num-distributed-optimizer-instances", 1)
+    if ranks % instances:
+        given.fault("num-distributed-optimizer-instances", f"{instances} does not divide dp × cp = {ranks}")
+    stage = stage if ranks > 1 else 0  # nobody to share with
+    return stage, max(ranks // instances, 1) if stage else 1
+
+
+def _expert_tensor(given: Given, model: ModelSpec, tp: int) -> int:
+    """Experts are split as everything else unless a flag says otherwise (Megatron-Core's default)."""
+    return given.integer("expert-tensor-parallel-size", tp) if model.moe is not None else 1

@@ -1,0 +1,454 @@
+"""docs/reference/api.md: every path of the API with its parameters and answers, from docs/openapi.json."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from meshwright.profiles.calibration import FORMAT as CALIBRATION
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.documents import DOCUMENT, FILE, MAX_DEPTH, PROBLEM, YAML_FILE
+from meshwright.profiles.inline import cluster_to_mapping
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.measured.profile import FORMAT as MEASURED
+from meshwright.profiles.measured.read import measured_profile_schema
+from meshwright.profiles.model import model_to_mapping
+from meshwright.service.api import deps
+from meshwright.service.cli.examples import EXAMPLES
+from meshwright.service.cli.main import app
+from meshwright.service.cli.problem_options import read_request
+from meshwright.service.report.formatting import (
+    COLUMNS,
+    MEMORY_TERMS,
+    SHORT_NAMES,
+    TIME_TERMS,
+    sentence_case,
+    words,
+)
+from meshwright.service.web.callers import DOCUMENT_FORM, QUESTION_FORM
+
+# --------------------------------------------------------------------------------------------------
+# docs/reference/cli.md: every command with its help, its options and its examples, from the code.
+
+
+SHARED = tuple(name for name in inspect.signature(read_request).parameters if name != "problem")
+_CLI_HEAD = """# Commands
+
+`meshwright COMMAND --help` says the same in a terminal;
+[exit codes](../troubleshooting.md#exit-codes) say how
+a command ended.
+
+`meshwright --install-completion` makes the shell complete commands, options, and the names of models,
+clusters, GPUs and launchers; `--show-completion` prints what it would install.
+
+## The problem {#the-problem}
+
+`plan`, `predict`, `explain`, `shapes` and `jobs submit` take a [problem file](files.md#problem-file), these
+options, or both: options go over the file.
+"""
+
+
+def cli_page() -> str:
+    """The whole page."""
+    root = typer.main.get_command(app)
+    commands = dict(_commands(root)) if isinstance(root, TyperGroup) else {}
+    lines = [_CLI_HEAD, *_table(commands["plan"], shared=True)]
+    for path, command in commands.items():
+        lines += _section(path, command)
+    return "\n".join(lines) + "\n"
+
+
+def _commands(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
+    """Every command by its path, groups before their own."""
+    for name, command in group.commands.items():
+        if isinstance(command, TyperCommand | TyperGroup):
+            yield f"{prefix}{name}", command
+        if isinstance(command, TyperGroup):
+            yield from _commands(command, f"{prefix}{name} ")
+
+
+def _section(path: str, command: TyperCommand | TyperGroup) -> list[str]:
+    """One command."""
+    depth = "##" if " " not in path else "###"
+    about = inspect.cleandoc(command.help or "").splitlines()
+    lines = [f"\n{depth} meshwright {path} {{#{path.replace(' ', '-')}}}", "", *about, "", "```sh"]
+    lines += [*EXAMPLES[path], "```", ""]
+    if isinstance(command, TyperGroup):
+        return lines
+    if any(parameter.name in SHARED for parameter in command.params):
+        lines += ["Takes the options of [the problem](#the-problem), and:", ""]
+    return lines + _table(command, shared=False)
+
+
+def _table(command: TyperCommand | TyperGroup, *, shared: bool) -> list[str]:
+    """Options and arguments: those that describe a problem, or the others."""
+    context = command.make_context(command.name or "", [], resilient_parsing=True)
+    records = [
+        parameter.get_help_record(context)
+        for parameter in command.params
+        if (parameter.name in SHARED) is shared and parameter.name != "help"
+        if not (isinstance(parameter, TyperOption) and parameter.hidden)
+    ]
+    return _rows([record for record in records if record is not None])
+
+
+def _rows(records: Sequence[tuple[str, str]]) -> list[str]:
+    """A table; nothing where there is nothing."""
+    if not records:
+        return []
+    told = [(f"`{' '.join(name.split())}`", " ".join(about.split())) for name, about in records]
+    rows = [
+        f"| {name.replace('|', chr(92) + '|')} | {about.replace('|', chr(92) + '|')} |"
+        for name, about in told
+    ]
+    return ["| | |", "|---|---|", *rows, ""]
+
+
+# --------------------------------------------------------------------------------------------------
+# docs/glossary.md: the words of tables and reports, from the list that the report shows on hover.
+
+
+_GLOSSARY_HEAD = """# Glossary
+
+The columns, terms and words that tables, reports and files use; the report says the same on hover.
+"""
+WORDS = {
+    "rank": "one process of the training run",
+    "GPU": "one device, as the driver sees it",
+    "node": "one host with its GPUs",
+    "island": "GPUs that the fast link joins; usually a node",
+    "stage": "position in the pipeline; holds consecutive layers",
+    "chunk": "part of a stage's layers, where stages are interleaved (vpp)",
+    "axis": "dimension of the mesh of ranks: tensor, context, data, pipeline",
+    "micro-batch": "sequences that pass the pipeline together",
+    "problem": "what is to be decided: model, cluster, batch, limits",
+    "plan": "one ranked answer: a configuration with its prediction",
+    "prediction": "what the cost model expects: step time with its band, memory, chance of lacking it",
+    "job": "a problem that was submitted to a service",
+    "profile": "measured costs of GPUs, links and software, with where each number comes from",
+    "calibration": "a cluster's own constants, learnt from a few of its measured runs",
+    "launcher": "training framework that runs the plan; what it cannot run is not proposed for it",
+    "optimal": "proved: under the cost model no configuration is better",
+    "bound": "the step time that no configuration can go below under the cost model",
+    "gap": "how far the first plan is from the bound",
+    "band": "80 % interval of a prediction: how far the cost model has been from measured runs",
+}
+
+
+def glossary_page() -> str:
+    """The whole page."""
+    long_names = {short: name for name, short in SHORT_NAMES.items()}
+    columns = {
+        f"{title} (`{long_names[title]}`)" if title in long_names else title: meaning
+        for title, meaning in COLUMNS.items()
+    }
+    parts = {
+        "Words": WORDS,
+        "Columns of the ranking": columns,
+        "Terms of a step's time": {words(term): meaning for term, meaning in TIME_TERMS.items()},
+        "Terms of a stage's memory": {words(term): meaning for term, meaning in MEMORY_TERMS.items()},
+    }
+    return "\n".join(
+        [_GLOSSARY_HEAD, *(line for title, part in parts.items() for line in _part(title, part))]
+    )
+
+
+def _part(title: str, meanings: Mapping[str, str]) -> list[str]:
+    """One list."""
+    rows = [f"| {name} | {sentence_case(meaning)} |" for name, meaning in meanings.items()]
+    return [f"## {title}", "", "| | |", "|---|---|", *rows, ""]
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables of the fields of a JSON schema.
+
+
+Schema = Mapping[str, Any]
+
+_OPENAPI = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
+_SCHEMA_LIMITS = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+}
+_HUGE = 2**31 - 1  # a limit of the type, which says nothing about the field
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """docs/openapi.json, which is tested to be what the service serves."""
+    document: dict[str, Any] = json.loads(_OPENAPI.read_text(encoding="utf-8"))
+    return document
+
+
+def schema(name: str) -> Schema:
+    """One of the API's objects."""
+    found: Schema = openapi()["components"]["schemas"][name]
+    return found
+
+
+def fields_table(of: Schema) -> list[str]:
+    """A row for each field: name, type with limits, default, what it is."""
+    required = of.get("required", ())
+    rows = [_row(name, field, is_required=name in required) for name, field in of["properties"].items()]
+    return ["| field | type | default | |", "|---|---|---|---|", *rows, ""]
+
+
+def _row(name: str, field: Schema, *, is_required: bool) -> str:
+    """One field."""
+    default = "required" if is_required else _default(field)
+    about = " ".join(str(field.get("description", "")).split()).replace("|", "\\|")
+    return f"| `{name}` | {_kind(field)} | {default} | {about} |"
+
+
+def _default(field: Schema) -> str:
+    """The default as it is written in JSON."""
+    default = field.get("default")
+    return "–" if default in (None, [], {}) else f"`{json.dumps(default)}`"
+
+
+def _kind(field: Schema) -> str:
+    """The type with its limits; links to objects of their own stay names."""
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "enum" in field or "const" in field:
+        return " \\| ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if "anyOf" in field:
+        kinds = [_kind(one) for one in field["anyOf"] if one.get("type") != "null"]
+        return " \\| ".join(dict.fromkeys(kinds))
+    if field.get("type") == "array":
+        return f"list of {_kind(field.get('items', {}))}"
+    limits = [
+        text.format(f"{field[key]:g}")
+        for key, text in _SCHEMA_LIMITS.items()
+        if abs(field.get(key, _HUGE)) < _HUGE
+    ]
+    return " ".join([str(field.get("type", "any")), *limits])
+
+
+_API_HEAD = """# API
+
+The OpenAPI description that these tables are made from: [openapi.json](../openapi.json); a running service
+serves its own at `/openapi.json`. Faults are `application/problem+json` (RFC 9457) with a stable `type`, a
+sentence in `detail`, and one entry in `errors` for each wrong field. Where a key is needed it is sent as
+`Authorization: Bearer KEY`.
+
+## How much a body may hold
+
+{limits}
+
+Beyond the bytes the answer is 413, beyond values, keys or {depth} levels 422, each with what to do. A body
+of more than {small} KiB waits for its turn, {problems} problems and {documents} documents being in work at
+a time: 503 with `Retry-After` after {wait:g} s. One that has not arrived {upload:g} s after its turn came
+is answered with 408.
+"""
+_LIMITS = {
+    "problems, and every body that is not named here": PROBLEM,
+    "`POST /v1/profiles`, `PUT /v1/models/{name}`, `PUT /v1/clusters/{name}`": DOCUMENT,
+    "forms of the pages: `POST /jobs`, `POST /own`, `POST /keys`": QUESTION_FORM,
+    "forms of the pages: `POST /models`, `POST /clusters`, `POST /profiles`": DOCUMENT_FORM,
+    "files of the command line in JSON": FILE,
+    "files of the command line in YAML": YAML_FILE,
+}
+_ANSWERS = ("AnswerView", "Plan", "Configuration", "Prediction", "JobDetail", "ProblemView")
+
+
+def api_page() -> str:
+    """The whole page."""
+    lines = [_head()]
+    for path, operations in openapi()["paths"].items():
+        for method, operation in operations.items():
+            lines += _operation(method.upper(), path, operation)
+    lines.append("## What comes back\n")
+    for name in _ANSWERS:
+        lines += [
+            f"### {name}",
+            "",
+            str(schema(name).get("description", "")),
+            "",
+            *fields_table(schema(name)),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _head() -> str:
+    """What holds for every path."""
+    table = ["| what | bytes | values | keys of one object |", "|---|---|---|---|"]
+    for what, limits in _LIMITS.items():
+        size = f"{limits.max_bytes // 2**10:,} KiB".replace(",", " ")
+        counts = (f"{count:,}".replace(",", " ") for count in (limits.max_values, limits.max_keys))
+        table.append(f"| {what} | {size} | {' | '.join(counts)} |")
+    return _API_HEAD.format(
+        limits="\n".join(table),
+        depth=MAX_DEPTH,
+        small=deps.SMALL_BYTES // 2**10,
+        problems=deps.MAX_PROBLEMS,
+        documents=deps.MAX_DOCUMENTS,
+        wait=deps.MAX_WAIT_FOR_TURN_S,
+        upload=deps.MAX_UPLOAD_S,
+    )
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str]:
+    """One operation."""
+    about = str(operation.get("description") or operation.get("summary", ""))
+    lines = [f"## {method} {path}", "", about, ""]
+    parameters = operation.get("parameters", [])
+    if parameters:
+        lines += ["| parameter | in | |", "|---|---|---|", *map(_parameter, parameters), ""]
+    body = operation.get("requestBody", {}).get("content", {})
+    lines += [f"Body: {_media(body)}.", ""] if body else []
+    answers = [
+        f"{code} {_media(answer.get('content', {}))}" for code, answer in operation["responses"].items()
+    ]
+    scopes = [scope for one in operation.get("security", []) for scope in one.get("key", [])]
+    needs = f" Needs a key of scope `{scopes[0]}` where there are keys." if scopes else ""
+    return [*lines, f"Answers: {', '.join(map(str.strip, answers))}.{needs}", ""]
+
+
+def _parameter(parameter: Mapping[str, Any]) -> str:
+    """One parameter."""
+    about = " ".join(str(parameter.get("description", "")).split()).replace("|", "\\|")
+    return f"| `{parameter['name']}` | {parameter['in']} | {about} |"
+
+
+def _media(content: Mapping[str, Any]) -> str:
+    """The object of a body, or its media type; faults are said once for all."""
+    for media, body in content.items():
+        if media == "application/problem+json":
+            return ""
+        name = str(body.get("schema", {}).get("$ref", "")).rpartition("/")[2]
+        return f"`{name}`" if name else f"`{media}`"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------
+# docs/reference/files.md: the files that the product reads and writes.
+
+
+_COLUMNS = CATALOG / "runs" / "columns.md"
+_PROBLEM = {
+    "JobRequest": "Problem file",
+    "WorkloadRequest": "workload",
+    "SearchRequest": "search",
+    "ReliabilityRequest": "search.reliability",
+}
+_EXAMPLE = """```yaml
+model: {name: llama-3.1-70b}
+cluster: {name: dgx-h100, num_nodes: 16}
+workload: {global_batch_size: 512, seq_length: 8192}
+launcher: megatron-lm
+search: {top_k: 5, pin: {tensor_parallel_size: 8}}
+```
+"""
+
+
+def files_page() -> str:
+    """The whole page."""
+    parts = ["# Files", "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
+    return "\n".join(parts) + "\n"
+
+
+def _problem() -> list[str]:
+    """The problem file, from the API's schema: they are the same."""
+    lines = [
+        "## Problem file {#problem-file}",
+        "",
+        "JSON or YAML, the same object that `POST /v1/jobs` takes; what is not known is refused, with",
+        "its place. [What may be asked](../requests.md) explains it.",
+        "",
+        _EXAMPLE,
+    ]
+    for name, title in _PROBLEM.items():
+        lines += [f"### {title}", ""] if title != "Problem file" else []
+        lines += fields_table(schema(name))
+    return lines
+
+
+def _cluster() -> list[str]:
+    """A cluster as `--cluster FILE` takes it: one of the catalog, written out."""
+    written = cluster_to_mapping(find_cluster("dgx-h100", num_nodes=4))
+    return [
+        "## Cluster file {#cluster-file}",
+        "",
+        "For `--cluster`, or `cluster` of a problem. `{name: dgx-h100, num_nodes: 4}` of the catalog,",
+        "written out in full (several `groups` make a mixed cluster; `between_groups` is the link",
+        "between them):",
+        "",
+        *_yaml(written),
+        "Of a group only `gpu` and `num_nodes` are needed: what is left out is the GPU's usual node's,",
+        "and a warning says so. `bytes_per_s` is of one GPU and one direction; `island_gpus` are joined",
+        "by the fast link; `host_memory_bytes` and `host_link_bytes_per_s` matter to offloading;",
+        "`measured` holds curves that [`meshwright import`](cli.md#import) adds from nccl-tests.",
+        "",
+    ]
+
+
+def _model() -> list[str]:
+    """A model as `--model FILE` takes it."""
+    return [
+        "## Model file {#model-file}",
+        "",
+        "For `--model`: a Hugging Face `config.json` as it is, or a shape. `mixtral-8x7b` of the",
+        "catalog, written out:",
+        "",
+        *_yaml(model_to_mapping(find_model("mixtral-8x7b"))),
+        "Needed are `num_layers`, `hidden_size`, `ffn_hidden_size`, `num_attention_heads`, `vocab_size`.",
+        "`moe` is left out of a dense model.",
+        "",
+    ]
+
+
+def _profiles() -> list[str]:
+    """Profiles: measured ones and calibrations."""
+    measured: Any = measured_profile_schema()
+    return [
+        "## Measured profile {#measured-profile}",
+        "",
+        f"Format `{MEASURED}`; written by `meshwright profile` and `meshwright import`, taken by",
+        "`--profile`. Times in seconds with their percentiles, sizes in bytes, and the machine they were",
+        "taken on.",
+        "",
+        *fields_table(measured),
+        "## Calibration {#calibration}",
+        "",
+        f"Format `{CALIBRATION}`; written by `meshwright calibrate --out`, taken by `--profile`. It holds",
+        "the cluster's constants as logarithms of their ratio to the software stack's, what they leave",
+        "over, and its findings.",
+        "",
+    ]
+
+
+def _runs() -> list[str]:
+    """The columns of measured runs, as the catalog explains them."""
+    text = _COLUMNS.read_text(encoding="utf-8").partition("\n")[2]
+    about = "For `meshwright calibrate` and `meshwright validate`: CSV with a header, one run a row."
+    return ["## Runs {#runs}", "", about, "", text.rstrip(), ""]
+
+
+def _answer() -> list[str]:
+    """What `plan --json` and `--save-dir` write."""
+    return [
+        "## Answer {#answer}",
+        "",
+        "`plan --json`, and `answer.json` of `--save-dir`; `GET /v1/jobs/{id}/plans` has the same",
+        "fields, page by page. Its plans are described [with the API](api.md#plan). `problem` is the",
+        "question, as a problem file.",
+        "",
+        *fields_table(schema("AnswerView")),
+    ]
+
+
+def _yaml(document: object) -> list[str]:
+    """A block of YAML."""
+    plain = json.loads(json.dumps(document))
+    return ["```yaml", yaml.safe_dump(plain, sort_keys=False, width=100).rstrip(), "```", ""]

@@ -1,0 +1,305 @@
+"""How figures are written for people: few digits, always with their unit."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from meshwright.profiles.units import GIB, TERA
+from meshwright.solver.answer import Prediction
+from meshwright.solver.configuration import Configuration, StageGroup
+
+# --------------------------------------------------------------------------------------------------
+# What the words of a report mean, in one sentence each: shown on hover, read by screen readers.
+
+
+COLUMNS = {
+    "#": "Rank by the objective of the search",
+    "GPUs": "Accelerators that the plan uses",
+    "batch": "Sequences of one optimizer step",
+    "with": "Precision or optimizer where it differs from what was asked",
+    "tp": "Tensor parallel size: GPUs that split every layer's matrices",
+    "pp": "Pipeline parallel size: stages that hold consecutive layers",
+    "vpp": "Virtual pipeline size: chunks of layers that each stage holds; more chunks, smaller bubble",
+    "cp": "Context parallel size: GPUs that split every sequence",
+    "ep": "Expert parallel size: GPUs that share out the experts",
+    "dp": "Data parallel size: replicas that train on different sequences",
+    "zero": "ZeRO stage: what replicas shard; 1 optimizer states, 2 gradients too, 3 weights too",
+    "mbs": "Micro-batch size: sequences that pass the pipeline together",
+    "recompute": "Layers whose activations are computed again instead of kept: full ×2 the first two of "
+    "each chunk (recompute_layers 2), full every one (all of the model)",
+    "step": "Predicted seconds of one optimizer step, with its 80 % interval",
+    "tokens/s/GPU": "Tokens trained per second by each GPU",
+    "MFU": "Model FLOPs utilisation: the model's work over what the GPU could do at its dense peak",
+    "peak memory (stage)": "Most memory that a GPU needs, of what it has, and the stage that needs it",
+    "OOM risk": "Chance that a run of this plan runs out of memory",
+    "launchers": "Training frameworks that can run the plan",
+    "also": "Rarer choices: another schedule, cp by all-to-all instead of a ring, etp (GPUs that split "
+    "every expert), shards shared by fewer ranks than all replicas, another order of ranks, offload",
+}
+TIME_TERMS = {
+    "ideal": "the model's FLOPs at the GPU's peak: nothing can be faster",
+    "compute": "matrix products, attention and memory-bound operators",
+    "gemm_efficiency": "matrix products run below the peak",
+    "attention_efficiency": "attention runs below the peak",
+    "memory_bound": "norms, activations and additions that wait for memory",
+    "launch_floor": "GPU idle because the CPU launches too slowly",
+    "offload": "moving activations to the host and back",
+    "recompute": "layers computed again to save memory",
+    "tensor_parallel": "collectives inside every layer, not hidden",
+    "context_parallel": "exchange between the parts of a sequence, not hidden",
+    "expert_parallel": "sending tokens to their experts and back, not hidden",
+    "pipeline_transfer": "activations handed from stage to stage, not hidden",
+    "imbalance": "the slowest stage works longer than the mean",
+    "bubble": "stages wait for the first and after the last micro-batch",
+    "data_parallel": "reducing gradients and gathering weights, not hidden",
+    "optimizer": "updating the weights",
+    "straggler": "many nodes wait for the slowest",
+    "calibration": "what measured runs of this cluster add or take",
+    "fixed": "once per step whatever its size",
+    "rest": "everything else",
+}
+MEMORY_TERMS = {
+    "weights": "parameters as the passes use them",
+    "gradients": "gradient buffers",
+    "optimizer": "optimizer states and master weights",
+    "activations": "kept between forward and backward pass, of all micro-batches in flight",
+    "workspace": "logits, loss and replayed layers",
+    "buffers": "communication buckets",
+    "context": "driver, libraries, communicators",
+    "reserve": "held by the allocator beyond what is used",
+}
+
+
+def words(term: str) -> str:
+    """``gemm_efficiency`` as people read it."""
+    return {"gemm_efficiency": "GEMM efficiency"}.get(term, term.replace("_", " "))
+
+
+def sentence_case(text: str) -> str:
+    """The first letter large, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+# Short names of the glossary's sizes, in the order of the mesh.
+SHORT_NAMES = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "virtual_pipeline_size": "vpp",
+    "context_parallel_size": "cp",
+    "expert_parallel_size": "ep",
+    "data_parallel_size": "dp",
+    "zero_stage": "zero",
+    "micro_batch_size": "mbs",
+}
+_USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # what pp and vpp say already
+_SMALL_RISK = 0.001
+_TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
+
+
+def count(number: int) -> str:
+    """``184 320``: thousands apart."""
+    return f"{number:,}".replace(",", " ")
+
+
+def figure(value: float) -> str:
+    """Three significant digits: 3.28, 32.8, 328."""
+    decimals = 2 if value < _TENTHS_FROM else 1 if value < _WHOLE_FROM else 0
+    return f"{value:.{decimals}f}"
+
+
+def seconds(value_s: float) -> str:
+    """``32.8 s`` or ``328 ms``."""
+    return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
+
+
+def seconds_like(value_s: float, whole_s: float) -> str:
+    """``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
+    factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
+    digits = len(figure(whole_s * factor).partition(".")[2])
+    return f"{value_s * factor:.{digits}f} {unit}"
+
+
+def gib(value_bytes: float) -> str:
+    """Bytes in GiB with one decimal, the unit left to the reader's line."""
+    return f"{value_bytes / GIB:.1f}"
+
+
+def percent(share: float) -> str:
+    """``46 %``."""
+    return f"{share * 100:.0f} %"
+
+
+def risk(probability: float) -> str:
+    """``0.9 %``; what is smaller than a tenth of a per cent is said so."""
+    return "<0.1 %" if probability < _SMALL_RISK else f"{probability * 100:.1f} %"
+
+
+def step_time(prediction: Prediction) -> str:
+    """``32.8 s ±4 %``: the wider side of the 80 % interval."""
+    step_s = prediction.step_time_s
+    wide_s = max(prediction.step_time_high_s - step_s, step_s - prediction.step_time_low_s)
+    return f"{seconds(step_s)} ±{percent(wide_s / step_s)}"
+
+
+def peak_memory(prediction: Prediction) -> str:
+    """``49.2 of 79.2 GiB (0)``: the heaviest stage, its limit and its number."""
+    used, limit = gib(prediction.peak_memory_bytes), gib(prediction.memory_limit_bytes)
+    return f"{used} of {limit} GiB ({prediction.heaviest_stage})"
+
+
+def recompute(configuration: Configuration) -> str:
+    """``–``, ``selective``, ``full`` (every layer) or ``full ×2`` (layers of each chunk)."""
+    if configuration.recompute_granularity == "none":
+        return "–"
+    own = configuration.stage_recompute_layers
+    if own and configuration.recompute_granularity == "full":
+        return f"full ×{min(own)}–{max(own)} by stage"
+    every = configuration.recompute_layers >= max(configuration.stage_layers, default=0)
+    if configuration.recompute_granularity == "selective" or every:
+        return configuration.recompute_granularity
+    return f"full ×{configuration.recompute_layers}"
+
+
+def configuration_words(configuration: Configuration) -> str:
+    """``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation."""
+    always = {"micro_batch_size"}
+    sizes = {short: getattr(configuration, name) for name, short in SHORT_NAMES.items()}
+    off = {"zero": 0}
+    words = [
+        f"{short} {sizes[short]}"
+        for name, short in SHORT_NAMES.items()
+        if name in always or sizes[short] != off.get(short, 1)
+    ]
+    words += inner_words(configuration)
+    if configuration.recompute_granularity != "none":
+        words.append(f"{recompute(configuration)} recompute")
+    return " · ".join(words)
+
+
+def inner_words(configuration: Configuration) -> list[str]:
+    """What few plans choose, for those that do: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
+    split = configuration.context_parallel_size
+    experts, shards = configuration.expert_tensor_parallel_size, configuration.zero_shard_size
+    hybrid = configuration.zero_stage > 0 and shards < split * configuration.data_parallel_size
+    order = _order_words(configuration)
+    said = {
+        configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
+        "cp by all-to-all": configuration.context_parallel_mode != "ring" and split > 1,
+        f"etp {experts}": experts > 1,
+        f"shards of {shards}": hybrid,
+        order: bool(order),
+        f"{configuration.offload} in host memory": configuration.offload != "none",
+    }
+    return [words for words, applies in said.items() if applies]
+
+
+def _order_words(configuration: Configuration) -> str:
+    """``pp before dp``: the axes that are numbered otherwise than by default; empty where none is."""
+    usual, own = Configuration().rank_order.split("-"), configuration.rank_order.split("-")
+    while own and usual[0] == own[0]:
+        usual, own = usual[1:], own[1:]
+    while own and usual[-1] == own[-1]:
+        usual, own = usual[:-1], own[:-1]
+    return " before ".join(own)
+
+
+def split(stage_layers: Sequence[int]) -> str:
+    """``3 4×18 5``: runs of equal chunks are counted."""
+    runs: list[tuple[int, int]] = []
+    for layers in stage_layers:
+        length = runs.pop()[1] if runs and runs[-1][0] == layers else 0
+        runs.append((layers, length + 1))
+    return " ".join(f"{layers}×{length}" if length > 1 else f"{layers}" for layers, length in runs)
+
+
+def placement(configuration: Configuration) -> str:
+    """``2 × a100-sxm-80gb, 8 nodes each, tp 1 │ …``: runs of stages that stand on like nodes."""
+    runs = [(stage, len(list(run))) for stage, run in groupby(configuration.stage_groups)]
+    return " │ ".join(
+        f"{length} × {stage.group}, {nodes(stage)}, tp {stage.tensor_parallel_size}"
+        for stage, length in runs
+    )
+
+
+def kind_of_replica(configuration: Configuration) -> str:
+    """``dp 16 · mbs 1, 3 micro-batches │ layers 32 │ 1 × h100-sxm-80gb, …``: one class of replicas."""
+    layers = split(configuration.stage_layers)
+    count = configuration.num_microbatches
+    share = f"{count} micro-batch{'es' if count > 1 else ''}"
+    words = f"{configuration_words(configuration)}, {share}"
+    return f"{words} │ layers {layers} │ {placement(configuration)}"
+
+
+def nodes(stage: StageGroup) -> str:
+    """``8 nodes``, or GPUs where a stage does not fill its nodes."""
+    if not stage.num_nodes.is_integer():
+        return f"{stage.num_gpus} GPU{'s' if stage.num_gpus > 1 else ''}"
+    return f"{stage.num_nodes:.0f} node{'s' if stage.num_nodes > 1 else ''}"
+
+
+def times(breakdown_s: Mapping[str, float], step_time_s: float) -> str:
+    """``compute 26.4 │ tensor parallel 3.9 │ rest 0.4 s``: causes that show at the step's precision."""
+    factor, unit = (1.0, "s") if step_time_s >= 1 else (1e3, "ms")
+    digits = len(figure(step_time_s * factor).partition(".")[2])
+    return _terms({name: value * factor for name, value in breakdown_s.items()}, digits, unit)
+
+
+def memory(memory_bytes: Mapping[str, int]) -> str:
+    """``weights 4.1 │ gradients 8.2 │ rest 0.1 GiB``."""
+    return _terms({name: size / GIB for name, size in memory_bytes.items()}, 1, "GiB")
+
+
+def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
+    """Named values; those that would print as zero are summed up as the rest."""
+    least = 0.5 * 10.0**-digits
+    shown = {words(name): value for name, value in values.items() if abs(value) >= least}
+    rest = sum(value for value in values.values() if abs(value) < least)
+    if abs(rest) >= least:
+        shown["rest"] = rest
+    return " │ ".join(f"{name} {value:.{digits}f}" for name, value in shown.items()) + f" {unit}"
+
+
+def tera(flops: float) -> str:
+    """FLOP/s in TFLOP/s."""
+    return f"{flops / TERA:.0f} TFLOP/s"
+
+
+# --------------------------------------------------------------------------------------------------
+# Lines that break between their pieces, and go on further to the right.
+
+
+_TIE = "\N{NO-BREAK SPACE}"
+_HANG = 2
+_LEAST_ROOM = 20  # columns of text that a continued line keeps
+
+
+def tied(piece: str) -> str:
+    """A piece that is not broken: its blanks hold."""
+    return piece.replace(" ", _TIE)
+
+
+def pieces(text: str, separator: str) -> str:
+    """``text`` that breaks at its separators only."""
+    return f" {separator} ".join(map(tied, text.split(f" {separator} ")))
+
+
+def wrapped(text: str, width: int, *, indent: int = 0, hang: int = _HANG, style: str = "") -> Text:
+    """``text`` in lines of ``width`` columns; lines after the first stand ``hang`` further right.
+
+    Breaks at blanks, never in a ``tied`` piece unless it alone is too long for a line.
+    """
+    room = max(width - indent - _LEAST_ROOM, 0)
+    after = " " * (indent + min(hang, room))
+    lines = textwrap.wrap(
+        text,
+        max(width, 1),
+        initial_indent=" " * indent,
+        subsequent_indent=after,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return Text("\n".join(lines).replace(_TIE, " "), style=style)

@@ -1,0 +1,231 @@
+"""Which GPU holds which rank, and which link each axis of the mesh crosses.
+
+Ranks are numbered along the axes in the configuration's own order, fastest first; expert tensor and expert
+parallel ranks share out the tp * cp * dp ranks of a stage, in the order in which the stage has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.units import GB
+from meshwright.service.report import formatting as figures
+from meshwright.solver.configuration import Configuration
+
+MOST_NODES = 16  # that are drawn
+_SHOWN_RANKS = 8  # of one group in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRow:
+    """One axis of the mesh."""
+
+    axis: str  # tp, cp, dp, pp, etp, ep
+    name: str
+    size: int
+    stride: int  # GPUs from one rank of a group to the next; 0 where that differs
+    crosses: str  # in words: the link that its groups cross
+    is_fast: bool  # no group of it leaves its island
+    group: str  # of GPU 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One GPU."""
+
+    gpu: int
+    stage: int
+    label: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRow:
+    """One stage of a placed plan."""
+
+    stage: str
+    group: str
+    gpus: str
+    nodes: str
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMap:
+    """The whole map; a placed plan has rows of stages instead of nodes of GPUs."""
+
+    axes: tuple[AxisRow, ...]
+    nodes: tuple[tuple[Cell, ...], ...]
+    left_out: int  # nodes that are not drawn
+    placed: tuple[PlacedRow, ...]
+    num_gpus: int
+    gpus_per_node: int
+    num_stages: int
+    order: str  # of the axes, in words
+
+
+_NAMES = {
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "dp": "data parallel",
+    "pp": "pipeline",
+    "etp": "expert tensor parallel",
+    "ep": "expert parallel",
+}
+
+
+def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
+    """The map of a configuration."""
+    c = configuration
+    if c.stage_groups or c.replicas:
+        return _placed(c)
+    group = cluster.distinct_groups[0]
+    mesh = _Mesh(config=c)
+    axes = [
+        _axis(axis, mesh, group)
+        for axis in _NAMES
+        if mesh.sizes[axis] > 1 and (axis not in ("etp", "ep") or c.expert_parallel_size > 1)
+    ]
+    per_node = group.gpus_per_node
+    count = -(-c.num_gpus // per_node)
+    nodes = [
+        tuple(
+            _cell(mesh, gpu, per_node)
+            for gpu in range(node * per_node, min((node + 1) * per_node, c.num_gpus))
+        )
+        for node in range(min(count, MOST_NODES))
+    ]
+    return RankMap(
+        axes=tuple(axes),
+        nodes=tuple(nodes),
+        left_out=count - len(nodes),
+        placed=(),
+        num_gpus=c.num_gpus,
+        gpus_per_node=per_node,
+        num_stages=c.pipeline_parallel_size,
+        order=c.rank_order.replace("-", ", "),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mesh:
+    """Numbers of the ranks of a configuration."""
+
+    config: Configuration
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Ranks of every axis."""
+        c = self.config
+        return {
+            "tp": c.tensor_parallel_size,
+            "cp": c.context_parallel_size,
+            "dp": c.data_parallel_size,
+            "pp": c.pipeline_parallel_size,
+            "etp": c.expert_tensor_parallel_size,
+            "ep": c.expert_parallel_size,
+        }
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """GPUs between neighbours of every axis of the mesh."""
+        found, stride = dict[str, int](), 1
+        for axis in self.config.rank_order.split("-"):
+            found[axis] = stride
+            stride *= self.sizes[axis]
+        return found
+
+    @property
+    def is_pipeline_last(self) -> bool:
+        """Whether the ranks of a stage follow one another."""
+        return self.config.rank_order.endswith("pp")
+
+    def rank(self, axis: str, gpu: int) -> int:
+        """The rank of a GPU on an axis."""
+        if axis in self.strides:
+            return gpu // self.strides[axis] % self.sizes[axis]
+        stride, stages = self.strides["pp"], self.sizes["pp"]
+        among_stage = gpu // (stride * stages) * stride + gpu % stride
+        return among_stage // self._expert_stride(axis) % self.sizes[axis]
+
+    def group_of_first(self, axis: str) -> list[int]:
+        """The GPUs of GPU 0's group on an axis."""
+        if axis in self.strides:
+            return [number * self.strides[axis] for number in range(self.sizes[axis])]
+        stride, stages = self.strides["pp"], self.sizes["pp"]
+        among_stage = [number * self._expert_stride(axis) for number in range(self.sizes[axis])]
+        return [at // stride * stride * stages + at % stride for at in among_stage]
+
+    def _expert_stride(self, axis: str) -> int:
+        """Ranks of a stage between neighbours of an expert axis."""
+        return 1 if axis == "etp" else self.config.expert_tensor_parallel_size
+
+
+def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
+    """One axis with the link that its groups cross."""
+    gpus = mesh.group_of_first(axis)
+    islands = len({gpu // group.island_gpus for gpu in gpus})
+    steps = {after - before for before, after in pairwise(gpus)}
+    if islands == 1:
+        words = f"stays inside an island of {group.island_gpus} GPUs: {_link(group.intra_node)}"
+    elif islands < len(gpus):
+        words = (
+            f"{len(gpus) // islands} ranks in each of {islands} islands: {_link(group.intra_node)}, then "
+            f"{_link(group.inter_node)}"
+        )
+    else:
+        words = f"every rank in another island: {_link(group.inter_node)}"
+    shown = ", ".join(map(str, gpus[:_SHOWN_RANKS]))
+    return AxisRow(
+        axis=axis,
+        name=_NAMES[axis],
+        size=len(gpus),
+        stride=steps.pop() if len(steps) == 1 and (axis in mesh.strides or mesh.is_pipeline_last) else 0,
+        crosses=words,
+        is_fast=islands == 1,
+        group=shown + (f" … {gpus[-1]}" if len(gpus) > _SHOWN_RANKS else ""),
+    )
+
+
+def _link(link: LinkSpec) -> str:
+    """``nvswitch, 450 GB/s``."""
+    return f"{link.kind} {link.bytes_per_s / GB:.0f} GB/s"
+
+
+def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
+    """One GPU with its coordinates."""
+    said = " ".join(
+        f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
+    )
+    stage = mesh.rank("pp", gpu)
+    title = f"GPU {gpu} (node {gpu // per_node}): {said or 'the whole model'}"
+    return Cell(gpu=gpu, stage=stage, label=str(stage), title=title)
+
+
+def _placed(c: Configuration) -> RankMap:
+    """Stages on node groups; each class of replicas one after the other."""
+    rows = []
+    for number, one in enumerate(c.replicas or (c,)):
+        for stage, place in enumerate(one.stage_groups):
+            name = f"kind {number}, stage {stage}" if c.replicas else f"stage {stage}"
+            rows.append(
+                PlacedRow(
+                    stage=name,
+                    group=place.group,
+                    gpus=figures.count(place.num_gpus),
+                    nodes=figures.nodes(place),
+                    tensor=place.tensor_parallel_size,
+                )
+            )
+    return RankMap(
+        axes=(),
+        nodes=(),
+        left_out=0,
+        placed=tuple(rows),
+        num_gpus=c.num_gpus,
+        gpus_per_node=0,
+        num_stages=len(rows),
+        order="",
+    )

@@ -1,0 +1,258 @@
+"""The checks that need more than one field: launchers, pins, bounds, batch and GPUs.
+
+Each check is one small function that yields the faults it finds; ``check_limits`` runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
+from meshwright.profiles.profile import framework_of
+from meshwright.service.requests.parts import ramp_limits, run_limits
+from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
+from meshwright.solver.cost.context import linear_precision
+from meshwright.solver.problem import (
+    INTEGER_VARIABLES,
+    LOGICAL_VARIABLES,
+    PRECISIONS,
+    VARIABLES,
+    WORDS,
+    Problem,
+    SearchOptions,
+)
+from meshwright.solver.space.expressions import ExpressionError
+from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.space.request_rules import constraint_of
+
+# --------------------------------------------------------------------------------------------------
+# Whether the side constraints of a request can be read; faults point at the character.
+
+
+def constraints(problem: Problem) -> Iterator[FieldError]:
+    """Every side constraint is an expression over the glossary's variables."""
+    for index, text in enumerate(problem.options.constraints):
+        try:
+            constraint_of(text)
+        except ExpressionError as fault:
+            at = pointer("search", "constraints", index)
+            yield FieldError(pointer=at, message=str(fault), nearest=fault.nearest)
+
+
+LAUNCHERS = ("any", *launcher_names())
+ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
+MAX_ZERO_STAGE = 3
+MAX_VALUE = 2**31 - 1
+MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
+
+
+def check_launcher(name: str) -> None:
+    """Refuse an unknown launcher.
+
+    Raises:
+        UnknownNameError: it is none of ``LAUNCHERS``.
+    """
+    if name not in LAUNCHERS:
+        raise UnknownNameError.among("/launcher", name, LAUNCHERS)
+
+
+def check_limits(problem: Problem) -> None:
+    """Refuse pins, bounds and forbidden values that are meaningless or contradict each other.
+
+    Raises:
+        InvalidProblemError: with every fault of the first kind of check that finds any.
+    """
+    for check in (
+        _number_of_limits,
+        _names,
+        constraints,
+        _values,
+        _bounds,
+        _contradictions,
+        _abilities,
+        _trainable,
+        _precision,
+        _framework_options,
+        _ranks,
+        run_limits,
+        ramp_limits,
+        model_sizes,
+        gpu_count,
+        batch_size,
+    ):
+        faults = list(islice(check(problem), MAX_ERRORS))
+        if faults:
+            raise InvalidProblemError(faults)
+
+
+def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
+    """Every single value that pins and prohibitions name: section, variable, value, pointer."""
+    for name, value in options.pin.items():
+        yield "pin", name, value, pointer("search", "pin", name)
+    for name, values in options.forbid.items():
+        for index, value in enumerate(values):
+            yield "forbid", name, value, pointer("search", "forbid", name, index)
+
+
+def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
+    """A row's mask has a bit for each limit."""
+    options = problem.options
+    count = sum(map(len, (options.pin, options.forbid, options.bounds, options.constraints)))
+    if count > MAX_LIMITS:
+        yield FieldError(
+            pointer=pointer("search"),
+            message=f"{count} pins, prohibitions, bounds and constraints",
+            allowed=f"up to {MAX_LIMITS} together",
+        )
+
+
+def _names(problem: Problem) -> Iterator[FieldError]:
+    """Pins, prohibitions and bounds name known variables."""
+    options = problem.options
+    for section in ("pin", "forbid", "bounds"):
+        for name in getattr(options, section):
+            if name not in VARIABLES:
+                yield from UnknownNameError.among(pointer("search", section), name, VARIABLES).errors
+
+
+def _values(problem: Problem) -> Iterator[FieldError]:
+    """Every value has the type and range of its variable."""
+    for _, name, value, at in _given(problem.options):
+        if name in WORDS:
+            yield from _word(name, value, at)
+        elif name in LOGICAL_VARIABLES:
+            yield from _logical(value, at)
+        else:
+            yield from _integer(name, value, at)
+
+
+def _logical(value: int | str, at: str) -> Iterator[FieldError]:
+    """A value of a variable that is true or false."""
+    if not isinstance(value, bool):
+        yield FieldError(pointer=at, message="must be true or false", allowed="true, false")
+
+
+def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
+    """A value of an integer variable."""
+    low, high = lowest(name), MAX_ZERO_STAGE if name == "zero_stage" else MAX_VALUE
+    allowed = f"from {low} to {high}"
+    if isinstance(value, str | bool):
+        yield FieldError(pointer=at, message=f'"{shown(str(value))}" is not an integer', allowed=allowed)
+    elif not low <= value <= high:
+        nearest = str(min(max(value, low), high))
+        yield FieldError(pointer=at, message=f"{value} is out of range", allowed=allowed, nearest=nearest)
+
+
+def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
+    """A value of a variable whose values are words."""
+    if isinstance(value, int):
+        yield FieldError(pointer=at, message="must be a word", allowed=", ".join(WORDS[name]))
+    elif value not in WORDS[name]:
+        yield from UnknownNameError.among(at, value, WORDS[name]).errors
+
+
+def lowest(name: str) -> int:
+    """The smallest value of an integer variable; 1 is "off" for sizes."""
+    return 0 if name in ZERO_IS_LEGAL else 1
+
+
+def _bounds(problem: Problem) -> Iterator[FieldError]:
+    """Bounds limit integers, and hold at least one value."""
+    for name, (low, high) in problem.options.bounds.items():
+        at = pointer("search", "bounds", name)
+        if name not in INTEGER_VARIABLES:
+            yield FieldError(pointer=at, message="only integer variables have bounds; use pin or forbid")
+        elif low > high:
+            yield FieldError(pointer=at, message=f"[{low}, {high}] is empty", nearest=f"[{high}, {low}]")
+        elif high < lowest(name):
+            allowed = f"from {lowest(name)}"
+            yield FieldError(pointer=at, message=f"[{low}, {high}] holds no legal value", allowed=allowed)
+
+
+def _contradictions(problem: Problem) -> Iterator[FieldError]:
+    """A pinned value is neither forbidden nor out of bounds."""
+    options = problem.options
+    for name, value in options.pin.items():
+        at = pointer("search", "pin", name)
+        if value in options.forbid.get(name, ()):
+            yield FieldError(pointer=at, message=f"{value} is pinned and forbidden")
+        low, high = options.bounds.get(name, (0, MAX_VALUE))
+        if isinstance(value, int) and not low <= value <= high:
+            nearest = str(min(max(value, low), high))
+            message = f"{value} is pinned outside its bounds"
+            yield FieldError(pointer=at, message=message, allowed=f"from {low} to {high}", nearest=nearest)
+
+
+def _ranks(problem: Problem) -> Iterator[FieldError]:
+    """Low ranks are lower than the hidden size, and belong to an optimizer that has one."""
+    workload, hidden = problem.workload, problem.model.hidden_size
+    for name in ("optimizer_rank", "lora_rank"):
+        if getattr(workload, name) > hidden:
+            at = pointer("workload", name)
+            message = f"{getattr(workload, name)} is more than hidden_size = {hidden}"
+            yield FieldError(pointer=at, message=message, allowed=f"0 to {hidden}", nearest=str(hidden))
+    if workload.optimizer_rank and not optimizer_named(workload.optimizer).low_rank:
+        able = ", ".join(name for name, one in OPTIMIZERS.items() if one.low_rank)
+        at = pointer("workload", "optimizer_rank")
+        message = f"{workload.optimizer} has no rank"
+        yield FieldError(pointer=at, message=message, allowed=f"0, or with {able}", nearest="0")
+
+
+def _precision(problem: Problem) -> Iterator[FieldError]:
+    """Every GPU of the cluster computes in the precision."""
+    wanted = problem.workload.precision
+    for gpu in dict.fromkeys(group.gpu.slug for group in problem.cluster.groups):
+        peaks = next(group.gpu.peak_flops for group in problem.cluster.groups if group.gpu.slug == gpu)
+        if wanted not in peaks:
+            able = [precision for precision in PRECISIONS if precision in peaks]
+            yield FieldError(
+                pointer=pointer("workload", "precision"),
+                message=f"{gpu} has no {wanted}",
+                allowed=", ".join(able),
+                nearest=able[0] if able else None,
+            )
+
+
+def _framework_options(problem: Problem) -> Iterator[FieldError]:
+    """Options are known to the framework, and a precision recipe to every GPU."""
+    for launcher in launchers_of(problem.launcher):
+        try:
+            options = problem.workload.framework_options
+            facts = with_options(framework_facts(framework_of(launcher)), options)
+            for group in problem.cluster.groups:
+                linear_precision(problem, facts, group.gpu)
+        except InvalidProblemError as fault:
+            yield from fault.errors
+            return
+
+
+def _trainable(problem: Problem) -> Iterator[FieldError]:
+    """The launcher can train this model in this precision; of ``any``, each is asked in its own search."""
+    if problem.launcher != "any":
+        yield from problem_faults(problem, launcher_capabilities(problem.launcher))
+
+
+def _abilities(problem: Problem) -> Iterator[FieldError]:
+    """The launcher can express what is pinned."""
+    able, pins = launcher_capabilities(problem.launcher), problem.options.pin
+    stages = [
+        stage
+        for stage in able.zero_stages
+        if stage <= able.max_zero_stage_with_pipeline or pins.get("pipeline_parallel_size", 1) == 1
+    ]
+    offers: Mapping[str, Sequence[int | str]] = {
+        "pipeline_schedule": able.schedules,
+        "recompute_granularity": able.recompute,
+        "zero_stage": stages,
+    }
+    for name, values in offers.items():
+        if name in pins and pins[name] not in values:
+            beside = " beside a pipeline" if pins[name] in able.zero_stages else ""
+            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){beside}"
+            allowed = ", ".join(map(str, values))
+            yield FieldError(pointer=pointer("search", "pin", name), message=message, allowed=allowed)

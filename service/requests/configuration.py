@@ -1,0 +1,405 @@
+"""Reads a configuration that somebody wrote, and completes it: what is left out follows from the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from typing import Any
+
+from meshwright.profiles.documents import MAX_ERRORS, pointer
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.service.requests.parts import PLACED_ONLY, places_stages
+from meshwright.solver.check import broken_on_groups
+from meshwright.solver.configuration import (
+    Columns,
+    Configuration,
+    StageGroup,
+    configuration_from_json,
+    joined,
+    settled,
+)
+from meshwright.solver.problem import WORDS, Problem, usable_gpus
+from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.splits import even_split, launcher_split, usual_split
+
+# --------------------------------------------------------------------------------------------------
+# Reads a configuration whose stages stand on named node groups, and completes it.
+
+
+MAX_STAGES = 4096
+MAX_CLASSES = 64
+MAX_TENSOR = 2**20
+_AT = ("configuration",)
+_STAGE = ("group", "tensor_parallel_size", "num_gpus", "num_nodes")
+Reader = Callable[[Mapping[str, object]], Configuration]
+Where = tuple[str | int, ...]
+
+
+def names_places(raw: Mapping[str, object]) -> bool:
+    """Whether a configuration says where its stages stand."""
+    return bool(raw.get("stage_groups") or raw.get("replicas"))
+
+
+def placed(raw: Mapping[str, object], problem: Problem, read: Reader) -> Configuration:
+    """The placed Configuration of ``raw``; data parallelism, micro-batches and the split may be left out.
+
+    ``read`` makes a Configuration of everything but ``stage_groups`` and ``replicas``.
+
+    Raises:
+        InvalidProblemError: stages cannot be placed here, or these do not hold this model and batch.
+    """
+    if not places_stages(problem):
+        at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
+        message = "stages are placed on unlike node groups under launcher none only"
+        raise InvalidProblemError.of(at, message)
+    parts = _classes(raw)
+    if parts is None:
+        config = _one(raw, problem, read, at=_AT, whole=True)
+    else:
+        config = joined([
+            _one(part, problem, read, at=(*_AT, "replicas", number), whole=False)
+            for number, part in enumerate(parts)
+        ])  # fmt: skip
+    _raise_placed([*_contradictions(raw, config, _AT), *_placed_misfits(config, problem)])
+    return config
+
+
+def _classes(raw: Mapping[str, object]) -> list[Mapping[str, object]] | None:
+    """The classes of unlike replicas; None where replicas are alike."""
+    given = raw.get("replicas")
+    if not given:
+        return None
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
+        raise InvalidProblemError.of(pointer(*_AT, "replicas"), "must be a list of objects")
+    if len(given) > MAX_CLASSES:
+        at = pointer(*_AT, "replicas")
+        raise InvalidProblemError.of(at, "holds too much", allowed=f"up to {MAX_CLASSES} entries")
+    return list(given)
+
+
+def _one(
+    raw: Mapping[str, object], problem: Problem, read: Reader, *, at: Where, whole: bool
+) -> Configuration:
+    """One pipeline on its groups; one that is ``whole`` works off the global batch."""
+    stages = _stages(raw.get("stage_groups"), problem, (*at, "stage_groups"))
+    rest = {name: value for name, value in raw.items() if name not in ("stage_groups", "replicas")}
+    try:
+        given = read(rest)
+    except InvalidProblemError as fault:
+        raise _moved(fault, at) from None
+    _raise_placed(_fixed(given, at))
+    split = given.stage_layers or even_split(problem.model.num_layers, len(stages))
+    drawn = replace(given, stage_groups=stages, stage_layers=split)
+    batch = problem.workload.global_batch_size
+    if "data_parallel_size" not in rest:
+        drawn = replace(drawn, data_parallel_size=_most_replicas(drawn, problem))
+    if "num_microbatches" in rest:
+        step = drawn.data_parallel_size * drawn.micro_batch_size
+        batch = step * given.num_microbatches
+    elif not whole:
+        message = "is required: a class of replicas has its own share of the batch"
+        raise InvalidProblemError.of(pointer(*at, "num_microbatches"), message)
+    if len(split) != len(stages) or sum(split) != problem.model.num_layers or min(split) < 1:
+        layers = problem.model.num_layers
+        message = f"{len(split)} stages with {sum(split)} layers, not {len(stages)} with {layers}"
+        raise InvalidProblemError.of(pointer(*at, "stage_layers"), message)
+    config = settled(problem.cluster, drawn, batch)
+    _raise_placed(_contradictions(raw, config, at))
+    return config
+
+
+def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...]:
+    """Where each stage stands."""
+    if not isinstance(given, list | tuple) or not 0 < len(given) <= MAX_STAGES:
+        raise InvalidProblemError.of(pointer(*at), "must be a list of objects, one for each stage")
+    found, faults = list[StageGroup](), list[FieldError]()
+    for number, one in enumerate(given):
+        faults += _stage_faults(one, problem, (*at, number))
+        if len(faults) >= MAX_ERRORS:
+            break
+        if not faults:
+            size = one.get("tensor_parallel_size", 1)
+            found.append(
+                StageGroup(group=one["group"], num_gpus=0, num_nodes=0.0, tensor_parallel_size=size)
+            )
+    _raise_placed(faults)
+    return tuple(found)
+
+
+def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldError]:
+    """An object with a known group and a size."""
+    if not isinstance(one, Mapping):
+        yield FieldError(pointer=pointer(*at), message="must be an object")
+        return
+    for name in (name for name in one if name not in _STAGE):
+        yield from UnknownNameError.among(pointer(*at, str(name)), str(name), _STAGE).errors
+    group, size = one.get("group"), one.get("tensor_parallel_size", 1)
+    names = problem.cluster.group_names
+    if not isinstance(group, str):
+        yield FieldError(pointer=pointer(*at, "group"), message="must be text", allowed=", ".join(names))
+    elif group not in names:
+        yield from UnknownNameError.among(pointer(*at, "group"), group, names).errors
+    if type(size) is not int or not 1 <= size <= MAX_TENSOR:
+        where = pointer(*at, "tensor_parallel_size")
+        yield FieldError(pointer=where, message="must be an integer", allowed=f"from 1 to {MAX_TENSOR}")
+
+
+def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
+    """What placed stages cannot have otherwise."""
+    for name, only in PLACED_ONLY.items():
+        if getattr(given, name) != only:
+            message = f"only {only} where stages are placed on node groups"
+            yield FieldError(pointer=pointer(*at, name), message=message, nearest=str(only))
+
+
+def _most_replicas(config: Configuration, problem: Problem) -> int:
+    """As many as the groups have GPUs for, and the batch divides among."""
+    needed = Counter[str]()
+    for stage in config.stage_groups:
+        needed[stage.group] += stage.tensor_parallel_size * config.context_parallel_size
+    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+    most = min(groups[name].num_gpus // count for name, count in needed.items())
+    units = max(problem.workload.global_batch_size // config.micro_batch_size, 1)
+    return next(size for size in range(max(min(most, units), 1), 0, -1) if units % size == 0)
+
+
+def _contradictions(raw: Mapping[str, object], config: Configuration, at: Where) -> list[FieldError]:
+    """What was given and follows otherwise from the stages."""
+    right, found = asdict(config), list[FieldError]()
+    for name, value in raw.items():
+        if name in ("stage_groups", "replicas") or name not in right:
+            continue
+        plain = tuple(value) if isinstance(value, list) else value
+        if plain != right[name]:
+            message = f"is {right[name]} here: it follows from the stages and the batch"
+            found.append(FieldError(pointer=pointer(*at, name), message=message, nearest=str(right[name])))
+    return found
+
+
+def _placed_misfits(config: Configuration, problem: Problem) -> Iterator[FieldError]:
+    """More GPUs than there are, another number of sequences."""
+    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+    classes: Sequence[Configuration] = config.replicas or (config,)
+    used = Counter[str]()
+    for stage in (stage for one in classes for stage in one.stage_groups):
+        used[stage.group] += stage.num_gpus
+    at = pointer(*_AT, "replicas" if config.replicas else "stage_groups")
+    for name, count in used.items():
+        if count > groups[name].num_gpus:
+            message = f"the stages on {name} take {count} GPUs, there are {groups[name].num_gpus}"
+            yield FieldError(pointer=at, message=message)
+    batch = problem.workload.global_batch_size
+    if config.global_batch_size != batch:
+        message = f"a step works off {config.global_batch_size} sequences, but the global batch is {batch}"
+        yield FieldError(pointer=pointer(*_AT, "num_microbatches"), message=message)
+
+
+def _moved(fault: InvalidProblemError, at: Where) -> InvalidProblemError:
+    """The faults of a part where it stands."""
+    here = pointer(*at)
+    return InvalidProblemError(
+        replace(one, pointer=here + one.pointer.removeprefix("/configuration")) for one in fault.errors
+    )
+
+
+def _raise_placed(faults: Sequence[FieldError] | Iterator[FieldError]) -> None:
+    """Raise InvalidProblemError when there are faults."""
+    found = list(faults)[:MAX_ERRORS]
+    if found:
+        raise InvalidProblemError(found)
+
+
+MAX_SIZE = 2**31 - 1
+MAX_ZERO_STAGE = 3
+_TEMPLATE: dict[str, Any] = asdict(Configuration())
+_KINDS = {bool: "true or false", int: "an integer", str: "text", tuple: "a list of integers"}
+_SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
+    "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
+    "micro_batch_size", "num_microbatches",
+)  # fmt: skip
+
+
+def completed(
+    raw: Mapping[str, object], problem: Problem, at: tuple[str, ...] = ("configuration",)
+) -> Configuration:
+    """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is the usual one.
+
+    One that names node groups is read by ``placed_configurations``.
+
+    ``at`` is where faults say that it stands.
+
+    Raises:
+        InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
+    """
+    try:
+        if names_places(raw):
+            configuration = placed(raw, problem, _read)
+        else:
+            given = _read(raw)
+            configuration = _as_written(configuration_of({**_derived(given, problem), **raw}))
+            _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
+    except InvalidProblemError as fault:
+        here = pointer(*at)
+        moved = (
+            replace(one, pointer=here + one.pointer.removeprefix("/configuration")) for one in fault.errors
+        )
+        raise InvalidProblemError(moved) from None
+    return configuration
+
+
+def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
+    """The rules of the search space that a configuration breaks, by name; it has a price all the same."""
+    if configuration.is_placed:
+        return list(dict.fromkeys(broken_on_groups(problem, configuration)))
+    rules = rules_of(problem)
+    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
+    broken = [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+    own = launcher_split(problem, configuration)
+    if own and own != configuration.stage_layers:
+        broken.append(f"{problem.launcher} splits the layers itself, as {' '.join(map(str, own))}")
+    return broken
+
+
+def _read(raw: Mapping[str, object]) -> Configuration:
+    """The same with every size in its range."""
+    given = configuration_of(raw)
+    _raise_any(_out_of_range(given))
+    return given
+
+
+def configuration_of(raw: Mapping[str, object]) -> Configuration:
+    """The Configuration of ``raw``; what is left out is off.
+
+    Raises:
+        InvalidProblemError: with one FieldError per unknown name or wrong type.
+    """
+    faults: list[FieldError] = []
+    for name, value in raw.items():
+        where = pointer("configuration", name)
+        if name not in _TEMPLATE:
+            faults.extend(UnknownNameError.among(where, name, _TEMPLATE).errors)
+        elif not _fits(value, type(_TEMPLATE[name])):
+            kind = _KINDS[type(_TEMPLATE[name])]
+            bounded = isinstance(_TEMPLATE[name], int | tuple) and not isinstance(_TEMPLATE[name], bool)
+            allowed = f"from {int(name in _SIZES)} to {MAX_SIZE}" if bounded else None
+            faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=allowed))
+        if len(faults) == MAX_ERRORS:
+            break
+    _raise_any(faults)
+    return configuration_from_json({**_TEMPLATE, **raw})
+
+
+def _out_of_range(given: Configuration) -> Iterator[FieldError]:
+    """Sizes below 1, ZeRO stages there are not, unknown words."""
+    for name in _SIZES:
+        if getattr(given, name) < 1:
+            where = pointer("configuration", name)
+            yield FieldError(pointer=where, message="must be 1 or more", nearest="1")
+    if given.zero_stage > MAX_ZERO_STAGE:
+        where = pointer("configuration", "zero_stage")
+        yield FieldError(pointer=where, message="there is no such stage", allowed=f"0 to {MAX_ZERO_STAGE}")
+    for name, words in WORDS.items():
+        if getattr(given, name) not in words:
+            yield from UnknownNameError.among(
+                pointer("configuration", name), getattr(given, name), words
+            ).errors
+
+
+def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
+    """Values of the names that may be left out."""
+    tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
+    cp = given.context_parallel_size
+    dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
+    schedule = "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
+    split = given.stage_layers or usual_split(problem, given)
+    return {
+        "sequence_parallel": tp > 1,
+        "data_parallel_size": dp,
+        "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
+        "pipeline_schedule": schedule,
+        "zero_shard_size": dp * cp if given.zero_stage else 1,
+        "recompute_layers": _recomputed(given, split),
+        "stage_layers": list(split),
+    }
+
+
+def _recomputed(given: Configuration, split: Sequence[int]) -> int:
+    """Recomputed layers of each chunk: all of the model, or the most that a stage of its own count has."""
+    if given.recompute_granularity != "full":
+        return 0
+    return max(given.stage_recompute_layers, default=sum(split))
+
+
+def _as_written(configuration: Configuration) -> Configuration:
+    """The same with all layers of the model recomputed where a number covers every chunk."""
+    split, own = configuration.stage_layers, configuration.stage_recompute_layers
+    full = configuration.recompute_granularity == "full" and not own
+    every = full and configuration.recompute_layers >= max(split, default=0)
+    return replace(configuration, recompute_layers=sum(split)) if every else configuration
+
+
+def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
+    """Recomputed layers by stage are those of as many chunks, of layers that they have; not all are 0."""
+    own, split = configuration.stage_recompute_layers, configuration.stage_layers
+    too_many = any(count > size for count, size in zip(own, split, strict=False))
+    if own and (configuration.recompute_granularity != "full" or not any(own)):
+        yield FieldError(
+            pointer=pointer("configuration", "stage_recompute_layers"),
+            message="goes with recompute_granularity full and a count above 0",
+            allowed="left out where no layer is recomputed, with recompute_granularity none",
+        )
+    if own and (too_many or len(own) != len(split)):
+        yield FieldError(
+            pointer=pointer("configuration", "stage_recompute_layers"),
+            message="must be a count for each chunk, of its layers at most",
+            allowed=f"{len(split)} counts, up to {', '.join(map(str, split[:8]))}",
+        )
+
+
+def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:
+    """What no price can be given for: another number of layers, chunks, GPUs or sequences."""
+    batch, layers = problem.workload.global_batch_size, problem.model.num_layers
+    gpus, sequences = usable_gpus(problem), configuration.global_batch_size
+    chunks = configuration.pipeline_parallel_size * configuration.virtual_pipeline_size
+    split = configuration.stage_layers
+    if configuration.num_gpus > gpus:
+        used = configuration.num_gpus // configuration.data_parallel_size
+        yield FieldError(
+            pointer=pointer("configuration", "data_parallel_size"),
+            message=f"tp × pp × cp × dp = {configuration.num_gpus}, but there are {gpus} GPUs",
+            nearest=str(gpus // used) if used <= gpus else None,
+        )
+    if sequences != batch:
+        step = configuration.data_parallel_size * configuration.micro_batch_size
+        yield FieldError(
+            pointer=pointer("configuration", "num_microbatches"),
+            message=f"dp × micro-batch × num_microbatches = {sequences}, but the global batch is {batch}",
+            allowed=f"a dp × micro-batch, here {step}, that divides {batch}" if batch % step else None,
+            nearest=None if batch % step else str(batch // step),
+        )
+    if len(split) != chunks or sum(split) != layers or min(split, default=0) < 1:
+        yield FieldError(
+            pointer=pointer("configuration", "stage_layers"),
+            message=f"{len(split)} chunks with {sum(split)} layers, "
+            f"but {chunks} chunks share {layers} layers",
+            allowed="one layer or more in every chunk",
+        )
+
+
+def _raise_any(faults: Iterable[FieldError]) -> None:
+    """Raise InvalidProblemError when there are faults."""
+    found = list(faults)
+    if found:
+        raise InvalidProblemError(found)
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Whether a JSON value is of ``kind``; a bool is no integer, and integers are bounded."""
+    if kind is tuple:
+        return isinstance(value, list) and all(_fits(item, int) for item in value)
+    if kind is int:
+        return type(value) is int and 0 <= value <= MAX_SIZE
+    return type(value) is kind

@@ -1,0 +1,231 @@
+"""The run that somebody's launch files start, as a problem and a configuration that can be priced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
+from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.profile import Profile
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
+from meshwright.service.requests.configuration import completed
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.rules import ramp_stages
+
+Request = Mapping[str, object]
+Values = Mapping[str, object]
+_TOLD = ("seq_length", "global_batch_size", "precision", "optimizer")  # of a workload, beside the files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """Somebody's own configuration with its problem, and what reading it left to say."""
+
+    problem: Problem
+    configuration: Configuration
+    launcher: str | None = None  # whose files they were
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
+
+
+def own_of_files(
+    request: Request,
+    source: Source,
+    *,
+    launcher: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    values: Values | None = None,
+) -> Own:
+    """The problem and the configuration of launch files.
+
+    Args:
+        request: cluster, and what the files may not tell: model, sequence, batch, search.
+        source: the file with those beside it.
+        launcher: whose file it is; None: the request's launcher where it is one, else found out.
+        variables: of the shell.
+        values: parts of the configuration that the files may not tell, by glossary name.
+
+    Raises:
+        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+    """
+    named = request.get("launcher")
+    if launcher is None and isinstance(named, str) and named in reader_names():
+        launcher = named
+    told = _told(request, variables or {}, values or {})
+    found = renamed(read_launch_files(source, told, launcher), _name_of(source))
+    problem = parse_problem(_request_of(request, found))
+    read = asdict(found.configuration).items()
+    raw = {name: list(value) if isinstance(value, tuple) else value for name, value in read if value != ()}
+    return Own(
+        problem=problem,
+        configuration=completed(raw, problem),
+        launcher=found.launcher,
+        notes=found.notes,
+        unread=found.unread,
+        batch_ramp=found.batch_ramp,
+    )
+
+
+def _name_of(source: Source) -> str:
+    """A model's name where only sizes describe it: the file's."""
+    return source.name.rpartition(".")[0][:64] or "launch file"
+
+
+def _told(request: Request, variables: Mapping[str, str], values: Values) -> Told:
+    """What the request says beside the files."""
+    if "cluster" not in request:
+        message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
+        raise InvalidProblemError.of("/cluster", message)
+    cluster = request["cluster"]
+    counted = isinstance(cluster, dict) and ("num_nodes" in cluster or "groups" in cluster)
+    return Told(
+        model=model_from_mapping(request["model"]) if "model" in request else None,
+        num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,
+        variables=variables,
+        values={**_told_workload(request.get("workload")), **_plain(values, "configuration")},
+    )
+
+
+def _told_workload(workload: object) -> dict[str, int | str | bool]:
+    """Sequence, batch, precision and optimizer, where files have no place for them."""
+    if workload in (None, {}):
+        return {}
+    if not isinstance(workload, Mapping):
+        raise InvalidProblemError.of("/workload", "must be an object")
+    for name in workload:
+        if name not in _TOLD:
+            raise InvalidProblemError.of(
+                pointer("workload", name), "is the launch file's to say", allowed=", ".join(_TOLD)
+            )
+    return _plain(workload, "workload")
+
+
+def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
+    """Numbers, words and switches; nothing else can be told."""
+    found: dict[str, int | str | bool] = {}
+    for name, value in values.items():
+        if not isinstance(value, int | str | bool):
+            raise InvalidProblemError.of(
+                pointer(part, name), "is the launch file's to say", allowed="one number or word"
+            )
+        found[str(name)] = value
+    return found
+
+
+def _request_of(request: Request, found: LaunchFile) -> Request:
+    """The request with the files' model, workload and number of nodes in it."""
+    workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
+    workload["lora_targets"] = list(found.workload.lora_targets)
+    complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
+    complete.setdefault("launcher", found.launcher)
+    cluster = request["cluster"]
+    if found.num_nodes and found.gpus_per_node and isinstance(cluster, dict):
+        complete["cluster"] = _sized(cluster, found.num_nodes, found.gpus_per_node)
+    return complete
+
+
+def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> dict[str, object]:
+    """The cluster with as many nodes as the files start on, unless it says how many it has."""
+    groups = cluster.get("groups")
+    if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict):
+        given = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
+        return {**cluster, "groups": [{**given, **groups[0]}]}
+    return {"num_nodes": num_nodes, **cluster}
+
+
+# --------------------------------------------------------------------------------------------------
+# A launch file as it stands in a request's body: texts by name, bounded before anything is read.
+
+
+MAX_TEXT = 200_000  # characters of all files: reading takes half a second for so many
+MAX_FILES = 8  # beside the first
+MAX_NAME = 128
+MAX_VARIABLES = 64
+_AT = "launch_file"
+_NAMES = ("name", "text", "launcher", "files", "variables")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenLaunchFile:
+    """The files, whose they are, and what the shell would know."""
+
+    source: Source
+    launcher: str | None
+    variables: Mapping[str, str]
+
+
+def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
+    """The launch file of a body: ``{"name": "train.sh", "text": "…"}``, with ``files`` beside it.
+
+    Raises:
+        InvalidProblemError: a part is missing, of a wrong kind, or too big.
+    """
+    for name in raw.keys() - set(_NAMES):
+        raise UnknownNameError.among(pointer(_AT, name), name, list(_NAMES))
+    launcher = raw.get("launcher")
+    if launcher is not None and launcher not in reader_names():
+        raise UnknownNameError.among(pointer(_AT, "launcher"), str(launcher), reader_names())
+    name, files = _name(raw.get("name"), "name"), _texts(raw, "files", MAX_FILES)
+    for other in files:
+        _name(other, "files", other)
+    variables = _texts(raw, "variables", MAX_VARIABLES)
+    text = _text(raw.get("text"), "text")
+    if len(text) + sum(map(len, files.values())) > MAX_TEXT:
+        message = "the files are too big together"
+        raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TEXT} characters")
+    source = Source(name=name, text=text, files={**files, name: text} if files else {})
+    return GivenLaunchFile(source=source, launcher=str(launcher) if launcher else None, variables=variables)
+
+
+def _name(value: object, *where: str) -> str:
+    """The base name of a file; no folder is part of it."""
+    if not (isinstance(value, str) and value and len(value) <= MAX_NAME and value.isprintable()):
+        message = f"must be the name of a file, of at most {MAX_NAME} characters"
+        raise InvalidProblemError.of(pointer(_AT, *where), message)
+    if "/" in value or "\\" in value:
+        raise InvalidProblemError.of(pointer(_AT, *where), "must be a name without folders")
+    return value
+
+
+def _texts(raw: Mapping[str, object], part: str, most: int) -> dict[str, str]:
+    """Texts by name."""
+    found = raw.get(part, {})
+    if not isinstance(found, Mapping) or len(found) > most:
+        raise InvalidProblemError.of(pointer(_AT, part), f"must be an object of at most {most} texts")
+    return {str(name): _text(text, part, str(name)) for name, text in found.items()}
+
+
+def _text(value: object, *where: str) -> str:
+    """One text."""
+    if not isinstance(value, str):
+        raise InvalidProblemError.of(pointer(_AT, *where), "must be text")
+    if len(value) > MAX_TEXT:
+        at = pointer(_AT, *where)
+        raise InvalidProblemError.of(at, "the text is too big", allowed=f"{MAX_TEXT} characters")
+    return value
+
+
+# --------------------------------------------------------------------------------------------------
+# What the smaller batches of a growing batch cost: the same configuration with fewer micro-batches.
+
+
+def ramp_notes(own: Own, profile: Profile) -> list[str]:
+    """The step time of every batch before the last; none where the batch does not grow."""
+    if not own.batch_ramp:
+        return []
+    options = replace(own.problem.options, batch_ramp=own.batch_ramp)
+    *stages, _last = ramp_stages(replace(own.problem, options=options))
+    notes = []
+    for stage, (batch, end) in zip(stages, own.batch_ramp, strict=True):
+        found = predicted(stage.problem, profile, stage.configuration(own.configuration))
+        time = f"{stage.steps:,.0f} steps of {found.step_time_s:.3g} s"
+        notes.append(f"until {end:,} tokens the batch is {batch}: {time}")
+    return notes

@@ -1,0 +1,211 @@
+"""From a request to a Problem and back: parse, check, write down, and name by digest.
+
+``parse_problem(problem_to_mapping(problem)) == problem`` for every problem; the mapping spells out the
+model's and the cluster's figures, so that a stored problem does not change with the catalog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import ValidationError
+
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.documents import pointer, require_plain
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
+from meshwright.profiles.model import ModelSpec, model_to_mapping
+from meshwright.profiles.profile import framework_of
+from meshwright.service.requests.checks import check_launcher, check_limits
+from meshwright.service.requests.configuration import completed
+from meshwright.service.requests.parts import (
+    batches_of,
+    batches_to_json,
+    counts_of,
+    reliability_of,
+    run_to_mapping,
+    with_open_nodes,
+)
+from meshwright.service.requests.schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
+from meshwright.solver.problem import ALLOWED, LORA_TARGETS, Problem, SearchOptions, Workload
+
+
+def parse_problem(raw: Mapping[str, object]) -> Problem:
+    """The Problem that a request (design of the API, and of problem files) describes.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
+    """
+    request = _validated(with_open_nodes(require_plain(raw)))
+    check_launcher(request.launcher)
+    model, cluster = _model_and_cluster(request)
+    with_options(framework_facts(framework_of(request.launcher)), request.workload.framework_options)
+    problem = Problem(
+        model=model,
+        cluster=cluster,
+        workload=_workload(request.workload),
+        launcher=request.launcher,
+        options=_options(request),
+        profile=request.profile,
+    )
+    check_limits(problem)
+    return _with_baseline(problem, request.search)
+
+
+def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
+    """The problem with the client's own configuration, completed."""
+    if request.baseline is None:
+        return problem
+    baseline = completed(request.baseline, problem, at=("search", "baseline"))
+    return replace(problem, options=replace(problem.options, baseline=baseline))
+
+
+def problem_to_mapping(problem: Problem) -> dict[str, object]:
+    """The canonical request of ``problem``: complete, in a fixed order, made of plain JSON values."""
+    workload, options = problem.workload, problem.options
+    given = {} if problem.profile is None else {"profile": problem.profile}
+    return {
+        "model": dict(model_to_mapping(problem.model)),
+        "cluster": dict(cluster_to_mapping(problem.cluster)),
+        "workload": {
+            "global_batch_size": batches_to_json(problem),
+            "seq_length": workload.seq_length,
+            "precision": workload.precision,
+            "optimizer": workload.optimizer,
+            "optimizer_rank": workload.optimizer_rank,
+            "total_tokens": options.total_tokens,
+            "batch_ramp": [{"batch": one, "until_tokens": end} for one, end in options.batch_ramp],
+            "lora_rank": workload.lora_rank,
+            "lora_targets": list(workload.lora_targets),
+            "framework_options": dict(sorted(workload.framework_options.items())),
+        },
+        "launcher": problem.launcher,
+        "search": {
+            "top_k": options.top_k,
+            "certify": options.certify,
+            "time_limit_s": options.time_limit_s,
+            "seed": options.seed,
+            "objective": options.objective,
+            "max_out_of_memory_probability": options.max_out_of_memory_probability,
+            "pin": _pins(options),
+            "allow": list(options.allow),
+            "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
+            "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
+            "constraints": list(options.constraints),
+            **run_to_mapping(options),
+        },
+        **given,
+    }
+
+
+def digest_of(problem: Problem) -> str:
+    """SHA-256, in hex, of the canonical request as compact JSON with sorted keys."""
+    canonical = problem_to_mapping(problem)
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _validated(raw: Mapping[str, object]) -> ProblemRequest:
+    """Names, types and ranges."""
+    try:
+        return ProblemRequest.model_validate(raw)
+    except ValidationError as fault:
+        raise InvalidProblemError(field_errors(fault)) from None
+
+
+def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]:
+    """Both parts; the faults of both are reported together."""
+    faults: list[FieldError] = []
+    model: ModelSpec | None = None
+    cluster: ClusterSpec | None = None
+    try:
+        model = model_from_mapping(request.model)
+    except InvalidProblemError as fault:
+        faults.extend(fault.errors)
+    try:
+        cluster = cluster_from_mapping(request.cluster)
+    except InvalidProblemError as fault:
+        faults.extend(fault.errors)
+    if model is None or cluster is None:
+        raise InvalidProblemError(faults)
+    return model, cluster
+
+
+def _workload(request: WorkloadRequest) -> Workload:
+    """The workload part."""
+    return Workload(
+        global_batch_size=max(batches_of(request.global_batch_size)),
+        seq_length=request.seq_length,
+        precision=request.precision,
+        optimizer=request.optimizer,
+        optimizer_rank=request.optimizer_rank,
+        lora_rank=request.lora_rank,
+        lora_targets=tuple(name for name in LORA_TARGETS if name in request.lora_targets),
+        framework_options=dict(sorted(request.framework_options.items())),
+    )
+
+
+def _smaller_batches(request: WorkloadRequest) -> tuple[int, ...]:
+    """Global batches beside the largest."""
+    return batches_of(request.global_batch_size)[:-1]
+
+
+def _options(whole: ProblemRequest) -> SearchOptions:
+    """The limits of the search, values in a stable order."""
+    request = whole.search
+    return SearchOptions(
+        top_k=request.top_k,
+        certify=request.certify,
+        time_limit_s=request.time_limit_s,
+        seed=request.seed,
+        objective=request.objective,
+        gpus=request.gpus,
+        pareto=request.pareto,
+        num_nodes=counts_of(request.num_nodes),
+        reserve_nodes=request.reserve_nodes,
+        batch_sizes=_smaller_batches(whole.workload),
+        batch_ramp=tuple((one.batch, one.until_tokens) for one in whole.workload.batch_ramp),
+        total_tokens=whole.workload.total_tokens,
+        deadline_days=request.deadline_days,
+        gpu_hour_price=request.gpu_hour_price,
+        reliability=reliability_of(request.reliability),
+        max_out_of_memory_probability=request.max_out_of_memory_probability,
+        pin={name: value for name, value in sorted(request.pin.items()) if not isinstance(value, list)},
+        stage_layers=_split(request),
+        allow=tuple(name for name in ALLOWED if name in request.allow),
+        forbid={
+            name: tuple(sorted(set(values), key=_by_kind))
+            for name, values in sorted(request.forbid.items())
+        },
+        bounds={name: (low, high) for name, (low, high) in sorted(request.bounds.items())},
+        constraints=tuple(dict.fromkeys(text.strip() for text in request.constraints)),
+    )
+
+
+def _pins(options: SearchOptions) -> dict[str, object]:
+    """Pinned values by name, the split among them."""
+    split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
+    return dict(sorted({**options.pin, **split}.items()))
+
+
+def _split(request: SearchRequest) -> tuple[int, ...]:
+    """The pinned split, if there is one.
+
+    Raises:
+        InvalidProblemError: a list is pinned to something else, or no list to ``stage_layers``.
+    """
+    for name, value in request.pin.items():
+        if isinstance(value, list) != (name == "stage_layers"):
+            wanted = "a list of layers" if name == "stage_layers" else "one value"
+            raise InvalidProblemError.of(pointer("search", "pin", name), f"must be {wanted}")
+    found = request.pin.get("stage_layers", ())
+    return tuple(found) if isinstance(found, list) else ()
+
+
+def _by_kind(value: int | str) -> tuple[str, int | str]:
+    """Sort key of mixed values: integers before words, each in its own order."""
+    return (type(value).__name__, value)

@@ -1,0 +1,353 @@
+"""The parts of a request that look beyond one step: numbers of nodes, the whole run, one's own plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise, product
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.profile import PLACING_LAUNCHER
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, SearchOptions
+from meshwright.solver.space.expressions import Node, names_in
+from meshwright.solver.space.request_rules import constraint_of, holds_for
+
+# --------------------------------------------------------------------------------------------------
+# What every part of a request has in common.
+
+
+class Part(BaseModel):
+    """Strict: a bool is no integer, unknown fields are refused, numbers are finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# One global batch, a list of them, or a range.
+
+
+MAX_BATCH = 2**31 - 1
+MAX_SIZES = 16
+Count = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+
+
+class BatchRange(Part):
+    """``min``, twice, four times … as much up to ``max``, and ``max`` itself."""
+
+    min: Count
+    max: Count
+
+
+Batches = Count | Annotated[list[Count], Field(min_length=1, max_length=MAX_SIZES)] | BatchRange
+
+
+class RampRequest(Part):
+    """One earlier stage of a batch ramp."""
+
+    batch: Count
+    until_tokens: int = Field(ge=1, le=10**18)
+
+
+def ramp_limits(problem: Problem) -> Iterator[FieldError]:
+    """A ramp grows in batches and tokens up to the workload's own, and is ranked by its time alone."""
+    options, batch = problem.options, problem.workload.global_batch_size
+    if not options.batch_ramp:
+        return
+    at = pointer("workload", "batch_ramp")
+    stages = [*options.batch_ramp, (batch, options.total_tokens or 0)]
+    if options.total_tokens is None:
+        here = pointer("workload", "total_tokens")
+        yield FieldError(pointer=here, message="is required beside a ramp: where its last stage ends")
+    elif any(one[0] >= other[0] or one[1] >= other[1] for one, other in pairwise(stages)):
+        yield FieldError(pointer=at, message="batches and tokens must grow from stage to stage")
+    others = {
+        "objective": options.objective != "step_time", "gpus": options.gpus == "fewest",
+        "deadline_days": options.deadline_days is not None, "pareto": options.pareto,
+        "baseline": options.baseline is not None, "allow": bool(set(options.allow) - {"offload"}),
+    }  # fmt: skip
+    for name in (name for name, given in others.items() if given):
+        yield FieldError(pointer=pointer("search", name), message="does not go with a batch ramp")
+    if options.batch_sizes:
+        here = pointer("workload", "global_batch_size")
+        yield FieldError(pointer=here, message="is one number beside a batch ramp")
+
+
+def batches_of(given: int | list[int] | BatchRange) -> tuple[int, ...]:
+    """Sequences per optimizer step, smallest first.
+
+    Raises:
+        InvalidProblemError: a range holds nothing.
+    """
+    if isinstance(given, int):
+        return (given,)
+    if isinstance(given, list):
+        return tuple(sorted(set(given)))
+    if given.min > given.max:
+        at = pointer("workload", "global_batch_size")
+        raise InvalidProblemError.of(at, "the range is empty", nearest=f"{given.max} to {given.min}")
+    doubled = (given.min << times for times in range((given.max // given.min).bit_length()))
+    return tuple(sorted({*doubled, given.max}))
+
+
+def batches_to_json(problem: Problem) -> int | list[int]:
+    """The batches of the canonical request."""
+    largest = problem.workload.global_batch_size
+    return [*problem.options.batch_sizes, largest] if problem.options.batch_sizes else largest
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits on what the search that places stages on unlike node groups does not vary.
+
+
+Values = Mapping[str, tuple[int | str, ...]]
+
+# Sizes and words that ``meshwright.solver.mixed`` does not vary: its rows have no other value.
+PLACED_ONLY: Mapping[str, int | str] = {
+    "virtual_pipeline_size": 1,
+    "expert_tensor_parallel_size": 1,
+    "offload": "none",
+    "context_parallel_mode": "ring",
+    "rank_order": "tp-cp-dp-pp",
+}
+
+
+def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
+    """A limit of the request that leaves none of a variable's values is not searched: it is refused.
+
+    Else the answer would be that nothing fits, proved, in a space that never held what was asked for.
+    """
+    values = _searched(problem)
+    yield from _constraint_faults(problem, values)
+    for name, every in values.items():
+        for section in _emptied(problem.options, name, every):
+            allowed = ", ".join(map(str, every))
+            yield FieldError(
+                pointer=pointer("search", section, name),
+                message=f"only {allowed} is searched where stages are placed on node groups",
+                allowed=allowed,
+                nearest=str(every[0]),
+            )
+
+
+def _searched(problem: Problem) -> Values:
+    """The few values of each variable that is hardly searched."""
+    values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
+    values["pipeline_schedule"] = ("none", "1f1b")
+    values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
+    return values
+
+
+def _constraint_faults(problem: Problem, values: Values) -> Iterator[FieldError]:
+    """Constraints, or parts joined by ``and``, of these variables alone that none of their values keeps."""
+    for index, text in enumerate(problem.options.constraints):
+        for part in _parts(constraint_of(text)):
+            names = sorted(names_in(part))
+            if not names or not set(names) <= set(values) or _may_hold(part, names, values):
+                continue
+            searched = "; ".join(f"{name}: {', '.join(map(str, values[name]))}" for name in names)
+            yield FieldError(
+                pointer=pointer("search", "constraints", index),
+                message=f"where stages are placed on node groups only this is searched: {searched}",
+                allowed=searched,
+            )
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    """The constraints that one with ``and`` is made of."""
+    if node.sign != "and":
+        yield node
+        return
+    for operand in node.operands:
+        yield from _parts(operand)
+
+
+def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
+    """Whether some of the values keep a constraint."""
+    every = product(*(values[name] for name in names))
+    return any(holds_for(node, dict(zip(names, one, strict=True))) for one in every)
+
+
+def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) -> Iterator[str]:
+    """The sections whose limit none of the values keeps."""
+    if name in options.pin and options.pin[name] not in every:
+        yield "pin"
+    if set(every) <= set(options.forbid.get(name, ())):
+        yield "forbid"
+    if name in options.bounds:
+        low, high = options.bounds[name]
+        if not any(isinstance(value, int) and low <= value <= high for value in every):
+            yield "bounds"
+
+
+MAX_COUNTS = 64  # numbers of nodes that are ranked together
+MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
+MAX_TOKENS = 10**18
+NOT_PLACED = "cannot be had where stages are placed on node groups (launcher none, unlike nodes)"
+Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+class NodeRange(Part):
+    """Every number of nodes from ``min`` to ``max``."""
+
+    min: Nodes = 1
+    max: Nodes
+
+
+class ReliabilityRequest(Part):
+    """What interrupts a long run; what is left out is a public source's figure."""
+
+    gpu_hours_per_interruption: float = Field(default=Reliability().gpu_hours_per_interruption, gt=0)
+    restart_s: float = Field(default=Reliability().restart_s, ge=0)
+    checkpoint_bytes_per_s_per_gpu: float = Field(
+        default=Reliability().checkpoint_bytes_per_s_per_gpu, gt=0
+    )
+
+
+NodeCounts = Annotated[list[Nodes], Field(max_length=MAX_SPAN)] | NodeRange
+BaselineRequest = dict[str, JsonValue]
+
+
+def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
+    """``cluster.num_nodes`` as a list or a range is a cluster of the most, and ``search.num_nodes``."""
+    cluster, search = raw.get("cluster"), raw.get("search", {})
+    if not isinstance(cluster, dict) or not isinstance(search, dict):
+        return dict(raw)
+    parts = [cluster, *(group for group in _groups(cluster) if len(_groups(cluster)) == 1)]
+    for part in parts:
+        counts = part.get("num_nodes")
+        most = _most(counts)
+        if most is not None:
+            smaller = {**part, "num_nodes": most}
+            clean = smaller if part is cluster else {**cluster, "groups": [smaller]}
+            return {**raw, "cluster": clean, "search": {**search, "num_nodes": counts}}
+    return dict(raw)
+
+
+def _groups(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The node groups of an inline cluster."""
+    groups = cluster.get("groups")
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+
+
+def _most(counts: object) -> int | None:
+    """The largest of several numbers of nodes; None where it is one number, or none that can be read."""
+    values: list[object] = []
+    if isinstance(counts, dict):
+        values = [counts.get("max")]
+    elif isinstance(counts, list):
+        values = counts
+    whole = [value for value in values if type(value) is int]
+    return max(whole, default=None) if len(whole) == len(values) else None
+
+
+def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
+    """Numbers of nodes, smallest first; none: all nodes.
+
+    Raises:
+        InvalidProblemError: a range is too wide.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, NodeRange) and given.max - given.min >= MAX_SPAN:
+        at = pointer("search", "num_nodes")
+        raise InvalidProblemError.of(at, "the range is too wide", allowed=f"up to {MAX_SPAN} numbers")
+    if isinstance(given, NodeRange) and given.min > given.max:
+        at, ends = pointer("search", "num_nodes"), f"{given.min} to {given.max}"
+        raise InvalidProblemError.of(at, f"{ends} is empty", nearest=f"{given.max} to {given.min}")
+    values = range(given.min, given.max + 1) if isinstance(given, NodeRange) else given
+    return tuple(sorted(set(values)))
+
+
+def reliability_of(given: ReliabilityRequest) -> Reliability:
+    """The solver's own."""
+    return Reliability(**given.model_dump())
+
+
+def run_to_mapping(options: SearchOptions) -> dict[str, object]:
+    """These parts of the canonical request."""
+    own = {} if options.baseline is None else {"baseline": _plain(options.baseline)}
+    return {
+        **own,
+        "gpus": options.gpus,
+        "pareto": options.pareto,
+        "num_nodes": list(options.num_nodes),
+        "reserve_nodes": options.reserve_nodes,
+        "deadline_days": options.deadline_days,
+        "gpu_hour_price": options.gpu_hour_price,
+        "reliability": {
+            name: getattr(options.reliability, name) for name in Reliability.__dataclass_fields__
+        },
+    }
+
+
+def _plain(config: Configuration) -> dict[str, object]:
+    """A configuration in JSON's values."""
+    plain: dict[str, object] = json.loads(json.dumps(asdict(config)))
+    return plain
+
+
+def run_limits(problem: Problem) -> Iterator[FieldError]:
+    """Numbers of nodes, the deadline and the objective go together, and with the cluster."""
+    yield from _node_faults(problem)
+    yield from _placed_faults(problem)
+    options = problem.options
+    if options.deadline_days is not None and options.total_tokens is None:
+        at = pointer("workload", "total_tokens")
+        yield FieldError(pointer=at, message="is required for a deadline: the tokens of the whole run")
+    if options.objective == "energy_per_token":
+        for group in problem.cluster.groups:
+            try:
+                power_of(group.gpu)
+            except InvalidProblemError as fault:
+                yield from fault.errors
+
+
+def places_stages(problem: Problem) -> bool:
+    """Whether stages are placed on unlike node groups."""
+    return problem.launcher == PLACING_LAUNCHER and not problem.cluster.is_homogeneous
+
+
+def _placed_faults(problem: Problem) -> Iterator[FieldError]:
+    """What the search that places stages on unlike node groups does not take."""
+    if not places_stages(problem):
+        return
+    options = problem.options
+    beside = {
+        ("search", "objective"): options.objective != "step_time",
+        ("search", "pareto"): options.pareto,
+        ("search", "allow"): bool(options.allow),
+        ("workload", "global_batch_size"): bool(options.batch_sizes),
+        ("workload", "batch_ramp"): bool(options.batch_ramp),
+    }
+    for path in (path for path, given in beside.items() if given):
+        what = "several batches" if path[-1] == "global_batch_size" else path[-1]
+        yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
+    yield from placed_limit_faults(problem)
+
+
+def _node_faults(problem: Problem) -> Iterator[FieldError]:
+    """Some node is left, and there is one kind of them."""
+    options, nodes = problem.options, problem.cluster.num_nodes
+    if options.reserve_nodes >= nodes:
+        at = pointer("search", "reserve_nodes")
+        yield FieldError(pointer=at, message=f"{options.reserve_nodes} of {nodes} nodes are kept spare",
+                         allowed=f"0 to {nodes - 1}", nearest=str(nodes - 1))  # fmt: skip
+    named = {"num_nodes": bool(options.num_nodes), "reserve_nodes": options.reserve_nodes > 0,
+             "gpus": options.gpus == "fewest"}  # fmt: skip
+    at = pointer("search", "num_nodes")
+    if len(problem.cluster.groups) > 1:
+        for name in (name for name, given in named.items() if given):
+            yield FieldError(pointer=pointer("search", name), message="needs a cluster of one node group")
+    if options.num_nodes and max(options.num_nodes) > nodes - options.reserve_nodes:
+        left = nodes - options.reserve_nodes
+        yield FieldError(pointer=at, message=f"{max(options.num_nodes)} of {left} nodes", nearest=str(left))
+    if options.gpus == "all" and len(options.num_nodes) > MAX_COUNTS:
+        message = f"{len(options.num_nodes)} numbers of nodes are too many to rank together"
+        yield FieldError(pointer=at, message=message, allowed=f'up to {MAX_COUNTS}, or gpus = "fewest"')

@@ -1,0 +1,272 @@
+"""The shape of a request: names, types and ranges; one schema for the API and the command line.
+
+What depends on more than one field is checked in ``meshwright.service.requests.checks``; models and
+clusters are
+read by ``profiles``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
+
+from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
+from meshwright.profiles.errors import FieldError
+from meshwright.service.requests.parts import (
+    MAX_BATCH,
+    MAX_SIZES,
+    MAX_TOKENS,
+    BaselineRequest,
+    Batches,
+    NodeCounts,
+    Part,
+    RampRequest,
+    ReliabilityRequest,
+)
+from meshwright.solver.problem import LORA_TARGETS, Certify, Objective
+from meshwright.solver.space.expressions import MAX_LENGTH
+
+MAX_RANK = 65_536  # no hidden size so far exceeds it
+MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
+MAX_TOP_K = 10_000
+MAX_TIME_LIMIT_S = 86_400.0
+MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fewer variables
+MAX_CONSTRAINTS = 32
+MAX_VALUES = 1024  # forbidden values of one variable
+
+LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+Allowed = Literal["offload", "fp8", "adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"]
+Scalar = bool | int | float | str
+Value = bool | int | str
+Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
+
+
+class WorkloadRequest(Part):
+    """What one optimizer step does."""
+
+    global_batch_size: Batches = Field(
+        description="sequences per optimizer step: one number, a list, or a range by doubling"
+    )
+    batch_ramp: list[RampRequest] = Field(
+        default_factory=list,
+        max_length=MAX_SIZES,
+        description="smaller batches for the first tokens, before global_batch_size",
+    )
+    total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
+    seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
+    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"] = "adamw"
+    optimizer_rank: int = Field(
+        default=0, ge=0, le=MAX_RANK, description="of galore's projection; 0: a quarter of the hidden size"
+    )
+    lora_rank: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_RANK,
+        description="of adapters beside the frozen model; 0: all weights are trained",
+    )
+    lora_targets: list[LoraTarget] = Field(
+        default=["linear_qkv", "linear_proj"],
+        min_length=1,
+        max_length=len(LORA_TARGETS),
+        description="linear layers that adapters stand beside, where lora_rank > 0",
+    )
+    framework_options: dict[str, Scalar] = Field(
+        default_factory=dict,
+        max_length=MAX_NAMES,
+        description="overrides of the framework's facts, e.g. gradient_dtype",
+    )
+
+
+class SearchRequest(Part):
+    """Limits of the search."""
+
+    top_k: int = Field(default=10, ge=1, le=MAX_TOP_K, description="ranked plans wanted")
+    certify: Certify = "cp-sat"
+    time_limit_s: float = Field(default=30.0, gt=0, le=MAX_TIME_LIMIT_S)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    objective: Objective = "step_time"
+    gpus: Literal["all", "fewest"] = Field(
+        default="all", description="fewest: on the smallest number of nodes that has a plan"
+    )
+    num_nodes: NodeCounts | None = Field(
+        default=None, description="numbers of nodes that a plan may use; default: all of the cluster"
+    )
+    reserve_nodes: int = Field(default=0, ge=0, le=MAX_BATCH, description="nodes that are kept spare")
+    deadline_days: float | None = Field(default=None, gt=0, description="for workload.total_tokens")
+    gpu_hour_price: float | None = Field(default=None, ge=0, description="in any currency")
+    reliability: ReliabilityRequest = Field(default_factory=ReliabilityRequest)
+    pareto: bool = Field(default=False, description="the front of step time and peak memory as well")
+    baseline: BaselineRequest | None = Field(
+        default=None, description="your own configuration, priced and ranked beside the plans"
+    )
+    max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
+    pin: dict[str, Value | Split] = Field(
+        default_factory=dict,
+        max_length=MAX_NAMES,
+        description="variable: its only value; stage_layers: the layers of each chunk",
+    )
+    forbid: dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]] = Field(
+        default_factory=dict, max_length=MAX_NAMES, description="variable: values to avoid"
+    )
+    bounds: dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=dict,
+        max_length=MAX_NAMES,
+        description="variable: [lowest, highest], both included",
+    )
+    allow: list[Allowed] = Field(
+        default_factory=list,
+        max_length=MAX_NAMES,
+        description="searched beside what is asked for: offload, fp8, other optimizers",
+    )
+    constraints: list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]] = Field(
+        default_factory=list,
+        max_length=MAX_CONSTRAINTS,
+        description="expressions that must hold, e.g. zero_stage == 3 => pipeline_parallel_size == 1",
+    )
+
+
+class ProblemRequest(Part):
+    """One question put to the planner."""
+
+    model: dict[str, JsonValue] = Field(
+        description="a catalog name, an inline shape or a Hugging Face config"
+    )
+    cluster: dict[str, JsonValue] = Field(
+        description="a catalog name with num_nodes, or node groups inline"
+    )
+    workload: WorkloadRequest
+    launcher: str = Field(default="megatron-lm", max_length=64)
+    search: SearchRequest = Field(default_factory=SearchRequest)
+    profile: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="id of a stored profile; of a problem file, the path of a profile file",
+    )
+
+
+_KINDS = {
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "list_type": "must be a list",
+    "finite_number": "must be a finite number",
+    "missing": "is required",
+}
+
+
+def field_errors(fault: ValidationError) -> list[FieldError]:
+    """Every fault pydantic found, in the planner's words; one entry per field."""
+    found: dict[str, FieldError] = {}
+    for detail in fault.errors(include_url=False):
+        error = _field_error(detail)
+        found.setdefault(error.pointer, error)
+        if len(found) == MAX_ERRORS:
+            break
+    return list(found.values())
+
+
+def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
+    """What is wrong, in the planner's words."""
+    if where == ("search", "pin", "stage_layers"):
+        return "must be a list of layers, each an integer"
+    of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
+    if of_values and detail["type"].startswith(("bool", "int", "string", "list")):
+        return "must be an integer or a word"
+    return _KINDS.get(detail["type"], detail["msg"])
+
+
+def _field_error(detail: ErrorDetails) -> FieldError:
+    """One of pydantic's error records as a FieldError."""
+    where = _location(detail["loc"])
+    at, kind, value = pointer(*where), detail["type"], detail["input"]
+    context = detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_field(where)
+    if kind == "literal_error":
+        return _not_among(where, value)
+    if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
+        limit = next(iter(context.values()))
+        nearest = str(limit) if kind.endswith("equal") else None
+        message = f"{shown(str(value))} is out of range"
+        return FieldError(pointer=at, message=message, allowed=_range_of(where), nearest=nearest)
+    if kind in {"too_short", "too_long"}:
+        if context.get("max_length", 2) > 2:  # noqa: PLR2004 - not the two numbers of a bound
+            return FieldError(
+                pointer=at, message="holds too much", allowed=f"up to {context['max_length']} entries"
+            )
+        return FieldError(pointer=at, message="must hold exactly two numbers", allowed="[lowest, highest]")
+    return FieldError(pointer=at, message=_message(detail, where), allowed=_range_of(where))
+
+
+def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Pydantic's location without the names of union members, which are no part of the input."""
+    members = {"int", "str", "float", "bool"}
+    if loc[:2] == ("search", "pin"):
+        return loc[:3]
+    if loc[:2] in {("workload", "global_batch_size"), ("search", "num_nodes")}:
+        return loc[:2]  # a number, a list or a range
+    return (*loc[:2], *(part for part in loc[2:] if part not in members))
+
+
+def _owner(where: Sequence[int | str]) -> type[BaseModel]:
+    """The model class that holds the last name of ``where``."""
+    owner: type[BaseModel] = ProblemRequest
+    for part in where[:-1]:
+        info = owner.model_fields.get(str(part))
+        if info is None or not (
+            isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        ):
+            break
+        owner = info.annotation
+    return owner
+
+
+def _unknown_field(where: Sequence[int | str]) -> FieldError:
+    """An unknown field, with the nearest names of its siblings."""
+    known = sorted(_owner(where).model_fields)
+    near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
+    nearest = " or ".join(near) or None
+    allowed = None if near else ", ".join(known)
+    return FieldError(pointer=pointer(*where), message="unknown field", allowed=allowed, nearest=nearest)
+
+
+def _not_among(where: Sequence[int | str], value: object) -> FieldError:
+    """A word outside the set that its field, or each entry of its field, accepts."""
+    named = where[:-1] if isinstance(where[-1], int) else where
+    annotation = _owner(named).model_fields[str(named[-1])].annotation
+    (entry,) = get_args(annotation) if get_origin(annotation) is list else (annotation,)
+    words = [str(word) for word in get_args(entry)] if get_origin(entry) is Literal else []
+    given = value if isinstance(value, str) else ""
+    near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
+    message = f'"{shown(given)}" is not supported' if given else "must be text"
+    allowed = ", ".join(words) or None
+    return FieldError(
+        pointer=pointer(*where), message=message, allowed=allowed, nearest=next(iter(near), None)
+    )
+
+
+def _range_of(where: Sequence[int | str]) -> str | None:
+    """The declared range of a numeric field, in words."""
+    info = _owner(where).model_fields.get(str(where[-1])) if where else None
+    if info is None:
+        return None
+    limits: Mapping[type, str] = {
+        annotated_types.Ge: "from {0.ge}",
+        annotated_types.Gt: "above {0.gt}",
+        annotated_types.Le: "to {0.le}",
+        annotated_types.Lt: "below {0.lt}",
+    }
+    words = [limits[type(mark)].format(mark) for mark in info.metadata if type(mark) in limits]
+    return " ".join(words) or None

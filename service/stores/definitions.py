@@ -1,0 +1,170 @@
+"""Models and clusters that a tenant describes once and names in its problems, as ``name`` or ``name@2``.
+
+A problem gets the figures, not the name: a job, and its answer, stay what they were when a definition
+gets a new version or is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright.profiles.cluster import MAX_NODES
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
+from meshwright.profiles.library import cluster_names, model_names
+from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.reading import FieldReader
+from meshwright.service.db import definition_records as records
+from meshwright.service.db.database import Database
+from meshwright.service.db.definition_records import DefinitionRecord, Kind
+from meshwright.service.db.key_records import note
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.idempotency import settled
+
+MAX_NAMES = 1_000  # of one kind, for one tenant
+KINDS: tuple[Kind, ...] = ("model", "cluster")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_REFERENCE = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?:@([1-9][0-9]{0,8}))?")
+_RESERVED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {"model": model_names, "cluster": cluster_names}
+
+
+class Definitions:
+    """The use cases of described models and clusters."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(
+        self, tenant: str, kind: Kind, name: str, raw: Mapping[str, object]
+    ) -> tuple[DefinitionRecord, bool]:
+        """Keep a definition; True: as a new version, False: it is what the newest version says.
+
+        Raises:
+            InvalidProblemError: the name or a field is wrong, or there are too many.
+        """
+        _require_free(kind, name)
+        document = _canonical(kind, name, raw)
+        return settled(lambda: self._put_once(tenant, kind, name, document))
+
+    def read(self, tenant: str, kind: Kind, name: str, version: int | None = None) -> DefinitionRecord:
+        """One version, or the newest.
+
+        Raises:
+            NotFoundError: this tenant has no such definition.
+        """
+        with self._database.read() as connection:
+            found = (
+                records.find_definition(connection, tenant, kind, name, version)
+                if _NAME.fullmatch(name)
+                else None
+            )
+        if found is None:
+            raise NotFoundError(f"there is no such {kind}")
+        return found
+
+    def page(self, tenant: str, kind: Kind, *, after: str, limit: int) -> list[DefinitionRecord]:
+        """The newest versions of up to ``limit`` definitions after the name ``after``, by name."""
+        with self._database.read() as connection:
+            return records.newest_definitions(connection, tenant, kind, after=after, limit=limit)
+
+    def delete(self, tenant: str, kind: Kind, name: str, *, actor: str) -> None:
+        """Delete every version of a definition.
+
+        Raises:
+            NotFoundError: this tenant has no such definition.
+        """
+        with self._database.write() as connection:
+            gone = _NAME.fullmatch(name) and records.delete_definition(connection, tenant, kind, name)
+            if not gone:
+                raise NotFoundError(f"there is no such {kind}")
+            note(connection, tenant, actor=actor, action=f"{kind}.delete", subject=name)
+
+    def filled_in(self, tenant: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        """A problem with the figures of the definitions that it names; any other part stays as it is.
+
+        Raises:
+            InvalidProblemError: at ``/cluster/num_nodes``: the cluster has groups of its own sizes.
+        """
+        model, cluster = self._named(tenant, "model", body), self._named(tenant, "cluster", body)
+        filled = dict(body)
+        if model is not None:
+            filled["model"] = dict(model.document)
+        if cluster is not None:
+            filled["cluster"] = _resized(cluster.document, body["cluster"])
+        return filled
+
+    def _put_once(
+        self, tenant: str, kind: Kind, name: str, document: Mapping[str, object]
+    ) -> tuple[DefinitionRecord, bool]:
+        """Compare with the newest version, and add one where it differs."""
+        with self._database.write() as connection:
+            newest = records.find_definition(connection, tenant, kind, name, None)
+            if newest is not None and dict(newest.document) == document:
+                return newest, False
+            if newest is None and records.count_names(connection, tenant, kind) >= MAX_NAMES:
+                message = f"there are {MAX_NAMES} of this kind; delete one first"
+                raise InvalidProblemError.of("/path/name", message)
+            records.insert_definition(connection, tenant, kind, name, document=document)
+            added = records.find_definition(connection, tenant, kind, name, None)
+        if added is None:
+            raise NotFoundError(f"the {kind} vanished while it was stored")
+        return added, True
+
+    def _named(self, tenant: str, kind: Kind, body: Mapping[str, object]) -> DefinitionRecord | None:
+        """The definition that a part of a problem names; None: it names none of this tenant's."""
+        part = body.get(kind)
+        if not isinstance(part, dict) or not part.keys() <= {"name", "num_nodes"}:
+            return None
+        match = _REFERENCE.fullmatch(part["name"]) if isinstance(part.get("name"), str) else None
+        if match is None or match[1] in _RESERVED[kind]():
+            return None
+        version = int(match[2]) if match[2] else None
+        with self._database.read() as connection:
+            return records.find_definition(connection, tenant, kind, match[1], version)
+
+
+def _require_free(kind: Kind, name: str) -> None:
+    """Refuse a name that is none, or that the catalog has."""
+    if not _NAME.fullmatch(name):
+        allowed = "a to z, 0 to 9 and . _ -, 64 at most"
+        raise InvalidProblemError.of("/path/name", "is not usable", allowed=allowed)
+    if name in _RESERVED[kind]():
+        raise InvalidProblemError.of("/path/name", f"the catalog has a {kind} of this name")
+
+
+def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, Any]:
+    """A definition with every figure spelled out.
+
+    Raises:
+        InvalidProblemError: pointers start at the definition itself.
+    """
+    try:
+        if kind == "model":
+            return dict(model_to_mapping(model_from_mapping({**raw, "name": name})))
+        if "groups" not in raw:
+            raise InvalidProblemError.of("/cluster/groups", "is required")
+        return dict(cluster_to_mapping(replace(cluster_from_mapping(raw), name=name)))
+    except InvalidProblemError as fault:
+        moved = (replace(error, pointer=error.pointer.removeprefix(f"/{kind}")) for error in fault.errors)
+        raise InvalidProblemError(moved) from None
+
+
+def _resized(document: Mapping[str, Any], part: object) -> dict[str, Any]:
+    """A cluster with the number of nodes that a problem asks for.
+
+    Raises:
+        InvalidProblemError: at ``/cluster/num_nodes``.
+    """
+    reader = FieldReader(part, "/cluster")
+    num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
+    reader.finish()
+    if num_nodes is None:
+        return dict(document)
+    groups = document["groups"]
+    if len(groups) != 1:
+        message = f"this cluster has {len(groups)} groups, each with its own number of nodes"
+        raise InvalidProblemError.of("/cluster/num_nodes", message)
+    return {**document, "groups": [{**groups[0], "num_nodes": num_nodes}]}

@@ -1,0 +1,262 @@
+"""Profiles that clients keep here: calibrations and measured profiles, named by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection
+
+from meshwright.profiles.calibration import FORMAT as CALIBRATION
+from meshwright.profiles.calibration import Calibration, read_calibration
+from meshwright.profiles.capabilities import launchers_of
+from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measured.profile import FORMAT as MEASURED
+from meshwright.profiles.measured.profile import MeasuredProfile
+from meshwright.profiles.measured.read import measured_profile_from_json
+from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
+from meshwright.service.db import profile_records as records
+from meshwright.service.db.database import Database
+from meshwright.service.db.key_records import note
+from meshwright.service.db.profile_records import ProfileRecord
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
+from meshwright.service.jobs.pagination import Page, decode_token, encode_token
+from meshwright.solver.calibration.timed import with_measured
+from meshwright.solver.cost.residuals import NUM_FEATURES
+from meshwright.solver.problem import Problem
+
+# --------------------------------------------------------------------------------------------------
+# Profiles that somebody gives: a calibration, or what was timed on a machine; and what they change.
+
+
+GivenProfile: TypeAlias = Calibration | MeasuredProfile
+
+
+def read_given(document: Mapping[str, object]) -> GivenProfile:
+    """The calibration or measured profile of a JSON document.
+
+    Raises:
+        InvalidProblemError: neither, or broken; pointers start at the document.
+    """
+    named = document.get("format")
+    if named == MEASURED:
+        return measured_profile_from_json(document)
+    if named != CALIBRATION:
+        raise InvalidProblemError.of("/format", "is no profile", allowed=f"{CALIBRATION}, {MEASURED}")
+    calibration = read_calibration(document)
+    if not calibration.fits_features(NUM_FEATURES):
+        raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")
+    return calibration
+
+
+def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profile, tuple[str, ...]]:
+    """The profile of a problem with what was given, and what to know about it.
+
+    Of several measured profiles the one of the GPU that sets the pace counts.
+
+    Raises:
+        InvalidProblemError: nothing given holds for the problem's GPU, or two things at once.
+    """
+    profile = default_profile(problem.cluster, problem.launcher)
+    if not given:
+        return profile, ()
+    if profile.by_group and problem.launcher == PLACING_LAUNCHER:
+        return _by_group(problem, profile, given)
+    slug = profile.group.gpu.slug
+    others = {group.gpu.slug for group in problem.cluster.groups} - {slug}
+    warnings = [f"{gpu} was measured, {slug} sets the pace" for gpu in map(_gpu, given) if gpu in others]
+    fitting = [one for one in given if _gpu(one) not in others]
+    if len(fitting) > 1:
+        raise InvalidProblemError.of("/profile", f"several profiles for {slug}; give one")
+    if not fitting:
+        raise InvalidProblemError.of("/profile", f"none was measured on {slug}, which sets the pace")
+    one = fitting[0]
+    if isinstance(one, Calibration):
+        profile = _of_stack(problem, profile, one)
+        one.require_stack(profile)
+        return one.applied(profile), (*warnings, *one.mismatches(profile))
+    if one.machine.gpu is None and one.machine.kind != "cpu":
+        warnings.append(f"measured on {one.machine.device}, taken for {slug}")
+    if one.subject.dtype == "fp32":
+        warnings.append("layers were timed in fp32; a plan that runs in 16 bits may be faster")
+    return with_measured(problem, profile, one), tuple(warnings)
+
+
+def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> Profile:
+    """Of a problem for any launcher the profile of the first one on the calibration's stack."""
+    for launcher in launchers_of(problem.launcher) if problem.launcher == "any" else ():
+        one = default_profile(problem.cluster, launcher)
+        if one.framework.stack == calibration.stack:
+            return one
+    return profile
+
+
+def _by_group(
+    problem: Problem, profile: Profile, given: Sequence[GivenProfile]
+) -> tuple[Profile, tuple[str, ...]]:
+    """Each node group with what was given for its GPU; a group that has nothing is priced by the catalog's.
+
+    Raises:
+        InvalidProblemError: something given holds for no group.
+    """
+    left, warnings, groups = list(given), list[str](), list[Profile]()
+    for group in problem.cluster.distinct_groups:
+        alone = replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
+        mine = [one for one in given if _gpu(one) == group.gpu.slug]
+        own, told = profile_with(alone, mine)
+        left = [one for one in left if one not in mine]
+        groups.append(own)
+        warnings += told
+    if left:
+        raise InvalidProblemError.of("/profile", f"no node group has {_gpu(left[0]) or 'its GPU'}")
+    learnt = tuple(name for one in groups for name in one.learnt_from)
+    corrected = replace(profile, by_group=tuple(groups), uncalibrated=profile, learnt_from=learnt)
+    return corrected, tuple(warnings)
+
+
+def _gpu(one: GivenProfile) -> str | None:
+    """Where it was measured; None: not known."""
+    return one.gpu if isinstance(one, Calibration) else one.machine.gpu
+
+
+MAX_TITLE = 200
+
+
+class ProfileStore:
+    """The use cases of stored profiles."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(
+        self, tenant: str, document: Mapping[str, object], repeatable: Repeatable = ONCE
+    ) -> ProfileRecord:
+        """Keep a profile; the same one again is the one that is there.
+
+        Raises:
+            InvalidProblemError: it is no calibration and no measured profile.
+            IdempotencyConflictError: the idempotency key was used for something else.
+        """
+        given = read_given(document)
+        profile_id = profile_id_of(document)
+
+        def keep() -> ProfileRecord:
+            with self._database.write() as connection:
+                made = made_before(connection, tenant, repeatable)
+                record = keep_profile(connection, tenant, profile_id, document, given)
+                if made is None:
+                    remember(connection, tenant, repeatable, subject=profile_id)
+                return record
+
+        return settled(keep)
+
+    def read(self, tenant: str, profile_id: str) -> tuple[ProfileRecord, Mapping[str, Any]]:
+        """One profile and its document.
+
+        Raises:
+            NotFoundError: this tenant has no such profile.
+        """
+        with self._database.read() as connection:
+            record = records.find_profile(connection, tenant, profile_id)
+            document = records.document_of(connection, profile_id) if record else None
+        if record is None or document is None:
+            raise NotFoundError("there is no such profile")
+        return record, document
+
+    def page(self, tenant: str, *, page_size: int, page_token: str | None) -> Page[ProfileRecord]:
+        """Profiles, newest first.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, float, str) if page_token else None
+        with self._database.read() as connection:
+            found = records.newest_profiles(connection, tenant, limit=page_size + 1, before=before)
+        shown = found[:page_size]
+        more = len(found) > page_size
+        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
+        return Page(items=tuple(shown), next_page_token=token)
+
+    def delete(self, tenant: str, profile_id: str, *, actor: str) -> None:
+        """Delete a profile; a job that names it and has not run yet will fail and say so.
+
+        Raises:
+            NotFoundError: this tenant has no such profile.
+        """
+        with self._database.write() as connection:
+            if not records.delete_profile(connection, tenant, profile_id):
+                raise NotFoundError("there is no such profile")
+            note(connection, tenant, actor=actor, action="profile.delete", subject=profile_id)
+
+    def require(self, tenant: str, problem: Problem) -> None:
+        """Refuse a problem whose profile this tenant does not have, or that does not hold for it.
+
+        Raises:
+            InvalidProblemError: at ``/profile``.
+        """
+        if problem.profile is None:
+            return
+        with self._database.read() as connection:
+            known = records.find_profile(connection, tenant, problem.profile)
+        if known is None:
+            raise InvalidProblemError.of("/profile", "there is no such profile; POST it to /v1/profiles")
+        self.profile_of(problem)
+
+    def profile_of(self, problem: Problem) -> Profile:
+        """The profile that a problem is answered with.
+
+        Raises:
+            InvalidProblemError: at ``/profile``: the profile is gone, or does not hold for the cluster.
+        """
+        given: list[GivenProfile] = []
+        if problem.profile is not None:
+            with self._database.read() as connection:
+                document = records.document_of(connection, problem.profile)
+            if document is None:
+                raise InvalidProblemError.of("/profile", "is not stored here")
+            given.append(read_given(document))
+        try:
+            profile, warnings = profile_with(problem, given)
+        except InvalidProblemError as fault:
+            errors = (replace(error, pointer="/profile") for error in fault.errors)
+            raise InvalidProblemError(errors) from None
+        return replace(profile, warnings=(*profile.warnings, *warnings))
+
+
+def profile_id_of(document: Mapping[str, object]) -> str:
+    """First 32 hex digits of SHA-256 over the document, whatever the order of its keys."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def keep_profile(
+    connection: Connection,
+    tenant: str,
+    profile_id: str,
+    document: Mapping[str, object],
+    given: GivenProfile,
+) -> ProfileRecord:
+    """Add a profile inside a transaction, unless it is there."""
+    found = records.find_profile(connection, tenant, profile_id)
+    if found is None:
+        records.insert_profile(connection, tenant, profile_id, document=document, **_facts(given))
+        found = records.find_profile(connection, tenant, profile_id)
+    if found is None:
+        raise NotFoundError("the profile vanished while it was stored")
+    return found
+
+
+def _facts(given: GivenProfile) -> dict[str, object]:
+    """What a list of profiles shows."""
+    if isinstance(given, Calibration):
+        title = f"{given.cluster}: {given.num_runs} runs under {given.stack}"
+        return {"kind": "calibration", "gpu": given.gpu[:64], "title": title[:MAX_TITLE]}
+    subject = given.subject
+    title = f"{subject.model.name}: {len(given.measurements)} timings at {subject.seq_length} tokens"
+    gpu = given.machine.gpu
+    return {"kind": "measured", "gpu": gpu[:64] if gpu else None, "title": title[:MAX_TITLE]}

@@ -1,0 +1,473 @@
+"""Answers: one configuration, its prediction, ranked plans, and the certificate of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from meshwright.solver.configuration import (
+    BoolArray,
+    Configuration,
+    FloatArray,
+    IntArray,
+    configuration_from_json,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Why a plan is as it is: where its time goes, what stops it from going faster, how sure its rank is.
+#
+# Plain records; ``meshwright.solver.why`` fills them, answers carry them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Time between the ideal step and the real one that has one cause."""
+
+    term: str  # a key of the waterfall
+    seconds: float
+    share: float  # of the step
+    lowered_by: str  # changes that make it smaller, each simulated; empty: none that was tried does
+    change: str | None = None  # the legal single change that lowers it most, if any does
+    saves_s: float | None = None  # of this loss, simulated
+    step_change_s: float | None = None  # of the whole step with it, simulated; below 0: faster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What alone stands between a plan and a faster neighbour."""
+
+    name: str  # of the rule, or memory with its stage and largest term
+    change: str  # what would be faster without it
+    gain_s: float  # by how much, simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """The reasons of one plan."""
+
+    waterfall_s: Mapping[str, float]  # from the ideal step to the real one; sums to step_time_s
+    losses: tuple[Loss, ...]  # the three largest
+    limits: tuple[Limit, ...]  # that bind; the costliest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odds:
+    """What the error band of the cost model leaves open about a rank, among the plans of one answer."""
+
+    best_probability: float  # that this plan is the fastest of them
+    regret_p90: float  # 90th percentile of step / fastest step - 1
+
+
+def why_from_json(raw: Mapping[str, Any] | None) -> Why | None:
+    """The reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    if raw is None:
+        return None
+    return Why(
+        waterfall_s=raw["waterfall_s"],
+        losses=tuple(Loss(**loss) for loss in raw["losses"]),
+        limits=tuple(Limit(**limit) for limit in raw["limits"]),
+    )
+
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """One pipeline rank of one plan."""
+
+    stage: int
+    layers: int
+    memory_bytes: Mapping[str, int]  # by term: weights, gradients, optimizer, activations, …
+    peak_memory_bytes: int  # sum of the terms
+    compute_s: float  # forward and backward of one micro-batch on this rank
+    memory_limit_bytes: int | None = None  # of its own GPU, where GPUs differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the cost model expects of one configuration."""
+
+    step_time_s: float
+    step_time_low_s: float  # 80 % interval
+    step_time_high_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float  # model FLOPs / time / dense bf16 peak
+    hfu: float  # recomputation counted
+    peak_flops_per_gpu: float
+    bubble_fraction: float
+    peak_memory_bytes: int  # of the heaviest stage
+    memory_limit_bytes: int
+    heaviest_stage: int
+    out_of_memory_probability: float
+    time_breakdown_s: Mapping[str, float]  # sums to step_time_s
+    stages: tuple[StagePrediction, ...]
+    extrapolated: tuple[str, ...] = ()  # what lies outside the measured range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a plan means for the whole run, interruptions counted."""
+
+    num_gpus: int
+    goodput: float  # time of the steps / time of the run
+    checkpoint_interval_s: float  # that loses least
+    gpu_hours_per_token: float
+    energy_per_token_j: float | None  # of the GPUs; None where their power is not known
+    days: float | None  # for all tokens, where the request counts them
+    cost: float | None  # of all GPU hours, where the request prices them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveClaim:
+    """What was proved about the objective that plans are ranked by."""
+
+    name: str
+    unit: str
+    value: float | None  # of the first plan
+    bound: float | None  # no configuration's is better
+    gap: float | None  # between the two, relative; of rates, of their inverse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One ranked answer."""
+
+    plan_id: str
+    rank: int
+    config: Configuration
+    prediction: Prediction
+    objective_s: float  # the closed-form objective that the search proved minimal
+    certified_by: tuple[str, ...] = ()
+    outlook: Outlook | None = None  # where the request looks beyond one step
+    why: Why | None = None  # its time, its losses, its limits
+    odds: Odds | None = None  # of being the fastest of its answer
+    workload: Mapping[str, str] = field(default_factory=dict)  # where it differs from the request's
+    launchers: tuple[str, ...] = ()  # that can run it, where the request leaves that open
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as the API shows it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The client's own configuration beside the plans."""
+
+    plan_id: str
+    config: Configuration
+    prediction: Prediction
+    outlook: Outlook
+    rank: int | None  # among the plans by the objective; None: behind all of them, or it cannot run
+    gap_to_best: float | None  # (its objective - the first plan's) / its own; below 0: it is better
+    problems: tuple[str, ...]  # rules that it breaks, memory that it lacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    """One plan of a front."""
+
+    plan: Plan
+    budget_bytes: int  # the plan is the fastest that needs no more memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoFront:
+    """Plans of which none is both slower and heavier than another, on more GPUs at that."""
+
+    points: tuple[ParetoPoint, ...]  # fastest first
+    complete: bool  # down to the smallest memory that has a plan
+    memory_step: float  # the front is known to within this share of memory
+    claim: str  # what is proved, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why nothing fits: the nearest configuration and what it lacks."""
+
+    config: Configuration
+    stage: int
+    needed_bytes: int
+    limit_bytes: int
+    memory_bytes: Mapping[str, int]  # the stage's terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change of an infeasible problem, with the best plan that it then has."""
+
+    change: str
+    config: Configuration
+    step_time_s: float
+    num_gpus: int
+    gpu_s_per_token: float  # what changes are ordered by
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasibility:
+    """Reasons of a proved infeasible answer."""
+
+    reasons: tuple[str, ...]  # sentences: which limit, which stage, how many GiB
+    conflicts: tuple[tuple[str, ...], ...] = ()  # minimal sets of limits that cannot hold together
+    nearest: Shortfall | None = None
+    changes: tuple[str, ...] = ()  # smallest changes that were verified to fit
+    remedies: tuple[Remedy, ...] = ()  # the same with their plans, cheapest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedLauncher:
+    """A launcher without a plan in the answer to a request for any launcher."""
+
+    launcher: str
+    reasons: tuple[str, ...]  # facts of the model or workload that it cannot express, or why nothing fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Ranked plans with their certificate."""
+
+    status: Status
+    plans: tuple[Plan, ...]
+    certified_by: tuple[str, ...]
+    objective_gap: float | None  # (least closed form known - bound on all) / the former; 0: it is proved
+    objective_excess: float | None  # (objective of the first plan - least objective) / the former
+    bound_step_time_s: float | None  # no step on the GPUs and sequences of the first plan is shorter
+    gap: float | None  # (best step - bound) / best step
+    space_size: int  # rows enumerated
+    legal: int  # rows that break no rule
+    fit: int  # legal rows with a split that fits in memory, as far as proved
+    explored: int  # rows settled: bounded away, refuted or solved
+    counts: Mapping[str, int]  # priced, pruned, solved, certified, …
+    elapsed_s: float
+    seed: int
+    versions: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    infeasible: Infeasibility | None = None
+    num_gpus_used: int | None = None
+    peak_flops: float | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    objective: ObjectiveClaim | None = None
+    baseline: Baseline | None = None  # where the request gives its own configuration
+    pareto: ParetoFront | None = None  # where the request asks for it
+    space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
+    skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as the command line and the API show it; finite numbers only."""
+        return asdict(self)
+
+
+def prediction_from_json(raw: Mapping[str, Any]) -> Prediction:
+    """The Prediction of ``Plan.to_json()["prediction"]``."""
+    stages = tuple(StagePrediction(**stage) for stage in raw["stages"])
+    values = {**raw, "stages": stages, "extrapolated": tuple(raw.get("extrapolated", ()))}
+    return Prediction(**values)
+
+
+def plan_from_json(raw: Mapping[str, Any]) -> Plan:
+    """The Plan that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    return Plan(
+        plan_id=raw["plan_id"],
+        rank=raw["rank"],
+        config=configuration_from_json(raw["config"]),
+        prediction=prediction_from_json(raw["prediction"]),
+        objective_s=raw["objective_s"],
+        certified_by=tuple(raw.get("certified_by", ())),
+        outlook=Outlook(**raw["outlook"]) if raw.get("outlook") else None,
+        why=why_from_json(raw.get("why")),
+        odds=Odds(**raw["odds"]) if raw.get("odds") else None,
+        workload=dict(raw.get("workload", {})),
+        launchers=tuple(raw.get("launchers", ())),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Two configurations held against one another: plain records; ``meshwright.solver.explain.compare`` fills
+# them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One difference, carried over."""
+
+    change: str
+    step_change_s: float  # of the step time; below 0: faster
+    terms_s: Mapping[str, float]  # the same by term of the waterfall; sums to it
+    fits: bool  # the stop after it fits in memory
+    breaks: tuple[str, ...]  # rules that this stop breaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """From one configuration to another."""
+
+    first: Prediction
+    second: Prediction
+    first_waterfall_s: Mapping[str, float]
+    second_waterfall_s: Mapping[str, float]
+    steps: tuple[Step, ...]  # their changes sum to the difference of the step times
+
+
+# --------------------------------------------------------------------------------------------------
+# Operators under the roof of their GPU (Williams, Waterman and Patterson 2009): plain records.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPoint:
+    """One operator of the forward pass of one micro-batch on one GPU."""
+
+    name: str
+    flops: float
+    moved_bytes: float  # least traffic: inputs read, outputs written once
+    seconds: float  # as the cost model prices it
+    peak_flops: float  # of the precision that it runs in
+    layers: int  # of the model that run it
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / self.moved_bytes
+
+    @property
+    def rate_flops(self) -> float:
+        """FLOP/s that it reaches."""
+        return self.flops / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """The roof of one GPU type, and the operators under it."""
+
+    gpu: str
+    bytes_per_s: float  # data sheet's memory bandwidth
+    peak_flops: float  # highest of the operators' precisions
+    points: tuple[OperatorPoint, ...]
+    note: str = ""  # which ranks of a placed plan these are: their tensor-parallel size
+
+    def roof_flops(self, point: OperatorPoint) -> float:
+        """What the GPU could reach at an operator's intensity."""
+        return min(point.peak_flops, point.intensity * self.bytes_per_s)
+
+
+# --------------------------------------------------------------------------------------------------
+# Advice on a model's shape: plain records; ``meshwright.solver.explain.model_shapes`` fills them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One nearby shape with its price."""
+
+    change: str  # ``vocabulary 50257 → 50304``
+    why: str  # what it makes possible
+    num_parameters: int
+    parameters_change: float  # relative
+    step_time_s: float  # of its own best plan
+    gain: float  # time of a token and used parameter that it saves against the asked shape; below 0: none
+    gain_in_place: (
+        float | None
+    )  # the same in the layout of the asked shape's plan; None: it cannot run there
+    config: Configuration
+    tensor_parallel_sizes: tuple[int, ...]  # up to a node, that divide heads and widths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeAdvice:
+    """The asked shape's best plan, and nearby shapes by what they save."""
+
+    config: Configuration
+    prediction: Prediction
+    num_parameters: int
+    shapes: tuple[Shape, ...]
+    not_searched: tuple[str, ...] = ()  # changes with too many configurations to look at all of them
+
+
+# --------------------------------------------------------------------------------------------------
+# When every pass of every pipeline rank runs: plain records; ``meshwright.solver.explain.timeline`` fills
+# them.
+#
+# Times are seconds from the start of the step, stragglers and calibration counted, so that what is drawn
+# to scale ends where the prediction does.
+
+
+KINDS = ("forward", "backward", "input_gradient", "weight_gradient")  # by code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimeline:
+    """One pipeline rank; arrays have one entry per pass, in the order in which they run."""
+
+    rank: int
+    kind: IntArray  # codes of KINDS
+    chunk: IntArray  # in model order
+    micro_batch: IntArray
+    start_s: FloatArray
+    seconds: FloatArray
+    own_start_s: float  # what its time counts from; 0 unless its schedule leaves out synchronisation
+    end_s: float  # of its last pass
+    gradients_s: float  # then: its gradients are reduced, as far as nothing hides it
+    optimizer_s: float  # then: its optimizer steps
+
+    @property
+    def busy_s(self) -> float:
+        """Time in passes."""
+        return float(self.seconds.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One pipeline's step. ``step = max_r (end_r - own_start_r + tails of r) + after_s``."""
+
+    title: str  # which replicas it is of, where not all are alike; else empty
+    ranks: tuple[RankTimeline, ...]
+    after_s: float  # once per step whatever its size; the exchange between unlike replicas
+    step_time_s: float
+    num_microbatches: int
+    simulated: int  # micro-batches whose passes are here; fewer than there are in very long steps
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of all ranks."""
+        return sum(len(rank.start_s) for rank in self.ranks)
+
+    @property
+    def end_s(self) -> float:
+        """When the last rank is done, from the first rank's start: where a drawing ends."""
+        ends = [rank.end_s + rank.gradients_s + rank.optimizer_s for rank in self.ranks]
+        return max(ends) + self.after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A timeline without its middle."""
+
+    timeline: Timeline
+    gap_s: tuple[float, float] | None  # passes that start in between are left out; None: none is
+
+
+def window(timeline: Timeline, most_passes: int) -> Window:
+    """The first and the last passes of a timeline, about half of ``most_passes`` each."""
+    if timeline.num_passes <= most_passes:
+        return Window(timeline=timeline, gap_s=None)
+    starts = np.sort(np.concatenate([rank.start_s for rank in timeline.ranks]))
+    half = max(most_passes // 2, 1)
+    gap = (float(starts[half]), float(starts[-half]))
+    ranks = tuple(
+        _kept(rank, (rank.start_s < gap[0]) | (rank.start_s >= gap[1])) for rank in timeline.ranks
+    )
+    return Window(timeline=replace(timeline, ranks=ranks), gap_s=gap)
+
+
+def _kept(rank: RankTimeline, keep: BoolArray) -> RankTimeline:
+    """Some passes of a rank."""
+    return replace(
+        rank,
+        kind=rank.kind[keep],
+        chunk=rank.chunk[keep],
+        micro_batch=rank.micro_batch[keep],
+        start_s=rank.start_s[keep],
+        seconds=rank.seconds[keep],
+    )

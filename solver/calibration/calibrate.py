@@ -1,0 +1,432 @@
+"""Calibration of one cluster from a few measured runs.
+
+Every constant of the software stack is fitted again, held near its value there, jointly with a
+Gaussian process for what the physics does not catch; its spread becomes the error band of each
+prediction. Memory alike. What looks wrong is said, never swallowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp
+
+import numpy as np
+
+from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS, Calibration
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import Constants, Profile, default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.answer import Prediction
+from meshwright.solver.calibration.fit import (
+    MEMORY_PROCESS,
+    MEMORY_WIDTHS,
+    TIME_PROCESS,
+    TIME_WIDTHS,
+    Box,
+    Evaluate,
+    Left,
+    Process,
+    Spread,
+    fit,
+    left_over,
+    spread_of,
+)
+from meshwright.solver.calibration.observations import (
+    Observation,
+    ProfileOf,
+    batches_of,
+    log_peak_bytes,
+    log_step_s,
+    memory_configuration,
+)
+from meshwright.solver.configuration import Configuration, FloatArray
+from meshwright.solver.cost.memory import memory_limit_bytes
+from meshwright.solver.cost.residuals import features_of
+from meshwright.solver.predict import Z_80_PERCENT, predict, predicted
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
+
+# --------------------------------------------------------------------------------------------------
+# What looks wrong: runs that cannot be, runs that contradict each other, constants at their bounds.
+
+
+_CONTRADICTS = 3.0  # leave-one-out residuals, in their own spreads
+_TWINS = 0.8  # features closer than this differ in little more than one halved size
+_FAR = 2.0  # prior widths
+_BARELY = 0.02  # relative move below which a constant counts as unmoved
+_MAX_NAMED = 5
+_MAX_SHOWN = 64  # characters of a run's name
+_UNITS = 1.1  # a peak given in GB and read as GiB still fits
+_LEAST_BYTES_A_WEIGHT = 0.5  # 4 bits, spread over all GPUs
+# A run may be faster than every catalogued one of its stack, and than what the stack's model says of it, by
+# so much: twice the mean error of a cluster's uncalibrated predictions, 10.2 % (docs/accuracy.md, overall).
+_BEYOND = 1.2
+_MOST_RUNS_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The catalogued run with the highest MFU of a software stack in one precision."""
+
+    run_id: str
+    mfu: float  # of the dense bf16 peak, as predictions count it
+    of_stack: bool  # False: the stack has no such run, this is the best of all stacks
+
+
+def impossible(one: Observation, profile: Profile) -> str | None:
+    """Why a run cannot have happened as stated; None when it can.
+
+    A step cannot be faster than the model's FLOPs at the GPUs' dense peak in the run's precision, and
+    its peak memory can neither exceed the GPU's nor be less than its share of the weights.
+    """
+    has_bytes = profile.group.gpu.memory_bytes
+    if one.peak_memory_bytes is not None and one.peak_memory_bytes > _UNITS * has_bytes:
+        return (
+            f"run {called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB is more than the "
+            f"{has_bytes / GIB:.4g} GiB of {profile.group.gpu.slug}"
+        )
+    least_bytes = _LEAST_BYTES_A_WEIGHT * one.problem.model.num_parameters() / one.configuration.num_gpus
+    if one.peak_memory_bytes is not None and one.peak_memory_bytes < least_bytes:
+        return (
+            f"run {called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB do not hold "
+            f"{least_bytes / GIB:.4g} GiB, a GPU's share of the weights in 4 bits"
+        )
+    if one.step_time_s is None:
+        return None
+    gpu = profile.group.gpu
+    flops = _model_flops(one.problem, one.configuration)
+    least_s = flops / max(gpu.peak_flops.values())
+    if one.step_time_s < least_s:
+        return (
+            f"run {called(one)} is left out: {one.step_time_s:.4g} s is less than the {least_s:.4g} s that "
+            f"its FLOPs take at the peak of {gpu.slug}"
+        )
+    mfu = flops / one.step_time_s / gpu.peak_bf16_flops
+    beyond = _beyond(mfu, one.problem, one.configuration, profile)
+    return f"run {called(one)} is left out: {one.step_time_s:.4g} s is {beyond}" if beyond else None
+
+
+def _model_flops(problem: Problem, configuration: Configuration) -> float:
+    """The model's FLOPs of one step on one GPU."""
+    seq, frozen = problem.workload.seq_length, problem.workload.lora_rank > 0
+    sequences = configuration.global_batch_size / configuration.num_gpus
+    return problem.model.model_flops_per_token(seq, frozen=frozen) * seq * sequences
+
+
+def record_of(stack: str, workload: Workload) -> Record:
+    """The highest MFU that the catalogued runs of a stack reach in the workload's precision."""
+    records, bits = _records(), _bits(workload)
+    return records.get((stack, bits)) or records["", bits]
+
+
+def _bits(workload: Workload) -> int:
+    """Of the operands of the linear layers: 16, 8 or 4."""
+    if workload.framework_options.get("precision_recipe") == "nvfp4":
+        return 4
+    return 8 if workload.precision == "fp8" else 16
+
+
+@cache
+def _records() -> Mapping[tuple[str, int], Record]:
+    """The records by stack, "" for all of them, and width of operands in bits."""
+    found: dict[tuple[str, int], Record] = {}
+    for run in read_runs(CATALOG_RUNS):
+        if run.shape is None or not run.measured.step_time_s:
+            continue
+        problem, configuration = run.shape.problem, run.shape.configuration
+        peak = problem.cluster.groups[0].gpu.peak_bf16_flops
+        mfu = _model_flops(problem, configuration) / run.measured.step_time_s / peak
+        for stack, own in ((framework_facts(run.shape.framework).stack, True), ("", False)):
+            key = (stack, _bits(problem.workload))
+            if key not in found or found[key].mfu < mfu:
+                found[key] = Record(run_id=run.run_id, mfu=mfu, of_stack=own)
+    return found
+
+
+def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile: Profile) -> str | None:
+    """What an MFU is beyond, in words; None where it is credible.
+
+    Beyond is more than ``_BEYOND`` times the stack's record and than what the uncalibrated model of the
+    stack, ``profile``, says of the configuration: hardware that nobody has published runs of may do
+    better than every published run, but not than both.
+    """
+    record = record_of(profile.framework.stack, problem.workload)
+    if mfu <= _BEYOND * record.mfu:
+        return None
+    model_mfu = predicted(problem, profile, configuration).mfu
+    if mfu <= _BEYOND * model_mfu:
+        return None
+    whose = f"under {profile.framework.stack}" if record.of_stack else "under any software stack"
+    return (
+        f"{mfu:.0%} MFU; the best catalogued run {whose} ({record.run_id}) reached {record.mfu:.0%}, and "
+        f"{model_mfu:.0%} is expected here uncalibrated"
+    )
+
+
+def require_credible(
+    problem: Problem, profile: Profile, found: Sequence[tuple[Configuration, Prediction]]
+) -> None:
+    """Refuse a calibration under which a plan would be faster than its software stack has ever been.
+
+    Raises:
+        InvalidProblemError: at ``/profile``, with the runs that the calibration learnt from.
+    """
+    if profile.uncalibrated is None:
+        return
+    for configuration, prediction in found:
+        beyond = _beyond(prediction.mfu, problem, configuration, profile.uncalibrated)
+        if beyond is None:
+            continue
+        some, more = profile.learnt_from[:_MOST_RUNS_NAMED], len(profile.learnt_from) - _MOST_RUNS_NAMED
+        runs = ", ".join(some) + (f" and {more} more" if more > 0 else "")
+        message = f"the calibration on {f'runs {runs}' if runs else 'runs that it does not name'}"
+        raise InvalidProblemError.of(
+            "/profile", f"{message} predicts {prediction.step_time_s:.4g} s a step, {beyond}"
+        )
+
+
+def called(one: Observation) -> str:
+    """A run's name, printable and short."""
+    return "".join(char if char.isprintable() else "?" for char in one.name[:_MAX_SHOWN])
+
+
+def contradictions(
+    observations: Sequence[Observation],
+    features: FloatArray,
+    leave_one_out: FloatArray,
+    *,
+    words: tuple[str, str] = ("slower", "faster"),
+) -> list[str]:
+    """Runs that the others do not explain, with the most alike run where there is one.
+
+    ``words`` say more and less of what was measured.
+    """
+    findings = []
+    apart = np.sqrt(((features[:, None, :] - features[None, :, :]) ** 2).sum(axis=2))
+    np.fill_diagonal(apart, np.inf)
+    worst = [int(i) for i in np.argsort(-np.abs(leave_one_out)) if abs(leave_one_out[i]) > _CONTRADICTS]
+    for index in worst[:_MAX_NAMED]:
+        twin = int(apart[index].argmin())
+        way = words[0] if leave_one_out[index] > 0 else words[1]
+        text = f"run {called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {way} than "
+        if apart[index, twin] < _TWINS:
+            text += f"the other runs say; the most alike is {called(observations[twin])}"
+        else:
+            text += "the other runs say"
+        findings.append(text)
+    return findings
+
+
+def constants_at_bounds(
+    constants: Constants, offsets: Mapping[str, float], widths: Mapping[str, float]
+) -> list[str]:
+    """Constants that the runs drove to a physical bound, or far from every stack's."""
+    findings = []
+    for name, offset in offsets.items():
+        own = getattr(constants, name)
+        value = own * exp(offset)
+        upper, lower = UPPER_BOUNDS.get(name, np.inf), LOWER_BOUNDS.get(name, 0.0)
+        if abs(offset) > _BARELY and value >= upper > own:
+            findings.append(f"{name} was driven to its physical bound {upper:g}")
+        elif abs(offset) > _BARELY and value <= lower < own:
+            findings.append(f"{name} was driven to its physical bound {lower:g}")
+        elif abs(offset) > _FAR * widths[name]:
+            findings.append(
+                f"{name} came out {exp(offset):.2g} times its stack's value, which no other cluster needs"
+            )
+    return findings
+
+
+MOST_RUNS = 512  # learnt from at once: more cost minutes and tell next to nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One calibrated quantity: the offsets of its constants and what is left over."""
+
+    offsets: dict[str, float]
+    log_sds: dict[str, float]
+    left: Left
+    findings: tuple[str, ...]
+
+
+def default_profile_of(one: Observation) -> Profile:
+    """The uncalibrated profile of an observation."""
+    return default_profile(one.problem.cluster, one.framework)
+
+
+def calibrate(
+    observations: Sequence[Observation], *, cluster: str, profile_of: ProfileOf = default_profile_of
+) -> Calibration:
+    """Learn one cluster from its runs.
+
+    Args:
+        observations: runs of one cluster; those with a step time teach time, those with a peak or
+            that ran out of memory teach memory; their order changes nothing.
+        cluster: what to call it.
+        profile_of: the uncalibrated profile of an observation.
+
+    Raises:
+        InvalidProblemError: there is no run, or none is possible.
+    """
+    possible, reasons = _to_learn_from(observations, profile_of)
+    timed = [one for one in possible if one.step_time_s is not None]
+    time = _time_part(timed, profile_of) if timed else None
+    memory = _memory_part(possible, profile_of)
+    return Calibration(
+        cluster=cluster,
+        stack=_stack_of(possible, profile_of),
+        gpu=profile_of(possible[0]).group.gpu.slug,
+        num_runs=len(timed),
+        log_offsets=(time.offsets if time else {}) | (memory.offsets if memory else {}),
+        log_sds=(time.log_sds if time else {}) | (memory.log_sds if memory else {}),
+        residual=time.left.residual if time else None,
+        memory_residual=memory.left.residual if memory else None,
+        log_memory_sigma=memory.left.typical_sigma if memory else None,
+        findings=(
+            *reasons,
+            *(time.findings if time else ()),
+            *(memory.findings if memory else ()),
+        ),
+        runs=tuple(called(one) for one in possible),
+    )
+
+
+def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
+    """The software stack of all runs.
+
+    Raises:
+        InvalidProblemError: there are several; offsets of one stack's constants say nothing of another's.
+    """
+    stacks = {profile_of(one).framework.stack: called(one) for one in reversed(possible)}
+    if len(stacks) > 1:
+        named = ", ".join(f"{stack} (run {run})" for stack, run in sorted(stacks.items()))
+        message = f"the runs are of several software stacks: {named}; give each a cluster name of its own"
+        raise InvalidProblemError.of("/runs/framework_family", message, allowed="runs of one stack")
+    return next(iter(stacks))
+
+
+def _to_learn_from(
+    observations: Sequence[Observation], profile_of: ProfileOf
+) -> tuple[list[Observation], tuple[str, ...]]:
+    """The runs in the order of their names without those that cannot be, and why others are left out.
+
+    Raises:
+        InvalidProblemError: none is left.
+    """
+    ordered = sorted(observations, key=lambda one: (one.name, repr(one)))
+    refused = [(one, impossible(one, profile_of(one))) for one in ordered]
+    reasons = tuple(reason for _, reason in refused if reason)
+    possible = [one for one, reason in refused if reason is None]
+    if not possible:
+        raise InvalidProblemError.of("/runs", reasons[0] if reasons else "there is no run to learn from")
+    if len(possible) <= MOST_RUNS:
+        return possible, reasons
+    drawn = np.unique(np.linspace(0, len(possible) - 1, MOST_RUNS).astype(np.int64))
+    more = f"learnt from {MOST_RUNS} of {len(possible)} runs, evenly drawn by name"
+    return [possible[i] for i in drawn], (*reasons, more)
+
+
+def _features(observations: Sequence[Observation]) -> FloatArray:
+    """Features of all runs, (K, F)."""
+    return np.stack([features_of(one.problem, one.configuration) for one in observations])
+
+
+def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
+    """Constants and residual of the step time.
+
+    Fitted on the closed form of the step; what the event simulation differs by at the stack's
+    constants is kept as a fixed correction of each run.
+    """
+    names = tuple(TIME_WIDTHS)
+    batches = batches_of(timed, profile_of)
+    closed = log_step_s(batches, names, np.zeros((1, len(names))))[0]
+    blind = [predict(one.problem, profile_of(one), one.configuration) for one in timed]
+    exact = np.log([prediction.step_time_s for prediction in blind])
+
+    def evaluate(offsets: FloatArray) -> FloatArray:
+        return np.asarray(log_step_s(batches, names, offsets) + (exact - closed))
+
+    measured = np.log([one.step_time_s or 1.0 for one in timed])
+    sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
+    return _part(
+        _Evidence(evaluate=evaluate, measured=measured, runs=timed, profile=profile_of(timed[0])),
+        widths=TIME_WIDTHS,
+        prior=TIME_PROCESS,
+        spread=spread_of("time", float(np.median(sigmas))),
+    )
+
+
+def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Part | None:
+    """Constants and residual of the peak memory; None when no run tells anything.
+
+    A run that ran out of memory tells that its peak is above the limit, and nothing where that is
+    what was predicted anyway.
+    """
+    told = [memory_observation(one, profile_of) for one in possible]
+    known = [one for one in told if one is not None and one.peak_memory_bytes]
+    if not known:
+        return None
+    names = tuple(MEMORY_WIDTHS)
+    batches = batches_of(known, profile_of)
+    profile = profile_of(known[0])
+    return _part(
+        _Evidence(
+            evaluate=lambda offsets: log_peak_bytes(batches, names, offsets),
+            measured=np.log([one.peak_memory_bytes or 1.0 for one in known]),
+            runs=known,
+            profile=profile,
+            words=("larger in memory", "smaller in memory"),
+        ),
+        widths=MEMORY_WIDTHS,
+        prior=MEMORY_PROCESS,
+        spread=spread_of("memory", profile.log_memory_sigma),
+    )
+
+
+def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
+    """The run as its memory is to be judged; None when it tells nothing."""
+    if one.peak_memory_bytes is None and not one.out_of_memory:
+        return None
+    prediction = predict(one.problem, profile_of(one), one.configuration)
+    judged_as = memory_configuration(one.configuration, prediction, recompute_known=one.recompute_known)
+    judged = replace(one, configuration=judged_as)
+    if one.peak_memory_bytes is not None:
+        return judged
+    limit = memory_limit_bytes(one.problem)
+    if prediction.peak_memory_bytes >= limit:
+        return None
+    return replace(judged, peak_memory_bytes=float(limit), memory_kind="device", memory_rank="worst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """Runs, what they measured, and how to predict it."""
+
+    evaluate: Evaluate
+    measured: FloatArray
+    runs: Sequence[Observation]
+    profile: Profile
+    words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
+
+
+def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, spread: Spread) -> _Part:
+    """Fit one quantity and judge the outcome."""
+    points = _features(evidence.runs)
+    found = fit(
+        evidence.evaluate,
+        evidence.measured,
+        points,
+        widths=tuple(widths.values()),
+        box=Box.of(evidence.profile.constants, tuple(widths)),
+        prior=prior,
+    )
+    left = left_over(found, points, evidence.measured, spread)
+    offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
+    findings = contradictions(evidence.runs, points, left.leave_one_out, words=evidence.words)
+    findings += constants_at_bounds(evidence.profile.constants, offsets, widths)
+    log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))
+    return _Part(offsets=offsets, log_sds=log_sds, left=left, findings=tuple(findings))

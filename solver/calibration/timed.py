@@ -1,0 +1,375 @@
+"""A profile with what was timed on the machine: layers as they are, constants fitted on all of it.
+
+Timed operators set the levels of the operator tables: the median of timed over priced seconds. Each
+pass of each timed layer is then an observation of the same maximum-a-posteriori fit that learns from
+whole runs. Timed layers are priced as they were timed (``meshwright.solver.cost.timed_layers``); the
+constants
+carry what was learnt to everything else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp
+from statistics import median
+from typing import cast
+
+import numpy as np
+
+from meshwright.profiles.calibration import bounded
+from meshwright.profiles.collectives.measured import MeasuredLink
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measured.collectives import link_of
+from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers, Part
+from meshwright.profiles.measured.profile import MeasuredProfile
+from meshwright.profiles.profile import Constants, Profile
+from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, fit
+from meshwright.solver.calibration.observations import with_offsets
+from meshwright.solver.configuration import Columns, Configuration, FloatArray
+from meshwright.solver.cost.compute import Gemm, PassSeconds, core_attention, gemm_seconds
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem
+
+# --------------------------------------------------------------------------------------------------
+# Timings of one kind each, and how the cost model prices them under any constants.
+
+
+MAX_OF_A_KIND = 48  # more of one operator and pass tell the constants nothing new
+_STREAMED_BYTES = 1e7  # smaller memory-bound operators time a kernel's launch, not the memory
+
+Predict = Callable[[Problem, Columns, Profile, int], FloatArray]  # the last: sets of constants
+_Sides = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedKind:
+    """Timings of one operator and pass."""
+
+    operator: str  # of layers: the part
+    kind: str  # forward_s, backward_s, optimizer_s of layers; the pass of operators
+    rows: Columns
+    seconds: FloatArray
+    predict: Predict
+
+
+def _rows(shards: Sequence[tuple[int, int]], *, expert_parallel_size: int = 1) -> Columns:
+    """One rank's rows: (tensor parallel size, micro-batch)."""
+    return Columns.of(
+        [
+            Configuration(
+                tensor_parallel_size=tp,
+                expert_parallel_size=expert_parallel_size,
+                expert_tensor_parallel_size=tp if expert_parallel_size > 1 else 1,
+                micro_batch_size=micro_batch,
+                stage_layers=(1,),
+            )
+            for tp, micro_batch in shards
+        ]
+    )
+
+
+def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[TimedKind]:
+    """Both passes of every timed part, and its optimizer step; ``most`` of each, evenly drawn."""
+    kinds = []
+    for part in sorted({time.part for time in layers.times}):
+        for name in ("forward_s", "backward_s", "optimizer_s"):
+            timed = [time for time in layers.times if time.part == part and getattr(time, name)]
+            timed = timed[:: -(-len(timed) // most)] if timed and most else timed
+            if timed:
+                shards = [(time.tensor_parallel_size, time.micro_batch_size) for time in timed]
+                rows = _rows(shards, expert_parallel_size=layers.expert_parallel_size)
+                seconds = np.array([getattr(time, name) for time in timed])
+                predict = _layer_price(part, name)
+                kinds.append(
+                    TimedKind(operator=part, kind=name, rows=rows, seconds=seconds, predict=predict)
+                )
+    return kinds
+
+
+def _layer_price(part: Part, name: str) -> Predict:
+    """How one pass of a part is priced."""
+
+    def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
+        prices = price(problem, rows, profile)
+        layout = LayerLayout.of(problem.model)
+        place = {"embedding": -2, "head": -1}.get(part, 0) or layout.kinds.index(part)
+        by_part = {
+            "forward_s": prices.forward_s,
+            "backward_s": prices.backward_s,
+            "optimizer_s": prices.tail_breakdown_s["optimizer"],
+        }
+        return np.asarray(by_part[name][:, place])
+
+    return predict
+
+
+def operator_kinds(measured: MeasuredProfile) -> list[TimedKind]:
+    """Matrix products, attention and memory-bound operators, by pass."""
+    return [*_gemm_kinds(measured), *_attention_kinds(measured), *_memory_kinds(measured)]
+
+
+def _kind(
+    operator: str, name: str, timed: Sequence[tuple[_Sides, float]], predict: Predict
+) -> list[TimedKind]:
+    """The timings as one kind; none where there is nothing."""
+    if not timed:
+        return []
+    shards = [(s.get("tensor_parallel_size", 1), s.get("micro_batch_size", 1)) for s, _ in timed]
+    seconds = np.array([value for _, value in timed])
+    return [TimedKind(operator=operator, kind=name, rows=_rows(shards), seconds=seconds, predict=predict)]
+
+
+def _timed(measured: MeasuredProfile, group: str) -> dict[str, list[tuple[_Sides, float]]]:
+    """Shapes and seconds by pass; ``backward`` is the sum of both gradients where those were timed."""
+    by_task: dict[str, tuple[_Sides, dict[str, float]]] = {}
+    for one in measured.measurements:
+        if one.group == group and one.timing.median_s > 0:
+            passes = by_task.setdefault(one.task, (dict(one.shape), {}))[1]
+            passes[one.kind] = one.timing.median_s
+    found: dict[str, list[tuple[_Sides, float]]] = defaultdict(list)
+    for shape, passes in by_task.values():
+        if {"input_gradient", "weight_gradient"} <= passes.keys():
+            passes["backward"] = passes["input_gradient"] + passes["weight_gradient"]
+        for name in {"forward", "backward"} & passes.keys():
+            found[name].append((shape, passes[name]))
+    return {name: values[:: -(-len(values) // MAX_OF_A_KIND)] for name, values in sorted(found.items())}
+
+
+def _pass(seconds: PassSeconds, name: str) -> FloatArray:
+    return seconds.forward if name == "forward" else seconds.backward
+
+
+def _gemm_kinds(measured: MeasuredProfile) -> list[TimedKind]:
+    """Products of (m, k) by (k, n), forward and both gradients together."""
+
+    def predict_of(name: str, timed: Sequence[tuple[_Sides, float]]) -> Predict:
+        names = ("m", "n", "k", "experts")
+        sides = [np.array([float(shape.get(side, 1)) for shape, _ in timed]) for side in names]
+
+        def predict(problem: Problem, rows: Columns, profile: Profile, sets: int) -> FloatArray:
+            ctx = context_of(problem, rows, profile)
+            m, n, k, count = (np.tile(side, sets) for side in sides)
+            gemm = Gemm(m=m, n=n, k=k, count=count, grouped=bool(count.max() > 1))
+            return _pass(gemm_seconds(ctx, [gemm], ctx.linear_precision), name)
+
+        return predict
+
+    kinds = []
+    for name, timed in _timed(measured, "gemm").items():
+        for grouped in (False, True):
+            mine = [(s, value) for s, value in timed if (s.get("experts", 1) > 1) == grouped]
+            kinds += _kind("gemm", name, mine, predict_of(name, mine))
+    return kinds
+
+
+def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
+    """Core attention of a shard's heads."""
+
+    def predict_of(name: str) -> Predict:
+        def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
+            return _pass(core_attention(context_of(problem, rows, profile)), name)
+
+        return predict
+
+    timed = _timed(measured, "attention")
+    return [kind for name in timed for kind in _kind("attention", name, timed[name], predict_of(name))]
+
+
+def _memory_kinds(measured: MeasuredProfile) -> list[TimedKind]:
+    """Memory-bound operators: their least traffic over the bandwidth that is reached."""
+    large = [
+        one
+        for one in measured.measurements
+        if one.group == "memory_bound" and one.moved_bytes >= _STREAMED_BYTES and one.timing.median_s > 0
+    ]
+    large = large[:: -(-len(large) // MAX_OF_A_KIND)] if large else []
+    moved = np.array([one.moved_bytes for one in large])
+
+    def predict(problem: Problem, rows: Columns, profile: Profile, sets: int) -> FloatArray:
+        return np.asarray(np.tile(moved, sets) / context_of(problem, rows, profile).hbm_bytes_per_s)
+
+    return _kind("memory_bound", "both", [(dict(one.shape), one.timing.median_s) for one in large], predict)
+
+
+NAMES = (
+    "gemm", "attention", "grouped_gemm", "permute_bytes", "score_gemm", "score_bytes", "hbm", "elementwise",
+    "loss_bytes", "floor_s", "floor_moe", "update_bytes",
+)  # fmt: skip
+OF_COLLECTIVES = ("collective_latency_s", "fast_link")
+LEVELS = {"gemm": "gemm", "attention": "attention", "memory_bound": "hbm"}  # constant of each operator
+# A layer of another code than the stack's is off by its own fusing; 10 % is no outlier.
+LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5, noise_freedom=0.5)
+_INSTANT_BYTES_PER_S = 1e30
+CPU = "cpu"  # architecture of what the catalog has for runs without a GPU
+
+
+def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile) -> Profile:
+    """The profile of ``problem`` with the layers and operators of a measured profile.
+
+    Raises:
+        InvalidProblemError: it was measured on a CPU or another GPU, or holds nothing that is priced.
+    """
+    _require_gpu(profile, measured)
+    layers = MeasuredLayers.of(measured)
+    operators = operator_kinds(measured) if measured.subject.dtype != "fp32" else []
+    link = link_of(measured)
+    if not operators and not layers and link is None:
+        raise InvalidProblemError.of("/measurements", "nothing that is priced was timed")
+    asked = _asked(problem, measured)
+    profile = _with_network(profile, link)
+    profile = replace(profile, constants=_at_levels(operators, asked, profile))
+    constants = profile.constants
+    if layers:
+        settled = {LEVELS[kind.operator] for kind in operators}
+        free = (*NAMES, *(OF_COLLECTIVES if layers.with_collectives else ()))
+        names = tuple(name for name in free if name not in settled)
+        constants = _fitted(layers, asked, profile, names)
+    count, what = (len(layers.times), "layers") if layers else (len(measured.measurements), "operators")
+    return replace(
+        profile,
+        constants=constants,
+        layers=_with_ratios(layers, asked, replace(profile, constants=constants)) if layers else None,
+        title=profile.title.replace("uncalibrated", f"with {count} timed {what}"),
+    )
+
+
+def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
+    """The problem as the timings pose it: their model and sequence length, 16 bits where it may."""
+    subject, workload = measured.subject, problem.workload
+    options = {
+        name: value for name, value in workload.framework_options.items() if name != "precision_recipe"
+    }
+    precision = workload.precision if workload.precision in ("bf16", "fp16") else subject.dtype
+    return replace(
+        problem,
+        model=subject.model,
+        workload=replace(
+            workload, seq_length=subject.seq_length, precision=precision, framework_options=options
+        ),
+    )
+
+
+def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
+    """The profile whose collectives are corrected by those that were timed."""
+    if link is None:
+        return profile
+    before = profile.group.measured
+    both = link if before is None else before.with_curves(link.curves, source=link.source)
+    return replace(profile, group=replace(profile.group, measured=both))
+
+
+def _require_gpu(profile: Profile, measured: MeasuredProfile) -> None:
+    """Refuse timings of another machine."""
+    ours, theirs = profile.group.gpu.slug, measured.machine.gpu
+    if (measured.machine.kind == "cpu") != (profile.group.gpu.architecture == CPU):
+        if profile.group.gpu.architecture == CPU:
+            raise InvalidProblemError.of("/machine/kind", f"was measured on a GPU, not on {ours}")
+        raise InvalidProblemError.of("/machine/kind", "was measured on a CPU, which prices no GPU")
+    if theirs is not None and theirs != ours:
+        raise InvalidProblemError.of("/machine/gpu", f"was measured on {theirs}, not on {ours}")
+
+
+def _at_levels(operators: Sequence[TimedKind], problem: Problem, profile: Profile) -> Constants:
+    """The constants with the levels that timed operators reach: medians of priced over timed seconds."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for kind in operators:
+        ratios[LEVELS[kind.operator]] += (
+            kind.predict(problem, kind.rows, profile, 1) / kind.seconds
+        ).tolist()
+    values = {
+        name: bounded(name, getattr(profile.constants, name) * median(found))
+        for name, found in ratios.items()
+    }
+    return replace(profile.constants, **values)
+
+
+def _fitted(
+    layers: MeasuredLayers, problem: Problem, profile: Profile, names: tuple[str, ...]
+) -> Constants:
+    """The constants of the profile, the named ones fitted again on all timed layers."""
+    widths = [TIME_WIDTHS[name] for name in names]
+    kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, inside=layers.with_collectives)
+
+    def evaluate(offsets: FloatArray) -> FloatArray:
+        sets = len(offsets)
+        columns = []
+        for kind in kinds:
+            n = len(kind.rows)
+            constants = with_offsets(base.constants, names, offsets, n)
+            rows = kind.rows.take(np.tile(np.arange(n), sets))
+            seconds = kind.predict(problem, rows, replace(base, constants=constants), sets)
+            columns.append(np.log(seconds).reshape(sets, n))
+        return np.concatenate(columns, axis=1)
+
+    found = fit(
+        evaluate,
+        np.log(np.concatenate([kind.seconds for kind in kinds])),
+        np.concatenate([_features(index, kind.rows) for index, kind in enumerate(kinds)]),
+        widths=widths,
+        box=_within(Box.of(profile.constants, names), widths),
+        prior=LAYER_PROCESS,
+    )
+    values = {
+        name: bounded(name, getattr(profile.constants, name) * exp(float(offset)))
+        for name, offset in zip(names, found.offsets, strict=True)
+    }
+    return replace(profile.constants, **values)
+
+
+def _within(box: Box, widths: Sequence[float]) -> Box:
+    """The box, no wider than three prior widths: beyond, layers were timed in another precision or code."""
+    most = 3.0 * np.asarray(widths)
+    return Box(lower=np.maximum(box.lower, -most), upper=np.minimum(box.upper, most))
+
+
+def _alone(profile: Profile, *, inside: bool) -> Profile:
+    """The profile without what no timing saw: residuals, and collectives unless they were inside."""
+    alone = replace(profile, residual=None, memory_residual=None, layers=None)
+    if inside:
+        return alone
+    group, constants = profile.group, replace(profile.constants, collective_latency_s=0.0)
+    fast = replace(group.intra_node, bytes_per_s=_INSTANT_BYTES_PER_S)
+    slow = replace(group.inter_node, bytes_per_s=_INSTANT_BYTES_PER_S)
+    return replace(
+        alone, constants=constants, group=replace(group, intra_node=fast, inter_node=slow, measured=None)
+    )
+
+
+def _with_ratios(
+    layers: MeasuredLayers | None, problem: Problem, profile: Profile
+) -> MeasuredLayers | None:
+    """The layers with what they take over their price under the fitted constants."""
+    if layers is None:
+        return None
+    base = _alone(profile, inside=layers.with_collectives)
+    logs: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
+    for kind in layer_kinds(layers):
+        left = np.log(kind.seconds / kind.predict(problem, kind.rows, base, 1))
+        shards = zip(kind.rows.tensor_parallel_size, kind.rows.micro_batch_size, left, strict=True)
+        for tp, micro_batch, one in shards:
+            logs[(cast("Part", kind.operator), int(tp), int(micro_batch))][kind.kind] = float(one)
+    ratios = tuple(
+        LayerRatio(
+            part=part,
+            tensor_parallel_size=tp,
+            micro_batch_size=micro_batch,
+            forward=exp(passes.get("forward_s", 0.0)),
+            backward=exp(passes.get("backward_s", 0.0)),
+        )
+        for (part, tp, micro_batch), passes in sorted(logs.items())
+    )
+    return replace(layers, ratios=ratios)
+
+
+def _features(index: int, rows: Columns) -> FloatArray:
+    """Where observations stand: kinds far apart, shards and micro-batches by their logarithms."""
+    places = (
+        np.full(len(rows), 10.0 * index),
+        np.log2(rows.tensor_parallel_size),
+        np.log2(rows.micro_batch_size),
+    )
+    return np.stack(places, axis=1)

@@ -1,0 +1,185 @@
+"""The clock of one search: its deadline, its reports, and who may stop it.
+
+Long array work does not pass the clock along: it calls ``look`` between two pieces of at most a quarter of
+a second. Work that runs inside ``with watch.cut()`` ends there when the time is over; elsewhere ``look``
+does nothing. A watch that is made inside such a block ends with it at the latest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+from meshwright.solver.problem import OnProgress, Progress, ShouldStop
+
+_REPORT_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.002  # looks that come sooner cost a tenth of a look
+
+
+class OutOfTime(Exception):  # noqa: N818 - not an error: the time is over
+    """The watch that this work runs under is over; ``Watch.cut`` catches it."""
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A caller's wish to stop, with the moment at which it was first heard."""
+
+    asked: ShouldStop
+    heard_s: float = math.inf  # of the monotonic clock
+
+    def __call__(self) -> bool:
+        """Whether the caller asked; stays true once it did."""
+        if self.heard_s == math.inf and self.asked():
+            self.heard_s = time.monotonic()
+        return self.heard_s < math.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Time, progress and interruption of one search."""
+
+    time_limit_s: float
+    on_progress: OnProgress | None = None
+    should_stop: ShouldStop | None = None
+    stopped: bool = False  # the time limit or the caller ended the search
+    _outer: Watch | None = field(default_factory=lambda: _RUNNING.get())  # noqa: PLW0108 - defined below
+    _last: Progress | None = None
+    _start_s: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - a test may set another clock
+    _reported_s: float = -1.0
+    quiet_until_s: float = 0.0  # until then ``look`` takes the time to be left
+
+    def __post_init__(self) -> None:
+        """Remember when the caller asks to stop; watches that share ``should_stop`` share that moment."""
+        if self.should_stop is not None and not isinstance(self.should_stop, _Stop):
+            self.should_stop = _Stop(self.should_stop)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._start_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time limit."""
+        left_s = max(self.time_limit_s - self.elapsed_s, 0.0)
+        return left_s if self._outer is None else min(left_s, self._outer.left_s)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a report would be passed on now."""
+        return self.on_progress is not None and self.elapsed_s - self._reported_s >= _REPORT_EVERY_S
+
+    def interrupted(self, reserve_s: float = 0.0) -> bool:
+        """Whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""
+        if not self.stopped:
+            asked = self.should_stop is not None and self.should_stop()
+            asked = asked or (self._outer is not None and self._outer.interrupted())
+            self.stopped = asked or self.left_s <= min(reserve_s, self.time_limit_s / 2.0)
+        return self.stopped
+
+    def at_least(self, seconds: float) -> Watch:
+        """The same clock, for what an answer cannot do without: so long it hears neither limit nor stop."""
+
+        def asked() -> bool:
+            return self.elapsed_s > seconds and self.should_stop is not None and self.should_stop()
+
+        return Watch(time_limit_s=max(self.left_s, seconds - self.elapsed_s), should_stop=asked)
+
+    def closing(self, seconds: float = 0.5) -> Watch:
+        """The clock of what is said about plans that were found: so long beyond the limit, or a stop.
+
+        All of an answer's end at one moment, however many are made: they do not add up.
+        """
+        stop = self.should_stop
+
+        def over() -> bool:
+            return isinstance(stop, _Stop) and stop() and time.monotonic() - stop.heard_s >= seconds
+
+        return Watch(time_limit_s=max(self.time_limit_s + seconds - self.elapsed_s, 0.0), should_stop=over)
+
+    def cut(self) -> _Cut:
+        """Work that ends where the time does: what comes after its last ``look`` is left out.
+
+        Nothing may be yielded to a caller from inside this block.
+        """
+        return _Cut(self)
+
+    def report(
+        self,
+        stage: str,
+        *,
+        explored: int = 0,
+        total: int = 0,
+        incumbent_s: float | None = None,
+        bound_s: float | None = None,
+        now: bool = False,
+    ) -> None:
+        """Tell the caller how far the search is, a few times a second, or ``now``."""
+        elapsed = self.elapsed_s
+        if self.on_progress is None or (not now and elapsed - self._reported_s < _REPORT_EVERY_S):
+            return
+        self._reported_s = elapsed
+        known = incumbent_s is not None and bound_s is not None
+        self._last = Progress(
+            stage=stage,
+            explored=explored,
+            total=total,
+            incumbent_step_time_s=incumbent_s,
+            bound_step_time_s=bound_s,
+            gap=relative_gap(incumbent_s, bound_s) if known else None,
+            elapsed_s=elapsed,
+        )
+        self.on_progress(self._last)
+
+    def tick(self) -> None:
+        """Say again how far the search was, where long array work has nothing new to tell."""
+        last, elapsed = self._last, self.elapsed_s
+        if self.on_progress is not None and last and elapsed - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = elapsed
+            self.on_progress(replace(last, elapsed_s=elapsed))
+
+
+class _Cut:
+    """The block that ``Watch.cut`` opens."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._before = _RUNNING.set(self._watch)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        _RUNNING.reset(self._before)
+        return isinstance(fault, OutOfTime)
+
+
+_RUNNING: ContextVar[Watch | None] = ContextVar("running", default=None)
+
+
+def look() -> None:
+    """Look at the clock of the ``Watch.cut`` block that this runs in, if there is one.
+
+    Raises:
+        OutOfTime: its time is over, or its caller asked it to stop.
+    """
+    watch = _RUNNING.get()
+    if watch is None:
+        return
+    if not watch.stopped:
+        if (now_s := time.monotonic()) < watch.quiet_until_s:
+            return
+        watch.quiet_until_s = now_s + _LOOK_EVERY_S
+    if watch.interrupted():
+        raise OutOfTime
+
+
+def relative_gap(value: float | None, bound: float | None) -> float | None:
+    """(value - bound) / value, never negative; None where one of them is not known."""
+    if value is None or bound is None or value <= 0.0:
+        return None
+    return max((value - bound) / value, 0.0)

@@ -1,0 +1,249 @@
+"""What plans are ranked by, as seconds: ``scale * step + offset`` with constants of each row.
+
+Every objective is such a line in the step time of a row, so that every bound on the step time is a bound
+on the objective, and the closed form, CP-SAT and the simulation rank by it without a change:
+  step_time              step; with several global batches, of the same number of sequences
+  tokens_per_s_per_gpu   step * GPUs / tokens: GPU seconds of a token
+  gpu_hours_per_token    the same with failures and checkpoints: times the slowdown of so many GPUs
+  energy_per_token       GPUs / tokens * (waiting power * (step - busy) + busy power * busy)
+The numbers are relative to the whole cluster, so that they stay of the size of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.profiles.cluster import HOUR_S, power_of
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import ObjectiveClaim, Outlook, Prediction
+from meshwright.solver.clock import relative_gap
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    PER_STAGE,
+    Columns,
+    Configuration,
+    FloatArray,
+    IntArray,
+)
+from meshwright.solver.cost.pipelines import placed_energy_j
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem, usable_gpus
+
+# --------------------------------------------------------------------------------------------------
+# How long a GPU computes in a step, the mean over all of them: what its energy hangs on.
+
+
+_CHUNK = 16384
+_COMPUTING = ("compute", "recompute")
+
+
+def busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
+    """Computing and recomputing seconds of a step, averaged over the ranks, shape (n,).
+
+    It does not depend on the split where layers are of one kind; where k layers of every chunk are
+    recomputed and layers differ, the cheapest kind is counted.
+    """
+    found = np.zeros(len(columns))
+    for start in range(0, len(columns), _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        found[piece] = _busy_s(problem, profile, columns.take(piece))
+    return found
+
+
+def _busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
+    """The same for a few rows."""
+    prices, layout = price(problem, columns, profile), LayerLayout.of(problem.model)
+    parts = np.concatenate([layout.cumulative[-1], [1, 1]]).astype(np.float64)
+    computing = sum(prices.breakdown_s[name] @ parts for name in _COMPUTING)
+    p, v = columns.pipeline_parallel_size, columns.virtual_pipeline_size
+    replay = prices.replay_s[:, :-2]
+    every = replay @ parts[:-2]
+    counts = np.where(columns.recompute_layers == PER_STAGE, 0, columns.recompute_layers)  # at least none
+    some = counts * p * v * replay.min(axis=1)
+    again = np.where(columns.recompute_layers == ALL_LAYERS, every, some)
+    return np.asarray(columns.num_microbatches * (computing + again) / p)
+
+
+DAY_S = 86400.0
+# What a checkpoint holds of a weight: itself in 2 bytes, an fp32 copy and two fp32 moments.
+CHECKPOINT_BYTES_PER_WEIGHT = 14.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """Constants of every row, shape (n,)."""
+
+    scale: FloatArray
+    offset: FloatArray
+    most_s: FloatArray  # longest step that meets the deadline; +inf without one
+
+    @property
+    def latest(self) -> FloatArray:
+        """The largest objective that meets the deadline."""
+        return self.scale * self.most_s + self.offset
+
+
+def is_plain(problem: Problem) -> bool:
+    """Whether plans are ranked by their step alone."""
+    options = problem.options
+    return options.objective == "step_time" and options.deadline_days is None and not options.batch_sizes
+
+
+def is_weighed_by_kind(problem: Problem) -> bool:
+    """Whether rows with the same GPUs and batch have the same weights, however they recompute."""
+    return problem.options.objective != "energy_per_token"
+
+
+def slowdown(problem: Problem, num_gpus: int) -> float:
+    """Time of a run on so many GPUs over the time of its steps: failures, restarts, checkpoints."""
+    written = CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()
+    return problem.options.reliability.slowdown(written, num_gpus)
+
+
+def _slowdowns(problem: Problem, num_gpus: IntArray) -> FloatArray:
+    """The same for every row."""
+    counts, which = np.unique(num_gpus, return_inverse=True)
+    return np.array([slowdown(problem, int(count)) for count in counts], dtype=np.float64)[which]
+
+
+def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighing:
+    """The objective and the deadline of a request for every row.
+
+    Raises:
+        InvalidProblemError: energy is asked for of a GPU whose power nobody stated.
+    """
+    name, count = problem.options.objective, columns.num_gpus
+    sequences = columns.global_batch_size.astype(np.float64)
+    scale = problem.workload.global_batch_size / sequences
+    offset = np.zeros(len(columns))
+    if name != "step_time":
+        scale = scale * count / usable_gpus(problem)
+    if name == "gpu_hours_per_token":
+        scale = scale * _slowdowns(problem, count) / slowdown(problem, usable_gpus(problem))
+    if name == "energy_per_token":
+        power = power_of(profile.group.gpu)
+        offset = scale * (1.0 - power.waiting_w / power.busy_w) * busy_s(problem, profile, columns)
+        scale = scale * power.waiting_w / power.busy_w
+    return Weighing(scale=scale, offset=offset, most_s=_most_s(problem, columns, sequences))
+
+
+def _most_s(problem: Problem, columns: Columns, sequences: FloatArray) -> FloatArray:
+    """The longest step with which all tokens are seen before the deadline, interruptions counted."""
+    days, tokens = problem.options.deadline_days, problem.options.total_tokens
+    if days is None or tokens is None:
+        return np.full(len(columns), np.inf)
+    steps = np.ceil(tokens / (sequences * problem.workload.seq_length))
+    return np.asarray(days * DAY_S / steps / _slowdowns(problem, columns.num_gpus))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a plan means for the whole run: goodput, days, GPU hours, energy, money.
+
+
+UNITS = {
+    "step_time": "s",
+    "tokens_per_s_per_gpu": "tokens/s/GPU",
+    "gpu_hours_per_token": "GPU h/token",
+    "energy_per_token": "J/token",
+}
+
+
+def is_asked_for(problem: Problem) -> bool:
+    """Whether a request looks beyond one step."""
+    options = problem.options
+    asked = (options.total_tokens, options.deadline_days, options.gpu_hour_price)
+    return options.objective != "step_time" or any(value is not None for value in asked)
+
+
+def outlook_of(
+    problem: Problem, profile: Profile, config: Configuration, prediction: Prediction
+) -> Outlook:
+    """The run that a configuration makes; without a known power no energy."""
+    options, gpus, step_s = problem.options, config.num_gpus, prediction.step_time_s
+    tokens = config.global_batch_size * problem.workload.seq_length
+    slower, written = slowdown(problem, gpus), CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()
+    hours = gpus * step_s * slower / HOUR_S / tokens
+    days = None
+    if options.total_tokens is not None:
+        days = float(np.ceil(options.total_tokens / tokens)) * step_s * slower / DAY_S
+    cost = None
+    if options.gpu_hour_price is not None and days is not None:
+        cost = days * DAY_S / HOUR_S * gpus * options.gpu_hour_price
+    return Outlook(
+        num_gpus=gpus,
+        goodput=1.0 / slower,
+        checkpoint_interval_s=options.reliability.interval_s(written, gpus),
+        gpu_hours_per_token=hours,
+        energy_per_token_j=_energy_j(problem, profile, config, step_s),
+        days=days,
+        cost=cost,
+    )
+
+
+def _energy_j(problem: Problem, profile: Profile, config: Configuration, step_s: float) -> float | None:
+    """Joules of the GPUs for each token; None where no power is known."""
+    tokens = config.global_batch_size * problem.workload.seq_length
+    if config.is_placed:
+        placed = placed_energy_j(problem, profile, config, step_s)
+        return None if placed is None else placed / tokens
+    if not profile.group.gpu.power_watts:
+        return None
+    power = power_of(profile.group.gpu)
+    busy = float(busy_s(problem, profile, Columns.of([config]))[0])
+    joules = power.waiting_w * step_s + (power.busy_w - power.waiting_w) * busy
+    return config.num_gpus * joules / tokens
+
+
+def natural_objective(
+    problem: Problem, profile: Profile, config: Configuration, prediction: Prediction
+) -> float:
+    """A configuration's objective in its own unit (``UNITS``).
+
+    Raises:
+        InvalidProblemError: energy is asked for of a GPU whose power nobody stated.
+    """
+    name, outlook = problem.options.objective, outlook_of(problem, profile, config, prediction)
+    if name == "tokens_per_s_per_gpu":
+        return prediction.tokens_per_s_per_gpu
+    if name == "gpu_hours_per_token":
+        return outlook.gpu_hours_per_token
+    if name == "energy_per_token":
+        power_of(profile.group.gpu)
+        return outlook.energy_per_token_j or 0.0
+    return prediction.step_time_s
+
+
+def claim_of(
+    problem: Problem, profile: Profile, score_s: float | None, bound_s: float | None
+) -> ObjectiveClaim:
+    """What was proved about the objective, in its own unit."""
+    name = problem.options.objective
+    return ObjectiveClaim(
+        name=name,
+        unit=f"s for {problem.workload.global_batch_size} sequences" if _rates(problem) else UNITS[name],
+        value=_natural(problem, profile, score_s),
+        bound=_natural(problem, profile, bound_s),
+        gap=relative_gap(score_s, bound_s),
+    )
+
+
+def _rates(problem: Problem) -> bool:
+    """Whether steps of different batches are compared."""
+    return problem.options.objective == "step_time" and bool(problem.options.batch_sizes)
+
+
+def _natural(problem: Problem, profile: Profile, score_s: float | None) -> float | None:
+    """A score of the search, seconds relative to the whole cluster, in the objective's unit."""
+    name, gpus = problem.options.objective, usable_gpus(problem)
+    if score_s is None or name == "step_time":
+        return score_s
+    tokens = problem.workload.global_batch_size * problem.workload.seq_length
+    gpu_s_per_token = score_s * gpus / tokens
+    if name == "tokens_per_s_per_gpu":
+        return 1.0 / gpu_s_per_token if gpu_s_per_token > 0.0 else None
+    if name == "energy_per_token":
+        return gpu_s_per_token * power_of(profile.group.gpu).busy_w
+    return gpu_s_per_token * slowdown(problem, gpus) / HOUR_S

@@ -1,0 +1,339 @@
+"""From prices and a split to stage times, stage memory and the closed-form objective.
+
+The one place where parts are added up: the search, the prediction and the independent check all
+call it. Vectorised over rows; ``stage_layers`` is (n, C), zero-padded behind pp * vpp chunks.
+Chunk c of a row sits on pipeline rank ``c mod pp`` (``schedule.rank_of_chunk``); chunk 0 holds the
+embedding, the last one the head. In a chunk the first ``recompute_layers`` layers are the fully
+recomputed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+
+import numpy as np
+
+from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.schedules.schedule import (
+    fill_share,
+    has_v_shape,
+    in_flight,
+    rank_of_chunk,
+    splits_backward,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The interface between the cost model and the search: linear prices of every row.
+#
+# A *row* is one configuration without its split. A *part* is something a pipeline stage can hold: one
+# transformer layer of kind k (parts ``0 … K-1``, kinds in ``layer_kinds`` order), the embedding (part
+# ``K``, first chunk only) or the output head with its loss and multi-token-prediction layers (part ``K +
+# 1``, last chunk only). Once a row is priced, time and memory of any split are sums of part prices; that
+# linearity is what makes the search exact, so nothing non-linear in the split may hide here.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLayout:
+    """Which kind each layer has."""
+
+    kinds: tuple[LayerKind, ...]  # the K kinds that occur
+    cumulative: IntArray  # (L + 1, K): layers of each kind among the first l
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.cumulative) - 1
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> LayerLayout:
+        """The layout of a model."""
+        sequence = model.layer_kinds()
+        kinds = tuple(sorted(set(sequence)))
+        one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
+        zeros = np.zeros((1, len(kinds)), dtype=np.int64)
+        return cls(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPrices:
+    """Prices of n rows over P = K + 2 parts; seconds and bytes, float64, per rank.
+
+    Times are per micro-batch and already hold every exposed collective inside the pipeline
+    (tensor, context, expert, ZeRO-3 gathers) and what selective recomputation replays.
+    """
+
+    # Time by part, shape (n, P).
+    forward_s: FloatArray
+    backward_s: FloatArray
+    replay_s: FloatArray  # added to the backward pass of a fully recomputed layer; 0 for K, K + 1
+    weight_gradient_s: (
+        FloatArray  # of backward_s: what a split backward pass puts off; 0 where none is split
+    )
+    tail_s: FloatArray  # once per step after the last micro-batch: exposed gradient / parameter
+    #                     collectives and the optimizer, by part
+    # Time of the row, shape (n,).
+    transfer_s: FloatArray  # exposed point-to-point time of a chunk, each direction; 0 if pp = 1
+    rank_tail_s: FloatArray  # tail that every rank has whatever it holds (latencies, norms)
+    fixed_s: FloatArray  # once per step
+    straggler: FloatArray  # >= 1; multiplies everything but ``fixed_s``; holds the calibration factor
+    # Memory by part, shape (n, P).
+    weights_bytes: FloatArray
+    gradients_bytes: FloatArray
+    optimizer_bytes: FloatArray
+    activation_bytes: FloatArray  # one micro-batch in flight; head: 0 (see head_workspace_bytes)
+    checkpoint_bytes: FloatArray  # the same for a fully recomputed layer
+    # Memory of the row, shape (n,).
+    head_workspace_bytes: FloatArray  # logits, loss and their gradients: last rank, once
+    replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
+    buffer_bytes: FloatArray  # communication and bucket buffers of a rank
+    context_bytes: FloatArray  # driver context, libraries: outside the framework's allocator
+    reserve: FloatArray  # >= 1; allocator's reserved over allocated bytes
+    # Breakdown of forward_s + backward_s by cause, shape (n, P) each; sums to their sum
+    breakdown_s: dict[str, FloatArray]  # compute, tensor_parallel, context_parallel, …
+    tail_breakdown_s: dict[str, FloatArray]  # data_parallel, optimizer; sums to tail_s
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.transfer_s)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
+        """All rows, one after the other, without their breakdown."""
+        if len(parts) == 1:
+            return replace(parts[0], breakdown_s={}, tail_breakdown_s={})
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        return cls(**arrays, breakdown_s={}, tail_breakdown_s={})
+
+    def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
+        """The rows at ``index``, in that order."""
+        if not isinstance(index, slice):  # ``take`` gathers rows several times faster than brackets
+            index = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        picked = {name: _at(getattr(self, name), index) for name in _ARRAYS}
+        return RowPrices(
+            **picked,
+            breakdown_s={name: _at(value, index) for name, value in self.breakdown_s.items()},
+            tail_breakdown_s={name: _at(value, index) for name, value in self.tail_breakdown_s.items()},
+        )
+
+
+_ARRAYS = tuple(f.name for f in fields(RowPrices) if not f.name.endswith("breakdown_s"))
+
+
+def _at(values: FloatArray, index: IntArray | BoolArray | slice) -> FloatArray:
+    """The rows of ``values`` at ``index``."""
+    return values[index] if isinstance(index, slice) else values.take(index, axis=0)
+
+
+def columns_of(parts: list[FloatArray]) -> FloatArray:
+    """P arrays (n,) as one (n, P)."""
+    return np.stack(parts, axis=1)
+
+
+MEMORY_TERMS = (
+    "weights", "gradients", "optimizer", "activations", "workspace", "buffers", "context", "reserve",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """What each chunk holds; shapes (n, C) or (n, C, P)."""
+
+    valid: BoolArray  # (n, C)
+    rank: IntArray  # (n, C)
+    last: IntArray  # (n,) the last chunk
+    head_rank: IntArray  # (n,) its rank
+    parts: FloatArray  # (n, C, P) number of each part
+    replayed: FloatArray  # (n, C, P) fully recomputed ones among them
+    num_ranks: int  # R, of the longest pipeline
+    regular: bool  # in every row chunk c sits on rank c mod R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Times in seconds and memory in bytes of every rank; shapes (n, C) and (n, R)."""
+
+    chunk_forward_s: FloatArray  # (n, C) one micro-batch, transfer included
+    chunk_backward_s: FloatArray  # (n, C)
+    chunk_weight_s: FloatArray  # (n, C) of the backward pass, the weight gradients; 0 where none is split
+    rank_time_s: FloatArray  # (n, R) forward and backward of one micro-batch, all chunks
+    rank_tail_s: FloatArray  # (n, R)
+    memory_bytes: dict[str, FloatArray]  # (n, R) each, by MEMORY_TERMS
+    rank_valid: BoolArray  # (n, R)
+
+    @property
+    def peak_memory_bytes(self) -> FloatArray:
+        """Memory of every rank, all terms, shape (n, R); 0 where a row has no such rank."""
+        return np.where(self.rank_valid, _total(self.memory_bytes), 0.0)
+
+
+def _total(terms: dict[str, FloatArray]) -> FloatArray:
+    """Sum of all terms."""
+    first, *others = terms.values()
+    total = first.copy()
+    for term in others:
+        total += term
+    return total
+
+
+def chunks_of(
+    columns: Columns, layout: LayerLayout, stage_layers: IntArray, replayed_layers: IntArray | None = None
+) -> Chunks:
+    """Count the parts of every chunk; ``stage_layers`` sums to the number of layers in each row.
+
+    ``replayed_layers`` (n, C) are recomputed where chunks do not all recompute ``recompute_layers``.
+    """
+    p, width = columns.pipeline_parallel_size, stage_layers.shape[1]
+    num_chunks, num_ranks = p * columns.virtual_pipeline_size, int(p.max(initial=1))
+    rank = rank_of_chunk(columns, width)
+    # parts lead in memory, so that the counts of one kind lie together
+    shape = (len(layout.kinds) + 2, *stage_layers.shape)
+    parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
+    most = columns.recompute_layers[:, None] if replayed_layers is None else replayed_layers
+    again = np.minimum(stage_layers, most)
+    parts[..., 0], replayed[..., 0] = stage_layers, again
+    if len(layout.kinds) > 1:  # all layers so far; those of other kinds leave
+        starts = np.cumsum(stage_layers, axis=1) - stage_layers
+        for kind in range(1, len(layout.kinds)):
+            before = layout.cumulative[:, kind].astype(np.float64)
+            first = before[starts]
+            parts[..., kind] = before[starts + stage_layers] - first
+            replayed[..., kind] = before[starts + again] - first
+            parts[..., 0] -= parts[..., kind]
+            replayed[..., 0] -= replayed[..., kind]
+    parts[:, 0, -2] = 1.0
+    parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
+    return Chunks(
+        valid=np.arange(width)[None, :] < num_chunks[:, None],
+        rank=rank,
+        last=num_chunks - 1,
+        head_rank=rank[np.arange(len(p)), num_chunks - 1],
+        parts=parts,
+        replayed=replayed,
+        num_ranks=num_ranks,
+        regular=bool((p == num_ranks).all()) and not has_v_shape(columns),
+    )
+
+
+def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
+    """Add chunk values (n, C), 0 where a row has no chunk, up to ranks (n, R)."""
+    (n, width), num_ranks = values.shape, chunks.num_ranks
+    if chunks.regular:
+        rounds = -(-width // num_ranks)
+        if rounds * num_ranks > width:
+            values = np.pad(values, ((0, 0), (0, rounds * num_ranks - width)))
+        blocks = values.reshape(n, rounds, num_ranks)
+        return reduce(np.add, (blocks[:, number] for number in range(rounds)))
+    flat = (np.arange(n)[:, None] * num_ranks + chunks.rank).ravel()
+    summed = np.bincount(flat, weights=values.ravel(), minlength=n * num_ranks)
+    return summed.astype(np.float64, copy=False).reshape(n, num_ranks)
+
+
+def _layers(counts: list[FloatArray], price: FloatArray) -> FloatArray:
+    """Counts (n, X) of each kind of layer times prices (n, P), summed: (n, X)."""
+    total: FloatArray = counts[0] * price[:, :1]
+    for kind, count in enumerate(counts[1:], start=1):
+        total += count * price[:, kind, None]
+    return total
+
+
+def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> FloatArray:
+    """Layers, the embedding at position 0, and the head at position ``head`` of each row: (n, X)."""
+    total = _layers(counts, price)
+    total[:, 0] += price[:, -2]
+    total[np.arange(len(total)), head] += price[:, -1]
+    return total
+
+
+def _kinds(counts: FloatArray) -> list[FloatArray]:
+    """Counts (n, C, P) by kind of layer."""
+    return [counts[..., kind] for kind in range(counts.shape[2] - 2)]
+
+
+def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
+    """Activations in flight of every rank, (n, R)."""
+    held = in_flight(columns)
+    missing = chunks.valid.shape[1] - held.shape[1]
+    if missing > 0:  # a split may be padded behind the longest row
+        held = np.pad(held, ((0, 0), (0, missing)))
+    replayed = _kinds(chunks.replayed)
+    kept = [part - again for part, again in zip(_kinds(chunks.parts), replayed, strict=True)]
+    each = _whole(kept, prices.activation_bytes, chunks.last)
+    each += _layers(replayed, prices.checkpoint_bytes)
+    each *= held
+    return _by_rank(each, chunks)
+
+
+def _memory(
+    prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
+) -> dict[str, FloatArray]:
+    """Bytes of every rank by term; ``held`` are each rank's layers by kind."""
+    is_last = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
+    head = np.where(is_last, prices.head_workspace_bytes[:, None], 0.0)
+    ones = rank_valid.astype(np.float64)
+    terms = {
+        "weights": _whole(held, prices.weights_bytes, chunks.head_rank),
+        "gradients": _whole(held, prices.gradients_bytes, chunks.head_rank),
+        "optimizer": _whole(held, prices.optimizer_bytes, chunks.head_rank),
+        "activations": _activations(prices, columns, chunks),
+        "workspace": np.maximum(head, prices.replay_workspace_bytes[:, None]) * ones,
+        "buffers": prices.buffer_bytes[:, None] * ones,
+    }
+    allocated = _total(terms)
+    terms["context"] = prices.context_bytes[:, None] * ones
+    terms["reserve"] = allocated * (prices.reserve[:, None] - 1.0)
+    return terms
+
+
+def assemble(
+    prices: RowPrices,
+    columns: Columns,
+    layout: LayerLayout,
+    stage_layers: IntArray,
+    replayed_layers: IntArray | None = None,
+    *,
+    with_memory: bool = True,
+) -> Stages:
+    """Stage times and memory of every row under its split, shapes as in ``Stages``.
+
+    ``replayed_layers`` as in ``chunks_of``; ``with_memory`` false leaves ``memory_bytes`` empty.
+    """
+    chunks = chunks_of(columns, layout, stage_layers, replayed_layers)
+    rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
+    layers, replayed = _kinds(chunks.parts), _kinds(chunks.replayed)
+    transfer = chunks.valid * prices.transfer_s[:, None]
+    forward = _whole(layers, prices.forward_s, chunks.last) + transfer
+    backward = _whole(layers, prices.backward_s, chunks.last)
+    backward += _layers(replayed, prices.replay_s)
+    backward += transfer
+    weight = np.broadcast_to(0.0, forward.shape)
+    if splits_backward(columns).any():
+        weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)
+    held = [_by_rank(count, chunks) for count in layers]
+    tail = _whole(held, prices.tail_s, chunks.head_rank) + prices.rank_tail_s[:, None]
+    return Stages(
+        chunk_forward_s=forward,
+        chunk_backward_s=backward,
+        chunk_weight_s=weight,
+        rank_time_s=_by_rank(forward + backward, chunks),
+        rank_tail_s=tail * rank_valid,
+        memory_bytes=_memory(prices, columns, chunks, held, rank_valid) if with_memory else {},
+        rank_valid=rank_valid,
+    )
+
+
+def objective_s(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArray:
+    """The closed-form step time that the search minimises, shape (n,).
+
+    ``straggler * (phi * sum_r t_r + max_r ((m - phi) t_r + tail_r)) + fixed`` with phi of
+    ``schedule.fill_share``: a sum and a maximum of stage prices, so exact programs can minimise it.
+    """
+    phi = fill_share(columns)
+    m = columns.num_microbatches
+    bottleneck = (m - phi)[:, None] * stages.rank_time_s + stages.rank_tail_s
+    slowest = np.where(stages.rank_valid, bottleneck, 0.0).max(axis=1)
+    pipeline = phi * stages.rank_time_s.sum(axis=1) + slowest
+    step: FloatArray = prices.straggler * pipeline + prices.fixed_s
+    return step

@@ -1,0 +1,204 @@
+"""What follows the last micro-batch: gradients, parameters, optimizer; by part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
+from meshwright.solver.configuration import FloatArray
+from meshwright.solver.cost.compute import PassSeconds
+from meshwright.solver.cost.context import Context, shards
+from meshwright.solver.cost.parameters import Weights, copied_embedding
+from meshwright.solver.cost.sharding import (
+    adds_whole_gradients,
+    all_reduces,
+    gathers_once,
+    gradient_bytes_sent,
+    hides_reductions,
+    in_torch_pipeline,
+    reduces_every_pass,
+)
+
+# --------------------------------------------------------------------------------------------------
+# What is seen of collectives that run beside computing.
+
+
+# What overlapped communication slows computing by: 1.126 on 2 x 8 A100 (Galvatron, overlap_coefficient),
+# 1.15 (Sailor, arXiv:2504.17096).
+OVERLAP_SLOWDOWN = 0.13
+
+
+def exposed_s(seconds: FloatArray, hiding_s: FloatArray, least: FloatArray | float) -> FloatArray:
+    """What is seen of a collective that runs beside ``hiding_s`` of computing.
+
+    ``max(x - h, 0)`` is left over. Of what runs at the same time at least a share is seen as well: both
+    use the GPU's multiprocessors and memory, so computing goes slower meanwhile.
+    """
+    beside = np.minimum(seconds, hiding_s)
+    return np.asarray(seconds - beside + least * beside)
+
+
+_WEIGHT_BYTES = 2.0
+_BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Seconds once per step, shape (n,)."""
+
+    data_parallel: FloatArray
+    optimizer: FloatArray
+
+
+def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
+    """An all-gather (or reduce-scatter) of one part's bytes, which travel with those of other parts."""
+    together = _together(ctx)
+    return all_gather_s(payload_bytes * together, group, ctx.fabric) / together
+
+
+def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
+    """An all-reduce of one part's bytes, which travel with those of other parts."""
+    together = _together(ctx)
+    return all_reduce_s(payload_bytes * together, group, ctx.fabric) / together
+
+
+def _together(ctx: Context) -> FloatArray:
+    """Layers whose gradients travel in one collective.
+
+    A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
+    """
+    layers = np.maximum(ctx.model.num_layers / ctx.p, 1.0)
+    return np.where(hides_reductions(ctx) | in_torch_pipeline(ctx), 1.0, layers)
+
+
+def _exchange_s(
+    ctx: Context, weights: FloatArray, group: Group, stride: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Gradients, then parameters, of weights that are replicated over ``group``, ``stride`` ranks apart.
+
+    What ``sharding`` says is done once a step. Stage 0 all-reduces gradients (twice the ring volume);
+    stage 1 reduce-scatters gradients, unless the framework all-reduces there too, and all-gathers weights
+    (Rajbhandari et al. 2020, arXiv:1910.02054, section 7). Where a shard set is smaller than the group
+    (hybrid sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it
+    holds.
+    """
+    sharing, every = shards(ctx, group), reduces_every_pass(ctx)
+    inner = ctx.stage_group(sharing, stride)
+    payload = weights * gradient_bytes_sent(ctx)
+    scatter = np.where(every, 0.0, _gather_s(payload, inner, ctx))
+    done = every & ctx.facts.replicas_reduced_every_pass
+    across = np.where(done, 0.0, _across_s(ctx, payload, group, stride))
+    whole = np.where(every, 0.0, _reduce_s(payload, group, ctx))
+    gradients = np.where(all_reduces(ctx), whole, scatter + across)
+    parameters = np.where(gathers_once(ctx), _gather_s(weights * _WEIGHT_BYTES, inner, ctx), 0.0)
+    return gradients, parameters
+
+
+def _across_s(ctx: Context, payload: FloatArray, group: Group, stride: FloatArray) -> FloatArray:
+    """The replicas of shard sets all-reduce the shards of ``payload``."""
+    sharing = shards(ctx, group)
+    replicas = ctx.stage_group(group.size / sharing, stride * sharing)
+    return _reduce_s(payload / sharing, replicas, ctx)
+
+
+def across_replicas_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
+    """An all-reduce of one part's shards over the replicas of its shard sets, shape (n,)."""
+    seconds = np.zeros_like(ctx.t)
+    if weights.dense.any():
+        seconds = seconds + _across_s(ctx, weights.dense * element_bytes, ctx.data_group, ctx.t)
+    if weights.routed.any():
+        payload = weights.routed * element_bytes
+        seconds = seconds + _across_s(ctx, payload, ctx.expert_data_group, ctx.e * ctx.et)
+    return seconds
+
+
+def all_reduced_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
+    """An all-reduce of one part over all ranks that replicate it, shape (n,)."""
+    seconds = np.zeros_like(ctx.t)
+    if weights.dense.any():
+        seconds = seconds + _reduce_s(weights.dense * element_bytes, ctx.data_group, ctx)
+    if weights.routed.any():
+        seconds = seconds + _reduce_s(weights.routed * element_bytes, ctx.expert_data_group, ctx)
+    return seconds
+
+
+def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
+    """Seconds of computing that can hide a part's exchange.
+
+    Gradients are reduced under the last backward pass, weights gathered under the next forward
+    pass. An interleaved rank goes on with its other chunks for up to pp micro-batches meanwhile.
+    """
+    rounds = np.minimum(ctx.p, ctx.columns.num_microbatches)
+    interleaved = ctx.columns.virtual_pipeline_size > 1
+    return (passes.forward + passes.backward) * np.where(interleaved, rounds, 1.0)
+
+
+def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
+    """Exposed exchange and optimizer time of one part's trained weights.
+
+    Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``); torch's
+    pipeline runtime hides the gathers alone, under a forward pass. Beside the optimizer's own traffic, a
+    kept gradient buffer is zeroed and scaled once (12 bytes a weight).
+    """
+    gradients, parameters = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    if weights.dense.any():  # else frozen
+        gradients, parameters = _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
+    if weights.routed.any():
+        experts = _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
+        gradients, parameters = gradients + experts[0], parameters + experts[1]
+    exchange, fetched = gradients + parameters, exposed_s(parameters, passes.forward, OVERLAP_SLOWDOWN)
+    hidden = exposed_s(exchange, _hiding_s(ctx, passes), OVERLAP_SLOWDOWN)
+    apart = np.where(in_torch_pipeline(ctx), gradients + fetched, exchange)
+    exchange = np.where(hides_reductions(ctx), hidden, apart)
+    dense = weights.dense / shards(ctx, ctx.data_group)
+    routed = weights.routed / shards(ctx, ctx.expert_data_group)
+    updated = dense + routed
+    moved = updated * ctx.constants.update_bytes * ctx.optimizer.moved_share
+    if ctx.facts.main_gradient:
+        whole = adds_whole_gradients(ctx)
+        moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
+    seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
+    seconds = np.where(ctx.offloads_optimizer, _offloaded_s(ctx, updated), seconds)
+    return Tail(data_parallel=exchange, optimizer=seconds)
+
+
+def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray | float:
+    """Newton-Schulz iterations of Muon on the updated weights; none for other optimizers.
+
+    Five iterations of ``4 m^2 n + 2 m^3`` FLOPs for an m by n matrix, m <= n (Jordan et al. 2024, "Muon":
+    at most ``6 m`` FLOPs for one weight and iteration), in bf16 and shared like the states.
+    """
+    if not ctx.optimizer.newton_schulz:
+        return 0.0
+    model, moe = ctx.model, ctx.model.moe
+    narrow = min(model.hidden_size, moe.ffn_hidden_size) if moe is not None else 0
+    flops = 5.0 * 6.0 * (dense * model.hidden_size + routed * narrow)
+    return flops / ctx.gemm_flops("bf16")
+
+
+def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
+    """Gradients to the host, the update there by bytes of host memory, 2-byte weights back.
+
+    One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4).
+    """
+    copied = (ctx.facts.gradient_bytes + _WEIGHT_BYTES) / ctx.host.link_bytes_per_s
+    return updated * (copied + ctx.optimizer.moved_bytes / ctx.host.memory_bytes_per_s)
+
+
+def copies_s(ctx: Context) -> FloatArray:
+    """Both ends add the gradients of the embedding up that each of them has a copy of, shape (n,).
+
+    An all-reduce of two ranks, the first and the last stage's, after the gradients' own reduction and
+    under nothing (Megatron-Core 0.16, ``finalize_model_grads._allreduce_word_embedding_grads``).
+    """
+    copied = np.zeros_like(ctx.t) if ctx.frozen else copied_embedding(ctx)
+    apart = ctx.placement.block * np.maximum(ctx.p - 1.0, 1.0)
+    pair = Group.of(np.full_like(ctx.t, 2.0), apart, ctx.fabric)
+    return np.where(copied > 0, all_reduce_s(copied * gradient_bytes_sent(ctx), pair, ctx.fabric), 0.0)
+
+
+def rank_tail_s(ctx: Context) -> FloatArray:
+    """Latency of a rank's last collectives: gradient reduction and the norm over all ranks."""
+    return np.where(ctx.d > 0, ctx.constants.collective_latency_s, 0.0)

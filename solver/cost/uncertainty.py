@@ -1,0 +1,129 @@
+"""How far the measured step time may lie from the predicted one: the sigma of its logarithm.
+
+Calibrated: what the residual process says at each configuration. Uncalibrated: the stack's own spread,
+and beside it what clusters differ by most: how fast they launch kernels and how much of their network
+they reach, each counted by the share of the step that hangs on it; routing to experts; a GPU whose
+operators nobody measured. All are fitted to clusters that were left out (``benchmarks/fit_stacks.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import yaml
+
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.residuals import features
+from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
+from meshwright.solver.problem import Problem
+
+SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
+# The constants that shares of a step hang on.
+SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
+_STEP = -0.05  # of a finite difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """Standard deviations, log, that add to a stack's own spread (as squares)."""
+
+    shares: Mapping[str, float]  # of what each share of the step hangs on; times the share
+    experts: float
+    unmeasured_gpu: float
+
+
+@cache
+def catalog_spreads() -> dict[str, dict[str, float]]:
+    """The catalog's spreads by what they belong to."""
+    spreads: dict[str, dict[str, float]] = yaml.load(
+        SPREADS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
+    )
+    return spreads
+
+
+def forget_spreads() -> None:
+    """Read the catalog's spreads again at the next use: after they were changed."""
+    catalog_spreads.cache_clear()
+
+
+def doubts() -> Doubts:
+    """Those of the catalog."""
+    own = catalog_spreads()["uncalibrated"]
+    return Doubts(
+        shares={name: float(own[name]) for name in SHARES},
+        experts=float(own["experts"]),
+        unmeasured_gpu=float(own["unmeasured_gpu"]),
+    )
+
+
+def log_time_sigma(
+    problem: Problem,
+    columns: Columns,
+    splits: IntArray,
+    profile: Profile,
+    replayed_layers: IntArray | None = None,
+) -> FloatArray:
+    """Sigma of ln(measured / predicted) of each row, shape (n,).
+
+    Args:
+        problem: what is asked.
+        columns: configurations.
+        splits: layers of their chunks, shape (n, C).
+        profile: calibrated or not.
+        replayed_layers: recomputed layers of the chunks, (n, C), where stages have counts of their own.
+    """
+    if profile.residual is not None:
+        return profile.residual.sigma(features(problem, columns))
+    known = doubts()
+    variance = np.full(len(columns), profile.log_time_sigma**2 + _squared_doubts(problem, profile, known))
+    for name, share in shares_of(problem, columns, splits, profile, replayed_layers).items():
+        variance += (known.shares[name] * share) ** 2
+    return np.asarray(np.sqrt(variance))
+
+
+def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
+    """What the model and the GPU add to the variance of every configuration."""
+    experts = known.experts**2 if problem.model.moe is not None else 0.0
+    return experts + (0.0 if profile.gpu_operators.measured else known.unmeasured_gpu**2)
+
+
+def shares_of(
+    problem: Problem,
+    columns: Columns,
+    splits: IntArray,
+    profile: Profile,
+    replayed_layers: IntArray | None = None,
+) -> dict[str, FloatArray]:
+    """Which share of the step of each row hangs on launches and on the network, shape (n,) each.
+
+    The relative change of the step time with the constant: 1 where all of it hangs there. Arguments as in
+    ``log_time_sigma``.
+    """
+    names = tuple(SHARES.values())
+    n, layout = len(columns), LayerLayout.of(problem.model)
+    constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
+    rows = np.tile(np.arange(n), len(names) + 1)
+    many = columns.take(rows)
+    prices = price(problem, many, replace(profile, constants=constants))
+    counts = None if replayed_layers is None else replayed_layers[rows]
+    stages = assemble(prices, many, layout, splits[rows], counts)
+    seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
+    effects = np.minimum(np.abs((seconds[1:] - seconds[0]) / _STEP), 1.0)
+    return dict(zip(SHARES, effects, strict=True))
+
+
+def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> dict[str, Any]:
+    """Constants as columns: first as they are, then each moved alone."""
+    moved: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        factors = np.ones(len(names) + 1)
+        factors[index + 1] = np.exp(_STEP)
+        moved[name] = np.repeat(getattr(profile.constants, name) * factors, repeat)
+    return moved

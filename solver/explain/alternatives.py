@@ -1,0 +1,486 @@
+"""Moves of several plans, priced together: how fast, whether they fit, which rules they break.
+
+All times are closed-form, so that hundreds of moves cost milliseconds; a move is held against the closed
+form of the plan it starts from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import (
+    Configuration,
+    IntArray,
+    StageGroup,
+    joined,
+    plain_order,
+    settled,
+)
+from meshwright.solver.cost.memory import memory_budget_bytes
+from meshwright.solver.cost.pipelines import Assembled, GroupPrices, PlacedPipeline
+from meshwright.solver.explain.waterfall import Placed, placed_all, placed_waterfalls, waterfalls_of
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import plain_schedule, takes_chunks
+from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
+from meshwright.solver.splits import even_split, launcher_split
+
+# --------------------------------------------------------------------------------------------------
+# Single changes of a configuration, whatever they break: what else could have been done.
+#
+# A move changes one size by a factor of two (what it takes or frees is data parallelism, or pipeline
+# stages where there is no more of it), the number of chunks, recomputation, or the ZeRO stage. What
+# follows from the sizes follows; a split that no longer fits becomes an even one.
+
+
+_SHORT = {
+    "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "context_parallel_size": "cp",
+    "expert_parallel_size": "ep", "virtual_pipeline_size": "vpp", "zero_stage": "zero",
+    "micro_batch_size": "mbs", "data_parallel_size": "dp",
+}  # fmt: skip
+_MESH = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One change and what comes out of it."""
+
+    words: str  # ``tp 4``, ``recompute off``
+    configuration: Configuration
+
+
+def moves_of(problem: Problem, configuration: Configuration) -> list[Move]:
+    """Every single change that leaves at least one layer in every chunk, each result once."""
+    seen, found = {configuration}, []
+    for words, changed in _changes(problem, configuration):
+        settled = settle(problem, changed)
+        if settled is not None and settled not in seen:
+            seen.add(settled)
+            found.append(Move(words=words, configuration=settled))
+    return found
+
+
+def settle(problem: Problem, changed: Configuration) -> Configuration | None:
+    """The configuration with everything that follows from its sizes; None where chunks lack layers."""
+    c, layers = changed, problem.model.num_layers
+    chunks = c.pipeline_parallel_size * c.virtual_pipeline_size
+    if chunks > layers or min(c.data_parallel_size, c.micro_batch_size, c.pipeline_parallel_size) < 1:
+        return None
+    ranks = c.data_parallel_size * c.context_parallel_size
+    zero = c.zero_stage if ranks > 1 else 0
+    own = launcher_split(problem, c)
+    if own is None:
+        return None
+    split = own or (c.stage_layers if len(c.stage_layers) == chunks else even_split(layers, chunks))
+    full = c.recompute_granularity == "full"
+    stages = (c.pipeline_parallel_size, c.virtual_pipeline_size)
+    kept = takes_chunks(c.pipeline_schedule, *stages)
+    batch = problem.workload.global_batch_size
+    settled = replace(
+        c,
+        sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
+        context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
+        zero_stage=zero,
+        zero_shard_size=ranks if zero else 1,
+        num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),
+        pipeline_schedule=c.pipeline_schedule if kept else plain_schedule(*stages),
+        stage_recompute_layers=(),
+        recompute_layers=_replayed(c.recompute_layers, split) if full else 0,
+        stage_layers=split,
+    )
+    return replace(settled, rank_order=plain_order(settled))
+
+
+def _replayed(layers: int, split: tuple[int, ...]) -> int:
+    """A number of recomputed layers that every chunk has, or all layers of the model."""
+    return sum(split) if layers >= min(split) else layers
+
+
+def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Raw changes with their words."""
+    for name in _MESH:
+        size = getattr(c, name)
+        yield from _traded(c, name, size * 2)
+        if size % 2 == 0:
+            yield from _traded(c, name, size // 2)
+    yield from _stepped(c)
+    if problem.model.moe is not None:
+        yield from _expert_changes(c)
+    for stage in launcher_capabilities(problem.launcher).zero_stages:
+        yield _set(c, "zero_stage", stage)
+    yield from _recomputed(c)
+    yield from _with_recomputation(problem, c)
+
+
+def _stepped(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Other numbers of chunks, half and double the micro-batch."""
+    for vpp in sorted({1, c.virtual_pipeline_size * 2, *_near(c.virtual_pipeline_size)}):
+        if c.pipeline_parallel_size > 1:
+            yield _set(c, "virtual_pipeline_size", vpp)
+    yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
+    if c.micro_batch_size % 2 == 0:
+        yield _set(c, "micro_batch_size", c.micro_batch_size // 2)
+
+
+def _with_recomputation(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Changes that often need the memory that recomputing every layer frees."""
+    if c.recompute_granularity != "full":
+        for words, changed in _larger(c):
+            every = replace(
+                changed, recompute_granularity="full", recompute_layers=problem.model.num_layers
+            )
+            yield f"{words}, recompute every layer", every
+
+
+def _larger(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Less tensor parallelism, larger micro-batches."""
+    if c.tensor_parallel_size % 2 == 0:
+        yield from _traded(c, "tensor_parallel_size", c.tensor_parallel_size // 2)
+    yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
+
+
+def _near(size: int) -> list[int]:
+    """One less and one more."""
+    return [value for value in (size - 1, size + 1) if value > 0]
+
+
+def _set(c: Configuration, name: str, value: int) -> tuple[str, Configuration]:
+    """One size changed alone."""
+    words = f"{_SHORT[name]} {value}" if value != getattr(c, name) else ""
+    changed: dict[str, int] = {name: value}
+    return words, replace(c, **changed)  # type: ignore[arg-type]
+
+
+def _expert_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Half and double the expert parallelism."""
+    size = c.expert_parallel_size
+    yield _set(c, "expert_parallel_size", size * 2)
+    if size % 2 == 0:
+        yield _set(c, "expert_parallel_size", size // 2)
+
+
+def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Configuration]]:
+    """One axis of the mesh against data parallelism, and against the pipeline."""
+    old = getattr(c, name)
+    for other in ("data_parallel_size", "pipeline_parallel_size"):
+        product = getattr(c, other) * old
+        if other != name and product % size == 0:
+            changed: dict[str, int | bool] = {name: size, other: product // size}
+            if name == "tensor_parallel_size" and old == 1:
+                changed["sequence_parallel"] = True
+            words = f"{_SHORT[name]} {size}, {_SHORT[other]} {product // size}"
+            yield words, replace(c, **changed)  # type: ignore[arg-type]
+
+
+def _recomputed(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """None, the scores, or one layer of each chunk more or less."""
+    most = max(c.stage_layers)
+    now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
+    yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
+    yield "recompute of scores only", replace(c, recompute_granularity="selective", recompute_layers=0)
+    for layers in sorted({*_near(now), most}):
+        if layers <= most:
+            words = "recompute every layer" if layers == most else f"recompute {layers} of each chunk"
+            yield words, replace(c, recompute_granularity="full", recompute_layers=layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One move, judged."""
+
+    move: Move
+    step_s: float  # closed form, for the whole global batch
+    start_s: float  # of the plan it starts from
+    waterfall_s: dict[str, float]
+    start_waterfall_s: dict[str, float]
+    broken: tuple[str, ...]  # names of the rules it breaks
+    short_bytes: float  # memory beyond the budget on its heaviest stage; 0 where it fits
+    heaviest_stage: int
+    largest_term: str  # of that stage's memory
+    place: str = ""  # of that stage, where GPUs differ: `` on l40s``
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is legal and fits."""
+        return not self.broken and not self.short_bytes
+
+
+def alternatives_of(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
+) -> list[list[Alternative]]:
+    """The judged moves of every configuration, in the order of the configurations."""
+    moves = [moves_of(problem, one) for one in configurations]
+    flat = [move for some in moves for move in some]
+    if not flat:
+        return [[] for _ in configurations]
+    starts = Assembled.of(problem, profile, configurations)
+    steps = starts.objective_s()
+    falls = waterfalls_of(problem, profile, starts, steps)
+    origin = [row for row, some in enumerate(moves) for _ in some]
+    judged = iter(_judged(problem, profile, flat, [(float(steps[row]), falls[row]) for row in origin]))
+    return [[next(judged) for _ in some] for some in moves]
+
+
+def _judged(
+    problem: Problem,
+    profile: Profile,
+    moves: Sequence[Move],
+    starts: Sequence[tuple[float, dict[str, float]]],
+) -> list[Alternative]:
+    """Every move priced and held against rules and memory; ``starts``: step and waterfall before it."""
+    found = Assembled.of(problem, profile, [move.configuration for move in moves])
+    steps = found.objective_s()
+    falls = waterfalls_of(problem, profile, found, steps)
+    rules = rules_of(problem)
+    masks = violation_masks(rules, found.columns).tolist()
+    names = [rule.name for rule in rules]
+    sequences = [move.configuration.global_batch_size for move in moves]
+    whole = steps * problem.workload.global_batch_size / np.array(sequences)
+    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+    peaks = found.stages.peak_memory_bytes
+    heaviest = peaks.argmax(axis=1).tolist()
+    terms = list(found.stages.memory_bytes)
+    sizes = np.stack([found.stages.memory_bytes[term] for term in terms])
+    return [
+        Alternative(
+            move=move,
+            step_s=float(whole[row]),
+            start_s=starts[row][0],
+            waterfall_s=falls[row],
+            start_waterfall_s=starts[row][1],
+            broken=tuple(name for bit, name in enumerate(names) if masks[row] >> bit & 1),
+            short_bytes=max(float(peaks[row, heaviest[row]] - budget), 0.0),
+            heaviest_stage=heaviest[row],
+            largest_term=terms[int(sizes[:, row, heaviest[row]].argmax())],
+        )
+        for row, move in enumerate(moves)
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Single changes of a placed configuration, whatever they break: sizes, stages, layers, recomputation.
+#
+# Of unlike replicas the slowest class is changed; its share of the batch stays.
+
+
+_ZERO_STAGES = (0, 1, 2, 3)
+_TRADED = {"context_parallel_size": "cp", "tensor_parallel_size": "tp"}
+
+
+def placed_moves_of(problem: Problem, config: Configuration, changed: int) -> list[Move]:
+    """Every single change of class ``changed`` (0 where replicas are alike), each result once."""
+    own = config.replicas[changed] if config.replicas else config
+    seen, found = {config}, list[Move]()
+    for words, raw in _placed_changes(own):
+        one = settled(problem.cluster, raw, own.global_batch_size)
+        if config.replicas:
+            one = joined((*config.replicas[:changed], one, *config.replicas[changed + 1 :]))
+        if one not in seen:
+            seen.add(one)
+            found.append(Move(words=words, configuration=one))
+    return found
+
+
+def _placed_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Raw changes with their words."""
+    yield from _sizes(c)
+    yield from _tensor_of_groups(c)
+    yield from _stages(c)
+    yield from _layers(c)
+    for stage in _ZERO_STAGES:
+        yield f"zero {stage}", replace(c, zero_stage=stage)
+    for kind, words in (("none", "off"), ("selective", "of scores"), ("full", "every layer")):
+        yield f"recompute {words}", replace(c, recompute_granularity=kind)
+
+
+def _sizes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Micro-batches twice and half as large; data parallelism for tensor and context parallelism."""
+    for size in (c.micro_batch_size * 2, c.micro_batch_size // 2):
+        if size:
+            yield f"mbs {size}", replace(c, micro_batch_size=size)
+    larger = replace(c, micro_batch_size=c.micro_batch_size * 2, recompute_granularity="full")
+    yield f"mbs {larger.micro_batch_size}, recompute every layer", larger
+    for more, less in ((2, 1), (1, 2)):  # of data parallelism, and what is traded for it
+        if c.data_parallel_size * more % less == 0:
+            dp = c.data_parallel_size * more // less
+            yield from _placed_traded(c, dp, more, less)
+
+
+def _placed_traded(c: Configuration, dp: int, more: int, less: int) -> Iterator[tuple[str, Configuration]]:
+    """So much data parallelism, taken from or given to another axis of every stage."""
+    if c.context_parallel_size * less % more == 0:
+        cp = c.context_parallel_size * less // more
+        yield f"cp {cp}, dp {dp}", replace(c, data_parallel_size=dp, context_parallel_size=cp)
+    sizes = [one.tensor_parallel_size * less for one in c.stage_groups]
+    if all(size % more == 0 for size in sizes):
+        words = "tp twice" if less > more else "tp half"
+        stages = tuple(
+            replace(one, tensor_parallel_size=size // more)
+            for one, size in zip(c.stage_groups, sizes, strict=True)
+        )
+        yield f"{words}, dp {dp}", replace(c, data_parallel_size=dp, stage_groups=stages)
+
+
+def _tensor_of_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Twice and half the tensor parallelism of one group's stages, on as many GPUs more or fewer."""
+    for group in dict.fromkeys(one.group for one in c.stage_groups):
+        sizes = {one.tensor_parallel_size for one in c.stage_groups if one.group == group}
+        for factor in (2.0, 0.5):
+            if min(sizes) * factor >= 1:
+                stages = tuple(
+                    _scaled(one, factor) if one.group == group else one for one in c.stage_groups
+                )
+                words = f"tp {int(max(sizes) * factor)} on {group}"
+                yield words, replace(c, stage_groups=stages)
+
+
+def _scaled(one: StageGroup, factor: float) -> StageGroup:
+    """A stage with another tensor-parallel size."""
+    return replace(one, tensor_parallel_size=max(int(one.tensor_parallel_size * factor), 1))
+
+
+def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """One stage of a group more, from the largest of its run, or one less, joined with a neighbour."""
+    for group in dict.fromkeys(one.group for one in c.stage_groups):
+        own = [at for at, one in enumerate(c.stage_groups) if one.group == group]
+        at = max(own, key=lambda stage: c.stage_layers[stage])
+        size = c.stage_layers[at]
+        if size > 1:
+            split = (*c.stage_layers[:at], size - size // 2, size // 2, *c.stage_layers[at + 1 :])
+            stands = (*c.stage_groups[: at + 1], *c.stage_groups[at:])
+            yield f"a stage more on {group}", replace(c, stage_layers=split, stage_groups=stands)
+        if len(c.stage_groups) > 1:
+            yield f"a stage less on {group}", _without(c, min(own, key=lambda one: c.stage_layers[one]))
+
+
+def _without(c: Configuration, at: int) -> Configuration:
+    """Without one stage; its neighbour behind, or the last one's before, has its layers."""
+    into = at + 1 if at + 1 < len(c.stage_groups) else at - 1
+    sizes = list(c.stage_layers)
+    sizes[into] += sizes[at]
+    split = tuple(size for stage, size in enumerate(sizes) if stage != at)
+    stands = tuple(one for stage, one in enumerate(c.stage_groups) if stage != at)
+    return replace(c, stage_layers=split, stage_groups=stands)
+
+
+def _layers(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """One layer from a stage to its neighbour, where groups meet."""
+    for at, (one, other) in enumerate(pairwise(c.stage_groups)):
+        if one.group == other.group:
+            continue
+        for source, target in ((at, at + 1), (at + 1, at)):
+            sizes = list(c.stage_layers)
+            if sizes[source] > 1:
+                sizes[source] -= 1
+                sizes[target] += 1
+                yield f"a layer from stage {source} to {target}", replace(c, stage_layers=tuple(sizes))
+
+
+# --------------------------------------------------------------------------------------------------
+# Moves of placed configurations, priced together: how fast, whether they fit, which rules they break.
+
+
+_ROUNDED_BYTES = 16  # a stage's terms are rounded to bytes
+
+
+def placed_alternatives_of(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
+) -> list[list[Alternative]]:
+    """The judged moves of every configuration, in the order of the configurations."""
+    starts = placed_all(problem, profile, configurations)
+    moves = [placed_moves_of(problem, one.config, one.slowest) for one in starts]
+    flat = [move for some in moves for move in some]
+    found = placed_all(problem, profile, [move.configuration for move in flat])
+    steps = [one.objective_s for one in found]
+    falls = placed_waterfalls(found, steps)
+    start_steps = [one.objective_s for one in starts]
+    start_falls = placed_waterfalls(starts, start_steps)
+    judge = Judge()
+    judged, at = list[list[Alternative]](), 0
+    for start, some in enumerate(moves):
+        mine = range(at, at + len(some))
+        at += len(some)
+        judged.append([
+            _alternative(judge, flat[one], found[one], (steps[one], falls[one]),
+                         (start_steps[start], start_falls[start]))
+            for one in mine
+        ])  # fmt: skip
+    return judged
+
+
+def _alternative(
+    judge: Judge,
+    move: Move,
+    found: Placed,
+    now: tuple[float, dict[str, float]],
+    start: tuple[float, dict[str, float]],
+) -> Alternative:
+    """One move, judged; ``now`` and ``start``: step and waterfall with and without it."""
+    short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(short_bytes(found)))
+    heaviest = found.stages[-stage]
+    terms = heaviest.memory_bytes()
+    return Alternative(
+        move=move,
+        step_s=now[0],
+        start_s=start[0],
+        waterfall_s=now[1],
+        start_waterfall_s=start[1],
+        broken=judge.broken(found),
+        short_bytes=max(short, 0.0),
+        heaviest_stage=-stage,
+        largest_term=max(terms, key=lambda name: terms[name]),
+        place=f" on {heaviest.on.profile.group.gpu.slug}",
+    )
+
+
+def short_bytes(found: Placed) -> list[float]:
+    """What each stage of all classes needs beyond its budget; below 0: it fits."""
+    return [
+        sum(stage.memory_bytes().values()) - budget - _ROUNDED_BYTES
+        for one in found.classes
+        for stage, budget in zip(one.stages, one.budgets_bytes(), strict=True)
+    ]
+
+
+class Judge:
+    """Which rules configurations break; masks of rows that were priced together are found once."""
+
+    def __init__(self) -> None:
+        self._masks = cache(_masks)
+
+    def broken(self, found: Placed) -> tuple[str, ...]:
+        """Names of the rules that a configuration breaks on any group; too few GPUs or sequences."""
+        names = dict[str, None]()
+        for one in found.classes:
+            for on, row in {(stage.on, stage.row): None for stage in one.stages}:
+                rules, masks = self._masks(on)
+                mask = int(masks[row])
+                names |= {name: None for bit, name in enumerate(rules) if mask >> bit & 1}
+        names.pop(BATCH_RULE, None)
+        batch = found.classes[0].fleet.problem.workload.global_batch_size
+        if found.config.global_batch_size != batch:
+            names[BATCH_RULE] = None
+        return (*names, *_too_few_gpus(found.classes))
+
+
+def _masks(on: GroupPrices) -> tuple[list[str], IntArray]:
+    """Names of the rules on a group, and the broken ones of each row."""
+    rules = rules_of(on.problem)
+    return [rule.name for rule in rules], violation_masks(rules, on.columns)
+
+
+def _too_few_gpus(classes: Sequence[PlacedPipeline]) -> list[str]:
+    """Groups that would have to give more GPUs than they have."""
+    fleet, used = classes[0].fleet, Counter[str]()
+    for one in classes:
+        for stage in one.config.stage_groups:
+            used[stage.group] += stage.num_gpus
+    have = {name: group.num_gpus for name, group in zip(fleet.names, fleet.groups, strict=True)}
+    return [f"GPUs of {name}: there are {have[name]}" for name in used if used[name] > have[name]]

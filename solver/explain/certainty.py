@@ -1,0 +1,253 @@
+"""How sure a ranking is under the error band of the cost model, and which runs would settle it.
+
+Assumption: the logarithms of measured over predicted step times are jointly normal. Each plan's spread is
+that of its prediction. Errors of two plans move together as calibration assumes: through the constants
+of the cost model that both hang on, and through a Gaussian process over their features, so that alike
+configurations err alike. A calibrated cluster has the covariance that its measured runs leave over. The
+noise of a single run is left out: the question is which plan is faster, not which run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import log
+from statistics import NormalDist
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Odds, Plan
+from meshwright.solver.calibration.choose import Candidates
+from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
+from meshwright.solver.calibration.observations import Observation, with_offsets
+from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.pipelines import GroupPrices, PlacedPipeline, PlacedStage
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.residuals import NUM_FEATURES, features
+from meshwright.solver.cost.stages import LayerLayout, assemble
+from meshwright.solver.explain.waterfall import Placed, placed_all
+from meshwright.solver.predict import Z_80_PERCENT
+from meshwright.solver.problem import Problem
+
+# --------------------------------------------------------------------------------------------------
+# How errors of placed plans go together: each node group errs on its own, a plan as it hangs on them.
+#
+# Calibration sees a node group as a cluster. Its constants err apart from those of the other groups, and
+# a Gaussian process over the features of what runs there adds what is left; a calibrated group has the
+# covariance that its measured runs leave over instead. Both reach a plan's step in proportion to the
+# share of it that the group decides: a group that waits decides nothing.
+
+
+_STEP = -0.05  # of a finite difference of a constant, log
+_SHARE_STEP = 1e-3  # of a group's time
+
+
+def log_sigma(plan: Plan) -> float:
+    """Spread of a prediction, from its 80 % interval."""
+    prediction = plan.prediction
+    return log(prediction.step_time_high_s / prediction.step_time_s) / Z_80_PERCENT
+
+
+def placed_log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
+    """Covariance of ln(true / predicted) of placed plans' steps, (n, n); spreads are the plans' own."""
+    placed = placed_all(problem, profile, [plan.config for plan in plans])
+    together = np.zeros((len(plans), len(plans)))
+    for group in range(len(placed[0].classes[0].fleet.groups)):
+        together += _of_group(placed, group)
+    spread = np.sqrt(np.diag(together))
+    sigmas = np.array([log_sigma(plan) for plan in plans])
+    return np.asarray(together * np.outer(sigmas / spread, sigmas / spread))
+
+
+def _of_group(placed: Sequence[Placed], group: int) -> FloatArray:
+    """What one group's errors do to every pair of plans, (n, n)."""
+    shares = np.array([_share(one, group) for one in placed])
+    points = np.stack([_features(one, group) for one in placed])
+    residual = placed[0].classes[0].fleet.profiles[group].residual
+    if residual is not None:
+        return np.asarray(np.outer(shares, shares) * residual.covariance(points))
+    alone = Candidates(features=points, effects=np.zeros((len(points), 1)))
+    likeness = alone.covariance(np.arange(len(points)))
+    effects = _effects(placed, group)
+    return np.asarray(np.outer(shares, shares) * likeness + effects @ effects.T)
+
+
+def _share(placed: Placed, group: int) -> float:
+    """Which share of the step hangs on a group: its relative change with all times there."""
+    longer = max(_stretched_s(one, group) for one in placed.classes) + placed.exchange_s
+    return float((longer / placed.objective_s - 1.0) / _SHARE_STEP)
+
+
+def _stretched_s(one: PlacedPipeline, group: int) -> float:
+    """The closed form of a pipeline where a group takes a little longer."""
+    factors = [1.0 + _SHARE_STEP * (stage.group == group) for stage in one.stages]
+    times = [stage.time_s * factor for stage, factor in zip(one.stages, factors, strict=True)]
+    tails = [stage.tail_s * factor for stage, factor in zip(one.stages, factors, strict=True)]
+    more = one.config.num_microbatches - 1
+    last = max(more * time + tail for time, tail in zip(times, tails, strict=True))
+    return one.straggler * (sum(times) + last) + one.fixed_s
+
+
+def _features(placed: Placed, group: int) -> FloatArray:
+    """Features of what a plan runs on a group, (F,); zeros where it runs nothing there."""
+    for stage in placed.stages:
+        if stage.group == group:
+            columns = stage.on.columns.take(np.array([stage.row]))
+            return np.asarray(features(stage.on.problem, columns)[0])
+    return np.zeros(NUM_FEATURES)
+
+
+def _effects(placed: Sequence[Placed], group: int) -> FloatArray:
+    """What one prior width of each constant of a group does to the log step of every plan, (n, c)."""
+    widths = np.array(list(TIME_WIDTHS.values()))
+    moved = dict[int, GroupPrices]()
+    found = np.zeros((len(placed), len(widths)))
+    for at, one in enumerate(placed):
+        for stage in one.stages:
+            if stage.group == group and id(stage.on) not in moved:
+                moved[id(stage.on)] = _moved(stage.on)
+        if any(stage.group == group for stage in one.stages):
+            steps = [_moved_s(one, moved, constant) for constant in range(len(widths))]
+            found[at] = (np.log(steps) - log(one.objective_s)) / _STEP
+    return np.asarray(found * widths)
+
+
+def _moved(on: GroupPrices) -> GroupPrices:
+    """A group's prices with each constant moved alone, one set of rows after the other."""
+    names, rows = tuple(TIME_WIDTHS), len(on.columns)
+    offsets = _STEP * np.eye(len(names))
+    again = np.tile(np.arange(rows), len(names))
+    constants = with_offsets(on.profile.constants, names, offsets, rows)
+    columns, splits = on.columns.take(again), on.splits[again]
+    prices = price(on.problem, columns, replace(on.profile, constants=constants))
+    layout = LayerLayout.of(on.problem.model)
+    assembled = assemble(prices, columns, layout, splits)
+    return replace(on, columns=columns, splits=splits, prices=prices, assembled=assembled)
+
+
+def _moved_s(one: Placed, moved: Mapping[int, GroupPrices], constant: int) -> float:
+    """The closed form with one constant of a group moved."""
+
+    def stage_of(stage: PlacedStage) -> PlacedStage:
+        on = moved.get(id(stage.on))
+        if on is None:
+            return stage
+        return replace(stage, on=on, row=constant * len(stage.on.columns) + stage.row)
+
+    steps = [
+        replace(pipeline, stages=tuple(map(stage_of, pipeline.stages))).objective_s
+        for pipeline in one.classes
+    ]
+    return max(steps) + one.exchange_s
+
+
+_DRAWS = 4096
+_QUANTILES = 101  # of one measurement's outcome
+_DIGITS = 9  # what is less is rounding
+_REGRET = 90.0  # percentile
+
+
+def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
+    """Covariance of ln(true / predicted) of the plans' step times, (n, n)."""
+    if all(plan.config.is_placed for plan in plans):
+        return placed_log_covariance(problem, profile, plans)
+    if profile.residual is not None:
+        columns = Columns.of([plan.config for plan in plans])
+        return profile.residual.covariance(features(problem, columns))
+    candidates = Candidates.of([_asked(problem, profile, plan) for plan in plans], lambda _: profile)
+    together = candidates.covariance(np.arange(len(plans)))
+    spread = np.sqrt(np.diag(together))
+    sigmas = np.array([log_sigma(plan) for plan in plans])
+    return np.asarray(together * np.outer(sigmas / spread, sigmas / spread))
+
+
+def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
+    """The plan as a run that nobody measured."""
+    return Observation(
+        name=plan.plan_id,
+        problem=problem,
+        configuration=plan.config,
+        framework=profile.framework.name,
+        step_time_s=None,
+    )
+
+
+def _draws(covariance: FloatArray, seed: int) -> FloatArray:
+    """Joint errors, (draws, n): the same for a seed."""
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    normal = np.random.default_rng(seed).standard_normal((_DRAWS, len(covariance)))
+    return np.asarray(normal @ root.T)
+
+
+def _log_steps(plans: Sequence[Plan]) -> FloatArray:
+    """Logarithms of the predicted step times, (n,)."""
+    return np.log([plan.prediction.step_time_s for plan in plans])
+
+
+def odds_of(
+    predicted_log_s: FloatArray, covariance: FloatArray, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """Probability to be the fastest, and the 90th percentile of the regret, of every plan: (n,) each."""
+    times = predicted_log_s + _draws(covariance, seed)
+    fastest = np.bincount(times.argmin(axis=1), minlength=len(predicted_log_s))
+    regrets = np.expm1(times - times.min(axis=1, keepdims=True))
+    return fastest / _DRAWS, np.percentile(regrets, _REGRET, axis=0)
+
+
+def with_odds(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[Plan, ...]:
+    """The plans, each with its chances among them; seeded by the request."""
+    if not plans:
+        return ()
+    covariance = log_covariance(problem, profile, plans)
+    best, regret = odds_of(_log_steps(plans), covariance, problem.options.seed)
+    return tuple(
+        replace(plan, odds=Odds(best_probability=float(chance), regret_p90=float(loss)))
+        for plan, chance, loss in zip(plans, best, regret, strict=True)
+    )
+
+
+def runs_to_measure(
+    problem: Problem, profile: Profile, plans: Sequence[Plan], number: int
+) -> list[tuple[Plan, float]]:
+    """The plans whose measurement would decide most, and how much faster the choice is expected to get.
+
+    Knowledge gradient for correlated beliefs (Frazier, Powell and Dayanik 2009, INFORMS Journal on
+    Computing 21(4)): the expected fall of the least expected log step time, one run at a time. Where no
+    run can change the choice, the one that settles most of the lead is next.
+    """
+    if not plans:
+        return []
+    covariance, means = log_covariance(problem, profile, plans), _log_steps(plans)
+    chances, _ = odds_of(means, covariance, problem.options.seed)
+    chosen: list[tuple[Plan, float]] = []
+    left = list(range(len(plans)))
+    while left and len(chosen) < number:
+        worth = [(_worth(means, covariance, at), _settled(chances, covariance, at)) for at in left]
+        index = max(range(len(left)), key=worth.__getitem__)
+        at = left.pop(index)
+        chosen.append((plans[at], worth[index][0]))
+        column = covariance[:, at]
+        covariance = covariance - np.outer(column, column) / (column[at] + TIME_PROCESS.noise**2)
+    return chosen
+
+
+def _effect(covariance: FloatArray, at: int) -> FloatArray:
+    """What one spread of a run's outcome does to the expected log time of every plan, (n,)."""
+    column = covariance[:, at]
+    return np.asarray(column / np.sqrt(column[at] + TIME_PROCESS.noise**2))
+
+
+def _worth(means: FloatArray, covariance: FloatArray, at: int) -> float:
+    """Expected fall of the least expected log step time by measuring one plan."""
+    shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    outcomes = np.array([NormalDist().inv_cdf(share) for share in shares])
+    after = means[None, :] + np.outer(outcomes, _effect(covariance, at))
+    return round(max(float(means.min() - after.min(axis=1).mean()), 0.0), _DIGITS)
+
+
+def _settled(chances: FloatArray, covariance: FloatArray, at: int) -> float:
+    """Variance that measuring one plan takes from the lead of the likeliest one, by the others' chances."""
+    effect = _effect(covariance, at)
+    return float(chances @ (effect - effect[chances.argmax()]) ** 2)

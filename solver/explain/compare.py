@@ -1,0 +1,464 @@
+"""Two configurations side by side: what each difference between them buys.
+
+One difference after the other is carried over from the first to the second, along a path on which every
+stop can be priced, as many stops as possible break no rule, as few as possible lack memory, and the step
+time goes back and forth as little as it can. Neighbouring stops differ by what a difference buys there, so
+the parts add up to the whole. In another order the parts would be others; the sum would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+
+from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Comparison, Prediction, Step
+from meshwright.solver.check import broken_on_groups
+from meshwright.solver.configuration import Columns, Configuration, settled
+from meshwright.solver.cost.memory import memory_budget_bytes
+from meshwright.solver.cost.pipelines import Assembled
+from meshwright.solver.explain.alternatives import Judge, settle, short_bytes
+from meshwright.solver.explain.reasons import fallen
+from meshwright.solver.explain.waterfall import placed_all
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.splits import even_split
+
+# --------------------------------------------------------------------------------------------------
+# What two configurations have otherwise, and the configurations that have some of it from each.
+
+
+_GROUPS = {
+    "num_gpus": ("num_gpus",),
+    "tensor_parallel_size": ("tensor_parallel_size", "sequence_parallel"),
+    "pipeline_parallel_size": ("pipeline_parallel_size",),
+    "context_parallel_size": ("context_parallel_size", "context_parallel_mode"),
+    "expert_parallel_size": ("expert_parallel_size", "expert_tensor_parallel_size"),
+    "zero_stage": ("zero_stage",),
+    "recompute": ("recompute_granularity", "recompute_layers"),
+    "virtual_pipeline_size": ("virtual_pipeline_size",),
+    "micro_batch_size": ("micro_batch_size",),
+    "offload": ("offload",),
+    "rank_order": ("rank_order",),
+}
+_SHORT = {
+    "num_gpus": "GPUs", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
+    "context_parallel_size": "cp", "expert_parallel_size": "ep", "zero_stage": "zero",
+    "virtual_pipeline_size": "vpp", "micro_batch_size": "mbs", "offload": "offload",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that two configurations have otherwise."""
+
+    name: str
+    words: str  # ``tp 8 → 4``
+
+
+def differences_of(first: Configuration, second: Configuration) -> list[Difference]:
+    """In a fixed order; what follows from the others (dp, micro-batches, shards) is none of its own."""
+    found = []
+    for name, fields in _GROUPS.items():
+        if any(getattr(first, one) != getattr(second, one) for one in fields):
+            both = (_recompute(first), _recompute(second))
+            if name == "recompute" and both[0] == both[1]:
+                continue
+            found.append(Difference(name=name, words=_words(name, first, second)))
+    same_chunks = len(first.stage_layers) == len(second.stage_layers)
+    if same_chunks and first.stage_layers != second.stage_layers:
+        found.append(Difference(name="stage_layers", words="layers of the chunks"))
+    return found
+
+
+def _recompute(c: Configuration) -> str:
+    """Recomputation in words."""
+    if c.recompute_granularity != "full":
+        return {"none": "off", "selective": "of scores"}.get(c.recompute_granularity, "?")
+    every = c.recompute_layers >= max(c.stage_layers)
+    layers = "1 layer" if c.recompute_layers == 1 else f"{c.recompute_layers} layers"
+    return "of every layer" if every else f"of {layers} a chunk"
+
+
+def _words(name: str, first: Configuration, second: Configuration) -> str:
+    """``tp 8 → 4``."""
+    if name == "recompute":
+        return f"recompute {_recompute(second)}"
+    if name == "rank_order":
+        return (
+            f"ranks numbered along {_axes(first, second, second)} instead of {_axes(first, second, first)}"
+        )
+    old, new = getattr(first, name), getattr(second, name)
+    if name == "context_parallel_size" and old == new:
+        return f"cp by {second.context_parallel_mode.replace('_', ' ')}"
+    if name == "tensor_parallel_size" and old == new:
+        return f"sequence parallel {'on' if second.sequence_parallel else 'off'}"
+    if name == "expert_parallel_size" and old == new:
+        return f"expert tp {first.expert_tensor_parallel_size} → {second.expert_tensor_parallel_size}"
+    return f"{_SHORT[name]} {old} → {new}"
+
+
+def _axes(first: Configuration, second: Configuration, one: Configuration) -> str:
+    """``tp, pp, dp``: in which order a configuration numbers ranks, without axes that neither has."""
+    sizes = {axis: f"{name}_parallel_size" for axis, name in (("tp", "tensor"), ("cp", "context"))}
+    axes = [axis for axis in one.rank_order.split("-") if axis not in sizes
+            or max(getattr(first, sizes[axis]), getattr(second, sizes[axis])) > 1]  # fmt: skip
+    return ", ".join(axes)
+
+
+def carried(
+    problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
+) -> Configuration | None:
+    """The first configuration with the named differences of the second; None where it cannot be.
+
+    Data parallelism takes the GPUs that the other axes leave.
+    """
+    changed = dict[str, object]()
+    for name in done & _GROUPS.keys():
+        changed |= {one: getattr(second, one) for one in _GROUPS[name] if one != "num_gpus"}
+    mixed = replace(first, **changed)  # type: ignore[arg-type]
+    gpus = (second if "num_gpus" in done else first).num_gpus
+    model = mixed.tensor_parallel_size * mixed.pipeline_parallel_size * mixed.context_parallel_size
+    chunks = mixed.pipeline_parallel_size * mixed.virtual_pipeline_size
+    if gpus % model or not 0 < chunks <= problem.model.num_layers:
+        return None
+    split = _split(problem, first, second, chunks, done)
+    every = mixed.recompute_granularity == "full" and _every(first, second, done)
+    found = settle(
+        problem,
+        replace(
+            mixed,
+            data_parallel_size=gpus // model,
+            stage_layers=split,
+            recompute_layers=sum(split) if every else mixed.recompute_layers,
+        ),
+    )
+    return None if found is None else _sharded(first, second, found)
+
+
+def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) -> bool:
+    """Whether the recomputation in force covers every layer of its own configuration."""
+    owner = second if "recompute" in done else first
+    return owner.recompute_layers >= max(owner.stage_layers)
+
+
+def _split(
+    problem: Problem, first: Configuration, second: Configuration, chunks: int, done: AbstractSet[str]
+) -> tuple[int, ...]:
+    """A split of one of the two where it has as many chunks, else an even one."""
+    owners = (second, first) if "stage_layers" in done else (first, second)
+    if len(first.stage_layers) != len(second.stage_layers):
+        owners = (second, first)
+    for owner in owners:
+        if len(owner.stage_layers) == chunks:
+            return owner.stage_layers
+    return even_split(problem.model.num_layers, chunks)
+
+
+def _sharded(first: Configuration, second: Configuration, found: Configuration) -> Configuration:
+    """Shard sets as large as those of a configuration with the same ranks, else all ranks."""
+    ranks = found.data_parallel_size * found.context_parallel_size
+    for owner in (second, first):
+        same = ranks == owner.data_parallel_size * owner.context_parallel_size
+        if found.zero_stage and same and owner.zero_stage == found.zero_stage:
+            return replace(found, zero_shard_size=owner.zero_shard_size)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# In which order the differences of two configurations are carried over.
+
+
+MOST = 10  # differences whose orders are looked through; more are carried over in their own order
+ILLEGAL, TOO_BIG = 100, 1  # what a stop costs the path
+_DIGITS = 9  # of seconds; what is less is rounding
+
+
+def best_order(
+    differences: Sequence[Difference], prices: Mapping[int, tuple[int, float]]
+) -> list[Difference]:
+    """The order with the fewest stops that break a rule, then that lack memory, then the shortest way.
+
+    Args:
+        differences: of the two configurations.
+        prices: of each set of carried differences, as bits: what it costs a path, and its step in seconds.
+    """
+    full = (1 << len(differences)) - 1
+
+    @cache
+    def best(done: int) -> tuple[int, float, tuple[int, ...]]:
+        if done == full:
+            return 0, 0.0, ()
+        options = []
+        for at in range(len(differences)):
+            if not done >> at & 1:
+                penalty, step_s = prices[done | 1 << at]
+                cost, way_s, rest = best(done | 1 << at)
+                way_s = round(way_s + abs(step_s - prices[done][1]), _DIGITS)
+                options.append((cost + penalty, way_s, (at, *rest)))
+        return min(options)
+
+    return [differences[at] for at in best(0)[2]]
+
+
+# --------------------------------------------------------------------------------------------------
+# From one placed configuration to another: what differs, and the stops between them.
+#
+# Micro-batch, ZeRO stage, recomputation, where the stages stand with how many replicas, and the split of
+# the layers are carried over one by one. Between unlike replicas, or a mesh and placed stages, everything
+# is carried over at once: there is no configuration with some of each.
+
+
+_SIZES = {
+    "data_parallel_size": "dp", "context_parallel_size": "cp", "expert_parallel_size": "ep",
+    "micro_batch_size": "mbs", "zero_stage": "zero",
+}  # fmt: skip
+_RANKS = ("data_parallel_size", "context_parallel_size")
+Path = list[tuple[str, Configuration]]
+
+
+def placed_path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> Path:
+    """Words and configurations after the first; the last one is the second."""
+    if first == second:
+        return []
+    if not (first.stage_groups and second.stage_groups):
+        return [(_whole(second), second)]
+    differences = placed_differences(first, second)
+    done, path = frozenset[str](), Path()
+    for one in best_order(differences, _placed_prices(problem, profile, (first, second), differences)):
+        done |= {one.name}
+        last = len(done) == len(differences)
+        path.append((one.words, second if last else _carried(problem, first, second, done)))
+    return path
+
+
+def _whole(second: Configuration) -> str:
+    """What everything at once is."""
+    if second.replicas:
+        names = [one.stage_groups[0].group for one in second.replicas]
+        return f"replicas of their own on {', '.join(names)}"
+    return "stages on node groups" if second.stage_groups else "one mesh over all nodes"
+
+
+def placed_differences(first: Configuration, second: Configuration) -> list[Difference]:
+    """In a fixed order; what follows from the others is none of its own."""
+    found = [
+        Difference(name=name, words=f"{short} {getattr(first, name)} → {getattr(second, name)}")
+        for name, short in _SIZES.items()
+        if getattr(first, name) != getattr(second, name)
+    ]
+    if first.recompute_granularity != second.recompute_granularity:
+        words = f"recompute {second.recompute_granularity}".replace("none", "off")
+        found.append(Difference(name="recompute_granularity", words=words))
+    if _stands(first) != _stands(second):  # GPUs are those of stages times replicas: they go together
+        found = [one for one in found if one.name not in _RANKS]
+        ranks = [
+            f"{_SIZES[name]} {getattr(second, name)}" for name in _RANKS if _differ(first, second, name)
+        ]
+        words = ", ".join([f"stages {_stands(second)}", *ranks])
+        found.append(Difference(name="stage_groups", words=words))
+    same = len(first.stage_layers) == len(second.stage_layers)
+    if same and first.stage_layers != second.stage_layers:
+        found.append(Difference(name="stage_layers", words="layers of the stages"))
+    return found or [Difference(name="rest", words="everything else")]
+
+
+def _differ(first: Configuration, second: Configuration, name: str) -> bool:
+    """Whether two configurations have a size otherwise."""
+    return bool(getattr(first, name) != getattr(second, name))
+
+
+def _stands(config: Configuration) -> str:
+    """``2 × h100 tp 4, 1 × a100 tp 2``."""
+    stands = [(one.group, one.tensor_parallel_size) for one in config.stage_groups]
+    runs = [(place, len(list(run))) for place, run in groupby(stands)]
+    return ", ".join(f"{count} × {group} tp {size}" for (group, size), count in runs)
+
+
+def _carried(
+    problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
+) -> Configuration:
+    """The first configuration with the named differences of the second."""
+    names = {name for name in done if name != "rest"}
+    moves = "stage_groups" in names and len(first.stage_layers) != len(second.stage_layers)
+    names |= {"stage_layers"} if moves else set()
+    names |= {*_RANKS} if "stage_groups" in names else set()
+    changed = replace(first, **{name: getattr(second, name) for name in names})
+    return settled(problem.cluster, changed, problem.workload.global_batch_size)
+
+
+def _placed_prices(
+    problem: Problem,
+    profile: Profile,
+    ends: tuple[Configuration, Configuration],
+    differences: Sequence[Difference],
+) -> dict[int, tuple[int, float]]:
+    """Of each set of carried differences, as bits: what it costs a path, and its closed-form step."""
+    names = [difference.name for difference in differences]
+    sets = [frozenset(n for at, n in enumerate(names) if done >> at & 1) for done in range(1 << len(names))]
+    placed = placed_all(problem, profile, [_carried(problem, *ends, some) for some in sets])
+    judge = Judge()
+    return {
+        done: (
+            ILLEGAL * bool(judge.broken(one)) + TOO_BIG * (max(short_bytes(one)) > 0.0),
+            one.objective_s,
+        )
+        for done, one in enumerate(placed)
+    }
+
+
+def fits(problem: Problem, profile: Profile, config: Configuration) -> bool:
+    """Whether every stage stays within its own budget."""
+    return max(short_bytes(placed_all(problem, profile, [config])[0])) <= 0.0
+
+
+def broken_of(problem: Problem, config: Configuration) -> tuple[str, ...]:
+    """Names of the rules that a placed configuration breaks on any group."""
+    return tuple(dict.fromkeys(broken_on_groups(problem, config)))
+
+
+Option = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of two configurations, with the problem under whose facts it runs."""
+
+    problem: Problem
+    configuration: Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """A point of the path."""
+
+    change: str
+    problem: Problem
+    configuration: Configuration
+
+
+def compared(profile: Profile, first: Side, second: Side) -> Comparison:
+    """Both sides and the path between them.
+
+    Raises:
+        InvalidProblemError: a framework option of a side is unknown or wrong.
+    """
+    stops = [_Stop("", first.problem, first.configuration)]
+    for name, problem in _option_changes(first.problem, second.problem, profile.framework):
+        stops.append(_Stop(name, problem, first.configuration))
+    stops += _path(second.problem, profile, first.configuration, second.configuration)
+    priced = [predicted(stop.problem, profile, stop.configuration) for stop in stops]
+    falls = [
+        fallen(stop.problem, profile, [stop.configuration], [found.step_time_s])[0]
+        for stop, found in zip(stops, priced, strict=True)
+    ]
+    steps = [
+        Step(
+            change=stops[at].change,
+            step_change_s=priced[at].step_time_s - priced[at - 1].step_time_s,
+            terms_s={name: falls[at][name] - falls[at - 1][name] for name in falls[at]},
+            fits=_fits(stops[at], profile, priced[at]),
+            breaks=_broken(stops[at]),
+        )
+        for at in range(1, len(stops))
+    ]
+    return Comparison(
+        first=priced[0],
+        second=priced[-1],
+        first_waterfall_s=falls[0],
+        second_waterfall_s=falls[-1],
+        steps=tuple(steps),
+    )
+
+
+def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> list[tuple[str, Problem]]:
+    """What the sides' workloads have otherwise, carried over one by one."""
+    now, then = first.workload.framework_options, second.workload.framework_options
+    problem, found = first, []
+    for name in ("precision", "optimizer"):
+        old, new = getattr(problem.workload, name), getattr(second.workload, name)
+        if old != new:
+            changed = {name: new}
+            problem = replace(problem, workload=replace(problem.workload, **changed))
+            found.append((f"{name} {old} → {new}", problem))
+    for name in sorted(now.keys() | then.keys()):
+        if now.get(name) == then.get(name):
+            continue
+        options: dict[str, Option] = {**problem.workload.framework_options}
+        options.pop(name, None)
+        if name in then:
+            options[name] = then[name]
+        problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+        value = then.get(name, getattr(facts, name, "as the framework has it"))
+        word = ("off", "on")[value] if isinstance(value, bool) else str(value)
+        found.append((f"{name.replace('_', ' ')} {word}", problem))
+    return found
+
+
+def _fits(stop: _Stop, profile: Profile, prediction: Prediction) -> bool:
+    """Whether the peak stays within the budget."""
+    problem = stop.problem
+    if stop.configuration.is_placed:
+        return fits(problem, profile, stop.configuration)
+    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+    return prediction.peak_memory_bytes <= budget + len(prediction.stages)  # terms are rounded
+
+
+def _broken(stop: _Stop) -> tuple[str, ...]:
+    """Names of the rules that a configuration breaks."""
+    if stop.configuration.is_placed:
+        return broken_of(stop.problem, stop.configuration)
+    rules = rules_of(stop.problem)
+    mask = int(violation_masks(rules, Columns.of([stop.configuration]))[0])
+    return tuple(rule.name for bit, rule in enumerate(rules) if mask >> bit & 1)
+
+
+def _path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> list[_Stop]:
+    """The stops after the first configuration; the last one is the second."""
+    if first.is_placed or second.is_placed:
+        path = placed_path(problem, profile, first, second)
+        return [_Stop(words, problem, configuration) for words, configuration in path]
+    differences = differences_of(first, second)
+    if not differences:
+        return [] if first == second else [_Stop("everything else", problem, second)]
+    order = differences
+    if len(differences) <= MOST:
+        order = best_order(differences, _prices(problem, profile, (first, second), differences))
+    stops, done = [], frozenset[str]()
+    for difference in order:
+        done |= {difference.name}
+        here = carried(problem, first, second, done)
+        if len(done) == len(differences):
+            here = second
+        stops.append(_Stop(difference.words, problem, here or second))
+    return stops
+
+
+def _prices(
+    problem: Problem,
+    profile: Profile,
+    ends: tuple[Configuration, Configuration],
+    differences: Sequence[Difference],
+) -> dict[int, tuple[int, float]]:
+    """Of each set of carried differences, as bits: what it costs a path, and its closed-form step."""
+    names = [difference.name for difference in differences]
+    stops = {
+        done: carried(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
+        for done in range(1 << len(names))
+    }
+    there = {done: stop for done, stop in stops.items() if stop is not None}
+    found = dict.fromkeys(stops, (ILLEGAL * ILLEGAL, 0.0))
+    if there:
+        priced = Assembled.of(problem, profile, list(there.values()))
+        budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+        short = priced.stages.peak_memory_bytes.max(axis=1) > budget
+        masks = violation_masks(rules_of(problem), priced.columns) != 0
+        costs = ILLEGAL * masks.astype(int) + TOO_BIG * short.astype(int)
+        pairs = zip(costs.tolist(), priced.objective_s().tolist(), strict=True)
+        found |= dict(zip(there, pairs, strict=True))
+    return found

@@ -1,0 +1,536 @@
+"""Why no configuration is legal and fits, and which smallest changes would help.
+
+Each row's broken limits are a bit mask: the rules of the space, and memory as one limit more. Minimal
+masks are the minimal correction sets: limits which, dropped together, leave a row standing. Sets of
+limits that meet every correction set are the conflicts: they cannot hold together, and the minimal ones
+say exactly why. Every change that is offered was priced and fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, product
+from math import ceil
+from typing import Literal
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.answer import Infeasibility, Shortfall
+from meshwright.solver.clock import Watch, look
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
+from meshwright.solver.cost.pipelines import Fleet, placed_pipeline
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.feasible import fitting, lightest, nearest, some_fits
+from meshwright.solver.search.placement.frontier import Placed, PlacedFrontier
+from meshwright.solver.search.placement.plans import of_placement, of_split
+from meshwright.solver.search.placement.program import Field, Program
+from meshwright.solver.search.placement.replicas import shares_of, solve_split
+from meshwright.solver.search.placement.rows import (
+    Outer,
+    at_berth,
+    berths_of,
+    columns_of,
+    outer_of,
+    sets_of,
+)
+from meshwright.solver.search.priced_space import CHUNK, priced_rows
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.space.enumerate import Space, enumerate_space, with_whole
+from meshwright.solver.space.request_rules import request_rules, without_limits
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.splits import Prescribed
+
+_MOST_NODES_FACTOR = 16
+_LARGEST_CONFLICT = 4
+_MOST_CONFLICTS = 4
+_MOST_CHANGES = 4
+_ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
+_LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
+_STATIC_TERMS = ("weights", "gradients", "optimizer")
+
+
+def minimal_masks(masks: IntArray) -> list[int]:
+    """Masks of which no other is a part, fewest bits first."""
+    kept: list[int] = []
+    for mask in sorted(np.unique(masks).tolist(), key=lambda mask: (mask.bit_count(), mask)):
+        if not any(other & mask == other for other in kept):
+            kept.append(mask)
+    return kept
+
+
+def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) -> list[int]:
+    """Smallest masks that share a bit with every one of ``sets``.
+
+    Sets of one bit leave no choice; of others up to ``largest`` bits are taken.
+    """
+    forced = sum({mask for mask in sets if mask.bit_count() == 1})
+    others = [mask for mask in sets if not mask & forced]
+    union = [bit for bit in range(64) if any(mask >> bit & 1 for mask in others)]
+    found: list[int] = []
+    for size in range(largest + 1):
+        for bits in combinations(union, size):
+            mask = sum(1 << bit for bit in bits)
+            if all(mask & other for other in others) and not any(mask & old == old for old in found):
+                found.append(mask)
+    return [forced | mask for mask in found if forced | mask]
+
+
+def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Infeasibility:
+    """Reasons, conflicts, the nearest configuration and verified changes of an infeasible problem.
+
+    Args:
+        problem: what was asked.
+        profile: what prices it.
+        space: its enumerated configurations.
+        rows: the legal ones, priced; those that need least memory are enough.
+    """
+    space = with_whole(problem, space)
+    names = [*(rule.name for rule in space.rules), _memory_name(problem, rows)]
+    corrections = correction_masks(problem, profile, space)
+    conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
+    shortfall = _shortfall(rows)
+    reasons = [_memory_reason(problem, rows, shortfall)] if shortfall else []
+    reasons += _request_reasons(space, conflicts)
+    changes = [
+        *_risk_changes(problem, profile, shortfall),
+        *_dropped_limits(space, corrections),
+        *_more_nodes(problem, profile),
+    ]
+    return Infeasibility(
+        reasons=tuple(reasons),
+        conflicts=tuple(tuple(_words(names, conflict)) for conflict in conflicts),
+        nearest=shortfall,
+        changes=tuple(changes[:_MOST_CHANGES]),
+    )
+
+
+def _words(names: Sequence[str], mask: int) -> list[str]:
+    """Names of the limits in a mask."""
+    return [name for bit, name in enumerate(names) if mask >> bit & 1]
+
+
+def _memory_name(problem: Problem, rows: Rows) -> str:
+    """Memory as a limit, in words."""
+    chance = problem.options.max_out_of_memory_probability
+    return f"memory of {rows.budget_bytes / GIB:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
+
+
+def correction_masks(problem: Problem, profile: Profile, space: Space) -> list[int]:
+    """Minimal sets of limits that, dropped together, leave a row; memory is the bit after all rules."""
+    return minimal_masks(_masks_with_memory(problem, profile, space))
+
+
+def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntArray:
+    """Masks of the rows that break limits of the request or memory only; of all rows if none is left."""
+    request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
+    askable = (space.masks & ~request) == 0
+    if not askable.any():
+        return space.masks
+    fits = np.zeros(len(space.columns), dtype=bool)  # the search refuted every legal row
+    asked = np.flatnonzero(askable & ~space.legal)
+    for start in range(0, len(asked), CHUNK):
+        some = asked[start : start + CHUNK]
+        fits[some] = _fitting_without_limits(problem, profile, space.columns.take(some))
+    return np.asarray((space.masks | np.where(fits, 0, 1 << len(space.rules)))[askable])
+
+
+def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns) -> BoolArray:
+    """Rows that may fit in memory; those that break a prescribed split are judged by any split."""
+    any_split = replace(problem, options=replace(problem.options, stage_layers=()))
+    fits = fitting(priced_rows(any_split, profile, columns))
+    if problem.options.stage_layers:
+        keeps = ~Prescribed.of(problem).lacking(columns)
+        fits[keeps] = fitting(priced_rows(problem, profile, columns.take(np.flatnonzero(keeps))))
+    return fits
+
+
+def _shortfall(legal: Rows) -> Shortfall | None:
+    """The legal configuration that lacks least memory."""
+    rows = legal.take(lightest(legal.columns))
+    found = nearest(rows) if len(rows) else None
+    if found is None:
+        return None
+    row, split = found
+    one = rows.take([row])
+    stages = one.stages([split])
+    stage = int(stages.peak_memory_bytes[0].argmax())
+    memory = {name: round(float(value[0, stage])) for name, value in stages.memory_bytes.items()}
+    return Shortfall(
+        config=one.columns.configuration(0, split, one.replayed([split])[0]),
+        stage=stage,
+        needed_bytes=sum(memory.values()),
+        limit_bytes=int(rows.budget_bytes),
+        memory_bytes=memory,
+    )
+
+
+def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
+    """How much memory is missing, and what of it no split of the step can avoid."""
+    limit, budget = memory_limit_bytes(problem), rows.budget_bytes
+    short = shortfall.needed_bytes - shortfall.limit_bytes
+    static = sum(shortfall.memory_bytes[term] for term in _STATIC_TERMS)
+    return (
+        f"memory: stage {shortfall.stage} of the nearest configuration needs "
+        f"{shortfall.needed_bytes / GIB:.1f} GiB ({static / GIB:.1f} GiB of it weights, gradients and "
+        f"optimizer states), {short / GIB:.1f} GiB more than a predicted peak may fill: "
+        f"{budget / GIB:.1f} of {limit / GIB:.1f} GiB"
+    )
+
+
+def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
+    """For limits of the request that no configuration meets: which rules those break that would."""
+    request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
+    names = [rule.name for rule in space.rules]
+    for conflict in conflicts:
+        asked = " and ".join(_words(names, conflict))
+        if conflict & ~request == 0:
+            yield from _broken_rules(space, asked, (space.masks & conflict) == 0)
+        elif conflict & ~request == conflict:
+            rules = [rule for bit, rule in enumerate(space.rules) if conflict >> bit & 1]
+            yield from (f"{rule.name}: {rule.reason}" for rule in rules)
+
+
+def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]:
+    """What stands against the rows that meet some limits of the request."""
+    if not meeting.any():
+        yield f"{asked}: no configuration on {space.num_gpus} GPUs has it"
+        return
+    mask = minimal_masks(space.masks[meeting])[0]
+    for bit, rule in enumerate(space.rules):
+        if mask >> bit & 1:
+            yield f"{asked}: {rule.name} ({rule.reason})"
+
+
+def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[str]:
+    """Accept a larger chance to run out of memory, where a moderate one is enough."""
+    if shortfall is None:
+        return
+    limit = float(memory_limit_bytes(problem))
+    risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
+    if risk <= _LARGEST_RISK:
+        yield f"an out-of-memory risk of {ceil(risk * 1000 + _ROUNDING) / 10:.1f} %"  # never rounded down
+
+
+def _dropped_limits(space: Space, corrections: Sequence[int]) -> Iterator[str]:
+    """Limits of the request to drop, alone or together; what is left was priced and fits."""
+    request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
+    for mask in corrections:
+        if mask and mask & ~request == 0:
+            yield "without " + " and ".join(_words([rule.name for rule in space.rules], mask))
+
+
+def _more_nodes(problem: Problem, profile: Profile) -> Iterator[str]:
+    """The first doubling of the nodes that fits."""
+    factor = 2
+    while factor <= _MOST_NODES_FACTOR:
+        groups = tuple(replace(g, num_nodes=g.num_nodes * factor) for g in problem.cluster.groups)
+        options = replace(problem.options, num_nodes=())  # all of them, whatever numbers were asked for
+        larger = replace(problem, cluster=replace(problem.cluster, groups=groups), options=options)
+        group = replace(profile.group, num_nodes=profile.group.num_nodes * factor)
+        wider = replace(profile, group=group)
+        space = enumerate_space(larger, legal_only=True)
+        if some_fits(larger, wider, space.rows):
+            yield f"{larger.cluster.num_nodes} nodes"
+            return
+        factor *= 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a problem on a mixed cluster has a plan at all.
+
+
+First = Configuration | Literal["unknown"] | None
+
+
+def first_plan(problem: Problem, profile: Profile) -> First:
+    """A configuration that is legal and fits; None: there is none (proved); unknown: none among a sample.
+
+    Of the usual candidates and, where none of them does, of all (``outer_of``), as the search itself.
+
+    Raises:
+        OutOfTime: the clock that this runs under was over first.
+    """
+    fleet = Fleet.of(problem, profile)
+    found = _first(outer_of(fleet)[0])
+    return found if isinstance(found, Configuration) else _first(outer_of(fleet, wide=True)[0])
+
+
+def _first(outer: Outer) -> First:
+    """The first one that is met."""
+    frontier = PlacedFrontier.of(outer, 1)
+    frontier.run(lambda state: bool(state.ranked))
+    if frontier.ranked:
+        return of_placement(outer, frontier.ranked[0]).config
+    look()  # a frontier ends in silence where the time is over
+    shares = shares_of(outer) if len(outer) else []
+    for groups in sets_of(len(shares)):
+        exchange = outer.fleet.exchange_s(groups)
+        split = solve_split(shares, groups, exchange)
+        if split is not None:
+            return of_split(outer.fleet, shares, split).config
+    return None if outer.whole else "unknown"
+
+
+# --------------------------------------------------------------------------------------------------
+# Nothing fits on a mixed cluster: the placement that lacks least memory on its worst stage.
+
+
+_ROWS = 24  # rows looked at closely, those with most room for their layers
+_FIELDS = 512  # choices of berths of these rows
+_ANY = 2**60 - 1  # of a stage's time
+_LARGEST_BYTES = 2.0**44  # more than any stage lacks
+_CLOSE_BYTES = 2.0**20  # the shortfall is known to a MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """The nearest configuration, and what it lacks in words."""
+
+    shortfall: Shortfall
+    reason: str
+    group: str
+    log_memory_sigma: float  # of that group's predictions
+
+
+def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | None:
+    """The placement that lacks least, among the rows that have most room; None where no row is legal.
+
+    A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed. Where the
+    time is over before, it is the least of what was tried, if anything was.
+    """
+    tried = list[tuple[float, Placed]]()
+    outer = Outer.of_nothing(fleet := Fleet.of(problem, profile))
+    with watch.cut():
+        outer, _ = outer_of(fleet, wide=True)
+        for one in islice(_fields(outer, _roomiest(outer)) if len(outer) else (), _FIELDS):
+            look()
+            _try_less(one, tried)
+    return _told(problem, profile, outer, tried[-1][1]) if tried else None
+
+
+def _roomiest(outer: Outer) -> list[int]:
+    """Light rows by how many times their layers fit in the memory of the stages there is room for."""
+    light = lightest(outer.columns)
+    capacity = np.stack([_capacity(outer, berth, light) for berth in range(len(outer.berths))])
+    groups, p = outer.group_of, outer.columns.pipeline_parallel_size[light]
+    best = np.stack([capacity[groups == at].max(axis=0) for at in np.unique(groups)])
+    room = np.stack([outer.room[groups == at][:, light].max(axis=0) for at in np.unique(groups)])
+    order = np.argsort(-best, axis=0, kind="stable")
+    best, room = np.take_along_axis(best, order, axis=0), np.take_along_axis(room, order, axis=0)
+    taken = np.diff(np.minimum(np.cumsum(room, axis=0), p), axis=0, prepend=0)
+    order = np.argsort(-(taken * best).sum(axis=0), kind="stable")
+    return [int(row) for row in light[order[:_ROWS]]]
+
+
+def _capacity(outer: Outer, berth: int, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> FloatArray:
+    """Layers of one stage that a berth's memory holds, however large the parts are, (n,)."""
+    one = outer.rows[berth].take(rows)
+    kept = np.where(one.every_layer[:, None] > 0, one.prices.checkpoint_bytes, one.prices.activation_bytes)
+    each = (one.state_bytes + kept)[:, :-2].min(axis=1)
+    room = (one.budget_bytes - one.prices.context_bytes) / one.prices.reserve - one.prices.buffer_bytes
+    return np.asarray(np.where(outer.room[berth, rows] > 0, np.maximum(room, 1.0) / each, 0.0))
+
+
+def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
+    """Every choice of berths of the rows."""
+    groups = outer.group_of
+    for row in rows:
+        by_group = [
+            [None, *(int(b) for b in np.flatnonzero((groups == at) & (outer.room[:, row] > 0)))]
+            for at in range(len(outer.fleet.groups))
+        ]
+        for choice in product(*by_group):
+            berths = tuple(berth for berth in choice if berth is not None)
+            one = Field(outer=outer, row=row, berths=berths)
+            if berths and len(berths) <= one.p <= sum(one.room):
+                yield one
+
+
+def _fits_with(one: Field, more_bytes: float) -> Placed | None:
+    """A placement of a field where every GPU had so much more memory."""
+    rows = tuple(replace(rows, budget_bytes=rows.budget_bytes + more_bytes) for rows in one.outer.rows)
+    found = Program(replace(one, outer=replace(one.outer, rows=rows))).least_sum(_ANY)
+    return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
+
+
+def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
+    """Add placements of a field with ever less further memory than those before, and that memory."""
+    least = tried[-1][0] if tried else _LARGEST_BYTES
+    able = _fits_with(one, least - _CLOSE_BYTES)
+    if able is None:
+        return
+    low, high = 0.0, least - _CLOSE_BYTES
+    tried.append((high, able))
+    while high - low > _CLOSE_BYTES:
+        look()
+        middle = (low + high) / 2.0
+        able = _fits_with(one, middle)
+        if able is None:
+            low = middle
+        else:
+            high = middle
+            tried.append((high, able))
+
+
+def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
+    """The stage that lacks most, its group and its terms."""
+    config = of_placement(outer, found).config
+    pipeline = placed_pipeline(problem, profile, config)
+    budgets = pipeline.budgets_bytes()
+    memory = [stage.memory_bytes() for stage in pipeline.stages]
+    short = [sum(terms.values()) - budget for terms, budget in zip(memory, budgets, strict=True)]
+    at = int(np.argmax(short))
+    on, needed = pipeline.stages[at].on, sum(memory[at].values())
+    static = sum(memory[at][term] for term in _STATIC_TERMS)
+    limit, group = memory_limit_bytes(on.problem), config.stage_groups[at].group
+    reason = (
+        f"memory: stage {at} on {group} of the nearest configuration needs {needed / GIB:.1f} GiB "
+        f"({static / GIB:.1f} GiB of it weights, gradients and optimizer states), {short[at] / GIB:.1f} "
+        f"GiB more than a predicted peak may fill there: {budgets[at] / GIB:.1f} of {limit / GIB:.1f} GiB"
+    )
+    shortfall = Shortfall(
+        config=config, stage=at, needed_bytes=needed, limit_bytes=int(budgets[at]), memory_bytes=memory[at]
+    )
+    return Lack(
+        shortfall=shortfall, reason=reason, group=group, log_memory_sigma=on.profile.log_memory_sigma
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Why no placement on a mixed cluster is legal and fits: smallest sets of limits, each proved by searches.
+#
+# Limits are those of the request and the GPUs' memory. A set is a conflict when no plan keeps all of it,
+# with every other limit dropped; it is minimal when each of its parts has a plan. Both are what the
+# search itself proves of the changed problem, so that every member of a conflict is needed; what it
+# leaves open is said.
+
+
+_MOST_LIMITS = 6  # limits whose sets are all tried; of more, one minimal set is found
+_ABUNDANT_BYTES = 2**50  # memory that nothing fills
+_CUT = "the time limit came before all conflicts of limits were found: there may be others"
+_SAMPLED = "whether some limits conflict is not known: not all of their configurations could be searched"
+
+
+@dataclass(slots=True, kw_only=True)
+class Limits:
+    """The limits of a problem, and whether sets of them leave a plan; each set is searched once."""
+
+    problem: Problem
+    profile: Profile
+    memory: str
+    known: dict[frozenset[str], bool | None] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Limits of the request, then memory."""
+        return [*(rule.name for rule in request_rules(self.problem)), self.memory]
+
+    def leave_a_plan(self, kept: frozenset[str]) -> bool | None:
+        """Whether a plan keeps these limits, and may break the others; None: that is not known."""
+        if kept not in self.known:
+            dropped = [name for name in self.names if name not in kept and name != self.memory]
+            problem = without_limits(self.problem, dropped)
+            if self.memory not in kept:
+                problem = with_abundant_memory(problem)
+            found = first_plan(problem, self.profile)
+            self.known[kept] = None if found == "unknown" else found is not None
+        return self.known[kept]
+
+    def is_minimal(self, conflict: Sequence[str]) -> bool:
+        """Whether each part of a conflict is known to have a plan."""
+        return all(self.leave_a_plan(frozenset(conflict) - {name}) for name in conflict)
+
+
+def with_abundant_memory(problem: Problem) -> Problem:
+    """The problem on GPUs whose memory is no limit."""
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, memory_bytes=_ABUNDANT_BYTES))
+        for group in problem.cluster.groups
+    )
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+
+
+def limits_of(problem: Problem, profile: Profile) -> Limits:
+    """The limits with memory in words."""
+    fleet, chance = Fleet.of(problem, profile), problem.options.max_out_of_memory_probability
+    rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
+    memory = f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)"
+    return Limits(problem=problem, profile=profile, memory=memory)
+
+
+def conflicts_of(limits: Limits) -> Iterator[tuple[str, ...]]:
+    """Minimal sets of limits that no plan keeps together, the smallest first; (): the rules alone."""
+    names, found = limits.names, list[tuple[str, ...]]()
+    if limits.leave_a_plan(frozenset()) is False:
+        yield ()
+    elif len(names) > _MOST_LIMITS:
+        yield from filter(limits.is_minimal, [_without_plan(limits, names)])
+    else:
+        for size in range(1, len(names) + 1):
+            for some in combinations(names, size):
+                if any(set(one) <= set(some) for one in found):
+                    continue
+                if limits.leave_a_plan(frozenset(some)) is False and limits.is_minimal(some):
+                    found.append(some)
+                    yield some
+
+
+def _without_plan(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
+    """One set: limits are dropped one by one while it is proved that no plan appears."""
+    kept = list(names)
+    for name in names:
+        left = frozenset(kept) - {name}
+        if limits.leave_a_plan(left) is False:
+            kept.remove(name)
+    return tuple(kept)
+
+
+def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
+    """Conflicts, the nearest configuration and sentences on both, as far as the time goes; they say so."""
+    conflicts, of_request, complete = list[tuple[str, ...]](), list[str](), False
+    with watch.cut():
+        for one in islice(conflicts_of(limits), _MOST_CONFLICTS):
+            conflicts.append(one)
+            if limits.memory not in one:
+                of_request += _of_request(limits, one)
+        complete = True
+    sampled = None in limits.known.values()
+    # what is legal and lacks memory is told where conflicts with memory may be missing, too
+    open_ended = sampled or not complete or not conflicts
+    about_memory = lack is not None and (open_ended or any(limits.memory in one for one in conflicts))
+    reasons = [lack.reason] if lack is not None and about_memory else []
+    reasons += [*of_request, *([_SAMPLED] if sampled else []), *([] if complete else [_CUT])]
+    return Infeasibility(
+        reasons=tuple(dict.fromkeys(reasons)),
+        conflicts=tuple(one for one in conflicts if one),
+        nearest=lack.shortfall if lack is not None and about_memory else None,
+    )
+
+
+def _of_request(limits: Limits, conflict: Sequence[str]) -> Iterator[str]:
+    """Which rules the rows break that keep a conflict's limits."""
+    said = " and ".join(conflict) or "on this cluster"
+    fleet = Fleet.of(limits.problem, limits.profile)
+    (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()
+    for berth in berths_of(fleet):
+        rules = rules_of(fleet.problems[berth.group])
+        masks = violation_masks(rules, at_berth(columns, berth))
+        asked = sum(1 << bit for bit, rule in enumerate(rules) if rule.name in conflict)
+        other = sum(1 << bit for bit, rule in enumerate(rules) if rule.of_request) & ~asked
+        left = masks[(masks & asked) == 0] & ~other
+        if not len(left):
+            continue
+        mask = min(np.unique(left).tolist(), key=lambda one: one.bit_count())
+        broken = [rule for bit, rule in enumerate(rules) if mask >> bit & 1]
+        if not broken:
+            yield f"{said}: no group has GPUs enough for the stages"
+            return
+        fewest = broken if not fewest or len(broken) < len(fewest) else fewest
+    if not fewest:
+        yield f"{said}: no configuration of this cluster has it"
+    yield from (f"{said}: {rule.name} ({rule.reason})" for rule in fewest)

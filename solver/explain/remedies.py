@@ -1,0 +1,586 @@
+"""Nothing fits: the nearest changes that do, each with its best plan, cheapest first.
+
+A change is offered only after its own space was searched and its best plan has passed the independent
+check; it costs the GPU seconds of a token. Changes of the request and of its methods come before less
+work, that before hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import ceil
+from typing import Literal
+
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
+from meshwright.profiles.library import find_gpu, gpu_names
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Infeasibility, Plan, Prediction, Remedy, Shortfall
+from meshwright.solver.check import violations
+from meshwright.solver.clock import Watch, look
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
+from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.explain.infeasible import (
+    Lack,
+    Limits,
+    correction_masks,
+    explained,
+    limits_of,
+    nearest_lack,
+)
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem, SearchOptions
+from meshwright.solver.search.feasible import some_fits
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import priced_space
+from meshwright.solver.space.enumerate import (
+    Space,
+    enumerate_space,
+    is_too_large,
+    refuted_space,
+    with_whole,
+)
+from meshwright.solver.space.request_rules import without_limits
+
+# --------------------------------------------------------------------------------------------------
+# Changes of a problem that has no plan: what is asked less, done otherwise, or run on more.
+
+
+LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
+_SMALLEST = "adamw-8bit"
+CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
+_OPEN = "some changes could not be searched whole: whether they have a plan is not known"
+NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
+_SHORTEST = 1024  # tokens of a sequence that is still offered
+_MOST_GPUS = 6  # sizes of memory that are tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A changed problem with the profile that prices it."""
+
+    words: str
+    problem: Problem
+    profile: Profile
+    last_resort: bool = False  # of no interest where a smaller change is enough
+
+
+def missing(*, complete: bool, judged: bool) -> tuple[str, ...]:
+    """What is said where not all changes were tried, or not all of those could be judged."""
+    return (*(() if judged else (_OPEN,)), *(() if complete else (CUT,)))
+
+
+def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[Change]:
+    """The request's own limits given up: alone where that is enough, else the fewest together."""
+    if shortfall is not None:
+        limit = float(memory_limit_bytes(problem))
+        risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
+        if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
+            accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
+            options = replace(problem.options, max_out_of_memory_probability=accepted)
+            words = f"an out-of-memory risk of {accepted * 100:.1f} %"
+            yield Change(words=words, problem=replace(problem, options=options), profile=profile)
+    space = with_whole(problem, refuted_space(problem))
+    request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
+    for mask in correction_masks(problem, profile, space):
+        if mask and mask & ~request == 0:
+            names = _names(space, mask)
+            words = "without " + " and ".join(names)
+            yield Change(words=words, problem=without_limits(problem, names), profile=profile)
+
+
+def _names(space: Space, mask: int) -> list[str]:
+    """Names of the rules in a mask."""
+    return [rule.name for bit, rule in enumerate(space.rules) if mask >> bit & 1]
+
+
+def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
+    """The same training with less memory: smaller states, states on the host, another launcher."""
+    yield from lighter(problem, profile)
+    for name in launcher_names():
+        if name not in (problem.launcher, "any"):
+            other = replace(problem, launcher=name)
+            words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
+            own = _profile(other, profile)
+            yield Change(words=words, problem=other, profile=own)
+            for change in lighter(other, own):
+                yield replace(change, words=f"{words} and {change.words}", last_resort=True)
+
+
+def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[Change]:
+    """Smaller gradients, states, and states on the host: one after the other, then all together."""
+    together, words = problem, list[str]()
+    for change in (_gradients, _states, *((_offloaded,) if offload else ())):
+        alone, joined = change(problem), change(together)
+        if alone is not None and joined is not None:
+            yield Change(words=alone[0], problem=alone[1], profile=profile)
+            together = joined[1]
+            words.append(alone[0])
+    if len(words) > 1:
+        yield Change(words=" and ".join(words), problem=together, profile=profile, last_resort=True)
+
+
+def _gradients(problem: Problem) -> tuple[str, Problem] | None:
+    """Gradients in two bytes."""
+    work = problem.workload
+    if work.framework_options.get("gradient_dtype", "fp32") != "fp32":
+        return None
+    options = {**work.framework_options, "gradient_dtype": "bf16"}
+    return "gradients in bf16", replace(problem, workload=replace(work, framework_options=options))
+
+
+def _states(problem: Problem) -> tuple[str, Problem] | None:
+    """Optimizer states in one byte each."""
+    work = problem.workload
+    if work.optimizer not in ("adamw", "adamw-bf16"):
+        return None
+    return f"optimizer {_SMALLEST}", replace(problem, workload=replace(work, optimizer=_SMALLEST))
+
+
+def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
+    """Optimizer states or activations in host memory, where the launcher can."""
+    able = launcher_capabilities(problem.launcher).offload
+    if "offload" in problem.options.allow or len(able) == 1:
+        return None
+    options = replace(problem.options, allow=(*problem.options.allow, "offload"))
+    return "offload to the host", replace(problem, options=options)
+
+
+def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
+    """A batch that the pinned sizes divide; shorter sequences."""
+    batch, pin = problem.workload.global_batch_size, problem.options.pin
+    unit = int(pin.get("data_parallel_size", 1)) * int(pin.get("micro_batch_size", 1))
+    unit *= int(pin.get("num_microbatches", 1))
+    for near in (batch // unit * unit, -(-batch // unit) * unit):
+        if unit > 1 and near not in (0, batch):
+            work = replace(problem.workload, global_batch_size=near)
+            words = f"a global batch of {near}"
+            yield Change(words=words, problem=replace(problem, workload=work), profile=profile)
+    seq = problem.workload.seq_length // 2
+    while seq >= _SHORTEST:
+        work = replace(problem.workload, seq_length=seq)
+        yield Change(
+            words=f"sequences of {seq} tokens", problem=replace(problem, workload=work), profile=profile
+        )
+        seq //= 2
+
+
+def remedy_of(words: str, config: Configuration, prediction: Prediction, *, tokens: int) -> Remedy:
+    """A change in words with its plan; ``tokens`` are those of a step."""
+    return Remedy(
+        change=words,
+        config=config,
+        step_time_s=prediction.step_time_s,
+        num_gpus=config.num_gpus,
+        gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
+        peak_memory_bytes=prediction.peak_memory_bytes,
+    )
+
+
+def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
+    """The problem on so many nodes, all of which may be used; several groups grow alike."""
+    now = problem.cluster.num_nodes
+
+    def grown_group(group: NodeGroup) -> NodeGroup:
+        return replace(group, num_nodes=-(-group.num_nodes * nodes // now))
+
+    cluster = replace(problem.cluster, groups=tuple(map(grown_group, problem.cluster.groups)))
+    larger, wider = _on(problem, cluster), replace(profile, group=grown_group(profile.group))
+    return Change(words=f"{cluster.num_nodes} nodes", problem=larger, profile=wider)
+
+
+def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
+    """More nodes, fewest first."""
+    now = problem.cluster.num_nodes
+    for factor in NODE_FACTORS:
+        yield on_nodes(problem, profile, ceil(now * factor))
+
+
+def other_gpus(problem: Problem) -> Iterator[Change]:
+    """The same number of nodes with GPUs of more memory on a link of the same kind, the smallest first."""
+    for gpu in larger_gpus(problem.cluster.groups[0]):
+        groups = tuple(with_gpu(group, gpu) for group in problem.cluster.groups)
+        changed = _on(problem, replace(problem.cluster, groups=groups))
+        words = f"{gpu.display_name} instead"
+        yield Change(
+            words=words, problem=changed, profile=default_profile(changed.cluster, changed.launcher)
+        )
+
+
+def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
+    """As many nodes with other GPUs and their links."""
+    return replace(group, gpu=gpu, intra_node=gpu.intra_node, inter_node=gpu.inter_node)
+
+
+def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
+    """GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
+    every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
+    alike = [
+        gpu
+        for gpu in every
+        if gpu.memory_bytes > group.gpu.memory_bytes and gpu.intra_node.kind == group.intra_node.kind
+    ]
+    sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.slug, reverse=True)}
+    larger = [sizes[size] for size in sorted(sizes)]
+    return larger[:_MOST_GPUS]
+
+
+def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
+    """The problem on another cluster, all of whose nodes may be used."""
+    options: SearchOptions = replace(problem.options, num_nodes=())
+    return replace(problem, cluster=cluster, options=options)
+
+
+def _profile(problem: Problem, profile: Profile) -> Profile:
+    """The profile of a changed launcher: the same where its framework is."""
+    other = default_profile(problem.cluster, problem.launcher)
+    return profile if other.framework.name == profile.framework.name else other
+
+
+_MOST = 8
+_ENOUGH = 2  # of the kinds where each further change only goes further
+
+Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
+
+
+def with_remedies(
+    problem: Problem,
+    profile: Profile,
+    found: Infeasibility,
+    watch: Watch,
+) -> Infeasibility:
+    """The reasons with verified changes, those that were found before the time was over; they say so."""
+    groups: list[list[Remedy]] = [[] for _ in range(4)]
+    complete, judged = False, True
+    with watch.cut():
+        kinds = (
+            (_free(problem, profile, found), _MOST),
+            (less_work(problem, profile), _ENOUGH),
+            (more_hardware(problem, profile), 1),
+            (other_gpus(problem), 1),
+        )
+        for group, (changes, enough) in zip(groups, kinds, strict=True):
+            judged &= _add_fitting(group, changes, enough)
+        complete = True
+    found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
+    cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
+    hardware = sorted([*nodes, *gpus], key=lambda one: one.gpu_s_per_token)
+    remedies = (*cheap[: _MOST - 3], *work[:1], *hardware)
+    if not remedies:
+        return found
+    return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
+
+
+def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[Change]:
+    """What needs neither other work nor other machines."""
+    yield from asked_less(problem, profile, found.nearest)
+    yield from done_otherwise(problem, profile)
+
+
+def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) -> bool:
+    """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
+    judged = True
+    for change in changes:
+        if len(group) == enough:
+            break
+        look()
+        if change.last_resort and group:
+            continue
+        best = fastest(change.problem, change.profile)
+        if best is None or best == "unknown":
+            judged &= best is None
+            continue
+        config, prediction = best
+        workload = change.problem.workload
+        tokens = workload.global_batch_size * workload.seq_length
+        group.append(remedy_of(change.words, config, prediction, tokens=tokens))
+    return judged
+
+
+def fastest(problem: Problem, profile: Profile, *, wide: bool = False) -> Fastest:
+    """The first plan of a problem, proved and checked; no reasons are sought.
+
+    Of the usual candidates and, where none of them fits, of all (``wide``), as the search itself. None:
+    nothing fits (proved); unknown: there are too many configurations to look at all of them.
+
+    Raises:
+        OutOfTime: the clock that this runs under was over first.
+    """
+    if is_too_large(problem, wide=wide):
+        return "unknown"
+    space = enumerate_space(problem, legal_only=True, wide=wide)
+    if not _ties(problem) and not some_fits(problem, profile, space.rows):
+        return None if space.every else fastest(problem, profile, wide=True)
+    priced = priced_space(problem, profile, space.rows)
+    if len(priced) < len(space.rows):  # too many to price
+        return "unknown"
+    frontier = Frontier.of(priced, 1)
+    frontier.run(lambda _: False)
+    look()  # a frontier ends in silence where the time is over
+    if not frontier.ranked:
+        return None if space.every else fastest(problem, profile, wide=True)
+    first = frontier.ranked[0]
+    row = frontier.rows.take([first.row])
+    config = row.columns.configuration(0, first.split, row.replayed([first.split])[0])
+    if any(violations(problem, profile, config)):
+        return "unknown"
+    return config, predict(problem, profile, config)
+
+
+def _ties(problem: Problem) -> bool:
+    """Whether the request ties variables to one another: then the lightest rows do not stand for all."""
+    return bool(problem.options.constraints) or "num_microbatches" in problem.options.named
+
+
+# --------------------------------------------------------------------------------------------------
+# A deadline that no plan meets: how long the fastest takes, and the nearest changes that meet it.
+#
+# Each is verified: a later deadline by the plan that meets it, more nodes by a search on them.
+
+
+_TENTH = 10.0
+_TRIES = 8  # numbers of nodes that are searched
+_DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
+_MOST_TIMES_NODES = 64  # times as many nodes that are still tried
+_SEARCH_S = 10.0  # for each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More:
+    """Nodes that there may be more of."""
+
+    nodes: int  # that there are
+    grow: Callable[[int], Change]  # the problem on so many, told in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A plan and the days of all its tokens."""
+
+    plan: Plan
+    days: float
+
+
+def fastest_run(problem: Problem, profile: Profile) -> Run | None:
+    """The run of the shortest step, whatever the deadline; None where nothing fits."""
+    options = replace(
+        problem.options, deadline_days=None, objective="step_time", top_k=1, certify="none", gpus="all"
+    )
+    return _first_run(replace(problem, options=options), profile)
+
+
+def _first_run(problem: Problem, profile: Profile) -> Run | None:
+    """The run of the first plan."""
+    from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
+
+    plans = search(problem, profile).plans
+    if not plans:
+        return None
+    days = outlook_of(problem, profile, plans[0].config, plans[0].prediction).days
+    return Run(plan=plans[0], days=days or 0.0)
+
+
+def too_late(problem: Problem, run: Run, more: Sequence[More], watch: Watch) -> Infeasibility:
+    """The reason, and what meets the deadline: a later one, more nodes.
+
+    Args:
+        problem: the request, with a deadline that ``run``, the fastest, misses.
+        run: on the cluster as it is.
+        more: what there may be more of.
+        watch: its time is that of the search for what meets the deadline.
+    """
+    asked, gpus = problem.options.deadline_days or 0.0, run.plan.config.num_gpus
+    reason = f"deadline: the fastest plan takes {run.days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
+    remedies = [_remedy(problem, f"a deadline of {_up(run.days):.1f} days", run.plan)]
+    complete = False
+    with watch.cut():
+        for one in more:
+            look()
+            count = _enough_nodes(run, asked, one)
+            if count is not None:
+                remedies += _as_asked(one.grow(count))
+        complete = True
+    changes = tuple(one.change for one in remedies)
+    return Infeasibility(
+        reasons=(reason, *(() if complete else (CUT,))), changes=changes, remedies=tuple(remedies)
+    )
+
+
+def _enough_nodes(run: Run, asked: float, more: More) -> int | None:
+    """The fewest nodes that were found to meet the deadline.
+
+    A number is guessed from the last one as if speed grew with nodes, then what lies between the most that
+    miss it and the fewest that meet it is halved; of large numbers round ones are tried, which split well.
+    """
+    low, high, days = more.nodes, 0, run.days
+    for _ in range(_TRIES):
+        guess = _round((low + high) // 2 if high else max(low + 1, ceil(low * days / asked)))
+        look()
+        if guess > _MOST_TIMES_NODES * more.nodes or (high and not low < guess < high):
+            break
+        change = more.grow(guess)
+        options = replace(change.problem.options, time_limit_s=_SEARCH_S)
+        found = fastest_run(replace(change.problem, options=options), change.profile)
+        if found is not None and found.days <= asked:
+            high = guess
+        else:
+            low, days = guess, found.days if found is not None else days
+    return high or None
+
+
+def _round(nodes: int) -> int:
+    """The next number with four binary digits and zeros behind them."""
+    unit = 1 << max(nodes.bit_length() - _DIGITS, 0)
+    return -(-nodes // unit) * unit
+
+
+def _as_asked(change: Change) -> list[Remedy]:
+    """The first plan of the request itself on more nodes, where it has one."""
+    options = replace(change.problem.options, top_k=1, certify="none", gpus="all", time_limit_s=_SEARCH_S)
+    problem = replace(change.problem, options=options)
+    run = _first_run(problem, change.profile)
+    if run is None or run.days > (problem.options.deadline_days or 0.0):
+        return []
+    return [_remedy(problem, f"{change.words} ({run.days:.1f} days)", run.plan)]
+
+
+def _remedy(problem: Problem, words: str, plan: Plan) -> Remedy:
+    """A change with its plan."""
+    tokens = plan.config.global_batch_size * problem.workload.seq_length
+    return remedy_of(words, plan.config, plan.prediction, tokens=tokens)
+
+
+def _up(days: float) -> float:
+    """To tenths of a day, never down."""
+    return -(-days * _TENTH // 1.0) / _TENTH
+
+
+# --------------------------------------------------------------------------------------------------
+# Nothing fits on a mixed cluster: the nearest changes that do, each with its best plan, cheapest first.
+#
+# A change is offered only after its own space was searched and its best plan passed the independent
+# check.
+
+_ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
+
+
+def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> Infeasibility:
+    """Reasons, minimal conflicts, the nearest configuration and verified changes.
+
+    Those that were found before the time was over; the reasons say what was cut.
+    """
+    lack = nearest_lack(problem, profile, watch)
+    limits = limits_of(problem, profile)
+    found = explained(limits, lack, watch)
+    cheap, work, hardware = list[Remedy](), list[Remedy](), list[Remedy]()
+    complete, judged = False, True
+    with watch.cut():
+        judged &= _add_fitting_placed(cheap, _free_placed(limits, lack), _MOST)
+        judged &= _add_fitting_placed(work, less_work(problem, profile), _ENOUGH)
+        for group in range(len(problem.cluster.distinct_groups)):
+            for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
+                judged &= _add_fitting_placed(hardware, changes, len(hardware) + 1)
+        complete = True
+    kinds = [sorted(kind, key=lambda one: one.gpu_s_per_token) for kind in (cheap, work, hardware)]
+    remedies = (*kinds[0][: _MOST - 4], *kinds[1][:1], *kinds[2][:3])
+    reasons = (*found.reasons, *missing(complete=complete, judged=judged))
+    offered = tuple(one.change for one in remedies)
+    return replace(found, reasons=reasons, remedies=remedies, changes=offered)
+
+
+def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
+    """What needs neither other work nor other machines."""
+    problem, profile = limits.problem, limits.profile
+    yield from _more_risk(problem, profile, lack)
+    yield from _asked_less(limits)
+    yield from lighter(problem, profile, offload=False)
+
+
+def _more_risk(problem: Problem, profile: Profile, lack: Lack | None) -> Iterator[Change]:
+    """A larger chance to run out of memory, where a moderate one is enough."""
+    if lack is None:
+        return
+    fleet = Fleet.of(problem, profile)
+    limit = float(memory_limit_bytes(fleet.problems[fleet.names.index(lack.group)]))
+    risk = out_of_memory_probability(lack.shortfall.needed_bytes, limit, lack.log_memory_sigma)
+    if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
+        accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
+        options = replace(problem.options, max_out_of_memory_probability=accepted)
+        words = f"an out-of-memory risk of {accepted * 100:.1f} %"
+        yield Change(words=words, problem=replace(problem, options=options), profile=profile)
+
+
+def _asked_less(limits: Limits) -> Iterator[Change]:
+    """The request's own limits given up: the fewest together."""
+    names = [name for name in limits.names if name != limits.memory]
+    every, dropped = frozenset(limits.names), list[set[str]]()
+    for size in range(1, len(names) + 1):
+        for some in combinations(names, size):
+            known = any(one <= set(some) for one in dropped)
+            if known or not limits.leave_a_plan(every - set(some)):
+                continue
+            dropped.append(set(some))
+            problem = without_limits(limits.problem, some)
+            yield Change(words=f"without {' and '.join(some)}", problem=problem, profile=limits.profile)
+
+
+def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
+    """More nodes of one group, fewest first."""
+    now = problem.cluster.distinct_groups[group].num_nodes
+    for nodes in sorted({ceil(now * factor) for factor in NODE_FACTORS} - {now}):
+        yield on_nodes_of(problem, profile, group, nodes)
+
+
+def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> Change:
+    """The problem with so many nodes of one of its distinct groups."""
+    larger = replace(problem.cluster.distinct_groups[group], num_nodes=nodes)
+    words = f"{nodes} nodes of {problem.cluster.group_names[group]}"
+    return _with_group(problem, profile, group, larger, words)
+
+
+def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
+    """GPUs of more memory in one group, the smallest first."""
+    own, name = problem.cluster.distinct_groups[group], problem.cluster.group_names[group]
+    for gpu in larger_gpus(own):
+        words = f"{gpu.display_name} instead of {name}"
+        yield _with_group(problem, profile, group, with_gpu(own, gpu), words)
+
+
+def _with_group(problem: Problem, profile: Profile, at: int, group: NodeGroup, words: str) -> Change:
+    """The problem with one of its distinct groups changed; others keep the profile that prices them."""
+    groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
+    changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    fresh = default_profile(changed.cluster, changed.launcher)
+    if len(fresh.by_group) == len(groups):
+        same_gpu = profile.by_group[at].group.gpu == group.gpu
+        own = replace(profile.by_group[at], group=group) if same_gpu else fresh.by_group[at]
+        fresh = replace(fresh, by_group=(*profile.by_group[:at], own, *profile.by_group[at + 1 :]))
+    return Change(words=words, problem=changed, profile=fresh)
+
+
+def _add_fitting_placed(group: list[Remedy], changes: Iterator[Change], enough: int) -> bool:
+    """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
+    from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
+
+    judged = True
+    for change in changes:
+        if len(group) == enough:
+            break
+        look()
+        if change.last_resort and group:
+            continue
+        options = replace(
+            change.problem.options, top_k=1, certify="none", deadline_days=None, time_limit_s=_SEARCH_S
+        )
+        answer = search(replace(change.problem, options=options), change.profile)
+        if not answer.plans:
+            judged &= answer.status == "infeasible"
+            continue
+        config, prediction = answer.plans[0].config, answer.plans[0].prediction
+        tokens = change.problem.workload.global_batch_size * change.problem.workload.seq_length
+        group.append(remedy_of(change.words, config, prediction, tokens=tokens))
+    return judged

@@ -1,0 +1,183 @@
+"""The main operators of a plan's forward pass, with the work they do and the time they are priced at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from meshwright.profiles.model import LayerKind
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import OperatorPoint, Roofline
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.pipelines import Fleet, alike
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem
+
+_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output
+_ATTENTION = ("attention in (QKV)", "attention out")
+_LATENT = ("query up", "query down", "key/value down", "key/value up", "attention out")
+_DENSE = ("MLP up", "MLP down")
+_EXPERTS = "routed experts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """One configuration's context; every array of it has one entry."""
+
+    ctx: Context
+    layers: int  # of the kind at hand
+
+    def gemm(self, name: str, gemm: Gemm, precision: str) -> OperatorPoint:
+        """One plain product."""
+        seconds = float(gemm_seconds(self.ctx, [gemm], precision).forward[0])
+        return self.point(name, _flops(gemm), _bytes(gemm, precision), seconds, precision)
+
+    def point(
+        self, name: str, flops: float, moved_bytes: float, seconds: float, precision: str
+    ) -> OperatorPoint:
+        """One operator."""
+        gpu = self.ctx.gpu
+        peak = gpu.peak_flops.get(precision) or gpu.peak_bf16_flops
+        return OperatorPoint(
+            name=name,
+            flops=flops,
+            moved_bytes=moved_bytes,
+            seconds=seconds,
+            peak_flops=peak,
+            layers=self.layers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """Layers of the model that one kind of rank holds, and the context that prices them."""
+
+    problem: Problem
+    profile: Profile
+    config: Configuration  # as if all of the pipeline stood where these ranks do
+    spans: tuple[tuple[int, int], ...]  # first layer, and behind the last, of each stage
+    note: str = ""
+
+
+def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> tuple[Roofline, ...]:
+    """The main operators of one micro-batch's forward pass.
+
+    One roofline; of a placed configuration one for each node group and tensor-parallel size (and class of
+    replicas) that stages stand on; none where layers were timed as a whole.
+    """
+    if config.is_placed:
+        shares = _placed_shares(problem, profile, config)
+    else:
+        whole = (0, problem.model.num_layers)
+        shares = [_Share(problem=problem, profile=profile, config=config, spans=(whole,))]
+    return tuple(_roofline(share) for share in shares if share.profile.layers is None)
+
+
+def _placed_shares(problem: Problem, profile: Profile, config: Configuration) -> list[_Share]:
+    """What the ranks on each group hold; each class of replicas holds the whole model."""
+    fleet = Fleet.of(problem, profile)
+    found = []
+    for number, one in enumerate(config.replicas or (config,)):
+        ends = list(accumulate(one.stage_layers))
+        spans = dict[tuple[str, int], list[tuple[int, int]]]()
+        for place, end, held in zip(one.stage_groups, ends, one.stage_layers, strict=True):
+            spans.setdefault((place.group, place.tensor_parallel_size), []).append((end - held, end))
+        kind = f", replicas of kind {number}" if config.replicas else ""
+        for (group, size), own in spans.items():
+            at = fleet.names.index(group)
+            found.append(
+                _Share(
+                    problem=fleet.problems[at],
+                    profile=fleet.profiles[at],
+                    config=alike(one, size),
+                    spans=tuple(own),
+                    note=f"tp {size}{kind}",
+                )
+            )
+    return found
+
+
+def _roofline(share: _Share) -> Roofline:
+    """The operators of one share."""
+    model, profile = share.problem.model, share.profile
+    ctx, layout = context_of(share.problem, Columns.of([share.config]), profile), LayerLayout.of(model)
+    counts = sum(layout.cumulative[end] - layout.cumulative[start] for start, end in share.spans)
+    points: list[OperatorPoint] = []
+    for kind, count in zip(layout.kinds, np.asarray(counts).tolist(), strict=True):
+        held = _layer(ctx, kind, round(count)) if count else ()
+        points += [one for one in held if _new(one, points)]
+    if any(end == model.num_layers for _, end in share.spans):
+        head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
+        points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
+    return Roofline(
+        gpu=ctx.gpu.display_name,
+        bytes_per_s=ctx.gpu.hbm_bytes_per_s,
+        peak_flops=max(point.peak_flops for point in points),
+        points=tuple(points),
+        note=share.note,
+    )
+
+
+def _new(point: OperatorPoint, points: list[OperatorPoint]) -> bool:
+    """Whether no other kind of layer runs the same operator."""
+    return all((point.name, point.flops) != (one.name, one.flops) for one in points)
+
+
+def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint]:
+    """The operators of one layer of a kind."""
+    read, precision = _Reader(ctx=ctx, layers=layers), ctx.linear_precision
+    gemms = layer_gemms(ctx, kind)
+    plain = [gemm for gemm in gemms if not gemm.grouped]
+    for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):
+        yield read.gemm(name, gemm, precision)
+    flops, moved = _attention_work(ctx)
+    seconds = float(core_attention(ctx).forward[0])
+    yield read.point("attention core", flops, moved, seconds, "bf16")
+    grouped = [gemm for gemm in gemms if gemm.grouped]
+    if grouped:
+        whole = linear_seconds(ctx, kind).forward
+        rest = gemm_seconds(ctx, plain, precision).forward
+        work = sum(map(_flops, grouped)), sum(_bytes(gemm, precision) for gemm in grouped)
+        yield read.point(_EXPERTS, *work, float((whole - rest)[0]), precision)
+
+
+def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
+    """What the plain products of a layer are, in the order of ``layer_gemms``."""
+    names = list(_ATTENTION)
+    if ctx.model.mla is not None:
+        names = [name for name in _LATENT if ctx.model.mla.q_lora_rank or name != "query down"]
+    shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
+    return [*names, *(name.replace("MLP", shared) for name in _DENSE)][:count]
+
+
+def _one(value: object) -> float:
+    """The only entry of an array, or a number."""
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+def _flops(gemm: Gemm) -> float:
+    """``2 m n k``, of all equal products."""
+    return 2.0 * _one(gemm.m) * _one(gemm.n) * _one(gemm.k) * _one(gemm.count)
+
+
+def _bytes(gemm: Gemm, precision: str) -> float:
+    """Both inputs read, the output written in 2 bytes."""
+    m, n, k = _one(gemm.m), _one(gemm.n), _one(gemm.k)
+    return _one(gemm.count) * ((m + n) * k * _ELEMENT_BYTES.get(precision, 2.0) + 2.0 * m * n)
+
+
+def _attention_work(ctx: Context) -> tuple[float, float]:
+    """FLOPs of the causal scores and weighted values; queries, keys, values read, output written.
+
+    ``2 tokens heads (qk + v) attended / t`` (Dao 2023, arXiv:2307.08691); scores stay on the chip.
+    """
+    model, tokens = ctx.model, _one(ctx.tokens)
+    heads, kv = model.num_attention_heads / _one(ctx.t), max(model.num_kv_heads / _one(ctx.t), 1.0)
+    width = model.head_dim + model.v_head_dim
+    flops = 2.0 * tokens * heads * width * model.attended_tokens(ctx.seq_length)
+    return flops, 2.0 * tokens * width * (heads + kv * _one(ctx.c))

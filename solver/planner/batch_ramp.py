@@ -1,0 +1,230 @@
+"""The plans with the shortest batch ramp: one layout and split for every stage of it.
+
+A row's score is ``sum_i steps_i S_i``, S_i the simulated step of stage i, at its best over a few splits: of
+every stage the one that the search would choose for it alone, those that fit in all of them. Rows wait
+under ``sum_i steps_i bound_i`` with the frontier's bounds of each stage, so that the row with the least
+bound is next, and when it cannot enter the best K nothing can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Status
+from meshwright.solver.check import violations
+from meshwright.solver.clock import Watch, relative_gap
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, plan_id_of
+from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import InvalidPlanError, OnProgress, Problem, ShouldStop, problem_digest
+from meshwright.solver.search.answers import versions
+from meshwright.solver.search.candidates import fastest
+from meshwright.solver.search.frontier import Frontier, layouts_of
+from meshwright.solver.search.priced_space import priced_space
+from meshwright.solver.search.splits import Split
+from meshwright.solver.space.enumerate import Space, empty_space, is_large, sampled_space, searched_space
+from meshwright.solver.space.factored import rows_of
+from meshwright.solver.space.rules import RampStage, ramp_stages
+
+_FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
+_MOST_PRICED = 2_000_000  # rows of all stages that are written down; of more a sample is searched
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Scored:
+    """One row with its split; ordered by its time."""
+
+    total_s: float
+    row: int
+    split: Split
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ramp:
+    """All stages of one space, best first."""
+
+    stages: Sequence[RampStage]
+    frontiers: Sequence[Frontier]
+    bound_s: FloatArray  # (n,) of the whole ramp; +inf where a stage does not fit
+    top_k: int
+    found: dict[tuple[int, ...], _Scored]
+    finished: bool = False
+    opened: int = 0
+
+    @property
+    def ranked(self) -> list[_Scored]:
+        """The best K layouts so far."""
+        return sorted(self.found.values())[: self.top_k]
+
+    def run(self, watch: Watch, first: Watch, known: Sequence[int] = ()) -> None:
+        """Open rows until nothing can rank higher; ``known`` are opened before, to have a good cutoff.
+
+        Until there is a plan, ``first`` is the clock.
+        """
+        for row in known:
+            if np.isfinite(self.bound_s[row]):
+                self._open(row)
+        order = np.argsort(self.bound_s, kind="stable")
+        order = order[np.isfinite(self.bound_s[order])]
+        for row in order.tolist():
+            ranked = self.ranked
+            cutoff = ranked[-1].total_s if len(ranked) == self.top_k else np.inf
+            if self.bound_s[row] > cutoff:
+                break
+            watch.report("solving", explored=self.opened, total=len(self.bound_s))
+            if (watch if self.found else first).interrupted():
+                return
+            self.opened += 1
+            self._open(row)
+        self.finished = True
+
+    def _open(self, row: int) -> None:
+        """Score one row, where every stage has a split, and keep the best of its layout."""
+        solved = [frontier.solve([row]) for frontier in self.frontiers]
+        if not all(solved):
+            return
+        pairs = zip(self.frontiers, solved, strict=True)
+        splits = dict.fromkeys(frontier.score(one)[1] for frontier, (one,) in pairs)
+        scores = [(self._total_s(row, split), split) for split in splits if self._fits(row, split)]
+        if not scores:
+            return
+        best = _Scored(min(scores)[0], row, min(scores)[1])
+        key = layouts_of(self.frontiers[-1].rows.columns, [row])[0]
+        if key not in self.found or best < self.found[key]:
+            self.found[key] = best
+
+    def _fits(self, row: int, split: Split) -> bool:
+        """Whether every stage has the memory for a split."""
+        rows = [frontier.rows.take([row]) for frontier in self.frontiers]
+        return all(one.stages([split]).peak_memory_bytes.max() <= one.budget_bytes for one in rows)
+
+    def _total_s(self, row: int, split: Split) -> float:
+        """Seconds of all steps of the ramp."""
+        steps = (fastest(frontier.rows.take([row]), [split])[0] for frontier in self.frontiers)
+        return float(sum(stage.steps * step for stage, step in zip(self.stages, steps, strict=True)))
+
+
+def ramp_search(
+    problem: Problem,
+    profile: Profile,
+    *,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
+) -> Answer:
+    """The ``top_k`` layouts with the shortest ramp, legal and fitting in every stage.
+
+    ``known``: configurations to begin with, of a search that was broken off; they change no answer.
+    One that is stopped early has its first plan where that takes no longer than ``_FIRST_S``.
+
+    Raises:
+        InvalidPlanError: the independent check refuses a plan in one of its stages (a bug).
+    """
+    watch = Watch(
+        time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
+    )
+    first, space = watch.at_least(_FIRST_S), empty_space(problem)
+    ramp = _ramp_of(problem, profile, space.columns)
+    sampled = is_large(problem)
+    with first.cut():
+        if not sampled:
+            space = searched_space(problem, legal_only=True, one_by_one=True)
+            sampled = len(space.rows) * (1 + len(ramp.stages)) > _MOST_PRICED
+        if sampled:
+            space = sampled_space(problem)
+        ramp = _ramp_of(problem, profile, space.columns)
+        ramp.run(watch, first, rows_of(space.columns, known))
+    ramp.finished &= space.whole
+    plans = tuple(_plan(problem, profile, ramp, at) for at in range(len(ramp.ranked)))
+    return _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)
+
+
+def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:
+    """Every stage of these rows, priced and bounded."""
+    stages = ramp_stages(problem)
+    frontiers = [
+        Frontier.of(priced_space(stage.problem, profile, stage.columns(columns)), 1) for stage in stages
+    ]
+    bound = np.zeros(len(columns))
+    for stage, frontier in zip(stages, frontiers, strict=True):
+        bound = bound + stage.steps * frontier.bound_s[:]
+    return _Ramp(stages=stages, frontiers=frontiers, bound_s=bound, top_k=problem.options.top_k, found={})
+
+
+def _plan(problem: Problem, profile: Profile, ramp: _Ramp, at: int) -> Plan:
+    """One ranked row as a plan of the last stage, past the check of every stage."""
+    one, rows = ramp.ranked[at], ramp.frontiers[-1].rows
+    last = rows.take([one.row])
+    config = last.columns.configuration(0, one.split)
+    for stage in ramp.stages:
+        faults = list(violations(stage.problem, profile, stage.configuration(config)))
+        if faults:
+            raise InvalidPlanError("; ".join(faults))
+    prediction = predict(ramp.stages[-1].problem, profile, config)
+    return Plan(
+        plan_id=plan_id_of(problem_digest(problem), config),
+        rank=at + 1,
+        config=config,
+        prediction=prediction,
+        objective_s=float(objective_s(last.prices, last.columns, last.stages([one.split]))[0]),
+        outlook=_with_ramp(
+            problem, outlook_of(problem, profile, config, prediction), one.total_s, config.num_gpus
+        ),
+    )
+
+
+def _with_ramp(problem: Problem, outlook: Outlook, total_s: float, num_gpus: int) -> Outlook:
+    """The outlook with the days, and the cost, of the whole ramp."""
+    days = total_s * slowdown(problem, num_gpus) / DAY_S
+    price = problem.options.gpu_hour_price
+    cost = None if price is None else days * 24.0 * num_gpus * price
+    return replace(outlook, days=days, cost=cost)
+
+
+def _answer(
+    problem: Problem, profile: Profile, *, space: Space, ramp: _Ramp, plans: tuple[Plan, ...], watch: Watch
+) -> Answer:
+    """The answer with what was proved."""
+    proved = ramp.finished
+    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
+    value = ramp.ranked[0].total_s if plans else None
+    least = float(ramp.bound_s.min(initial=np.inf)) if space.whole else np.inf
+    bound = min(least, value) if value is not None and np.isfinite(least) else None
+    gap = relative_gap(value, bound)
+    return Answer(
+        status=outcomes[0 if plans else 1],
+        plans=plans,
+        certified_by=("best-first",) if ramp.finished and plans else (),
+        objective_gap=None,
+        objective_excess=None,
+        bound_step_time_s=None,
+        gap=gap,
+        space_size=space.size,
+        legal=len(space.rows),
+        fit=int(np.isfinite(ramp.bound_s).sum()),
+        explored=space.size - (0 if proved else len(space.rows) - ramp.opened),
+        counts={"priced": len(ramp.bound_s) * len(ramp.stages), "solved": ramp.opened},
+        elapsed_s=watch.elapsed_s,
+        seed=problem.options.seed,
+        versions=versions(profile),
+        warnings=(*space.warnings, *problem.cluster.warnings, *profile.warnings),
+        num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
+        peak_flops=profile.group.gpu.peak_bf16_flops,
+        notes={"profile": profile.title},
+        infeasible=None if plans or not proved else _reasons(ramp),
+        space="every" if space.every else "usual",
+        objective=ObjectiveClaim(name="ramp_time", unit="s", value=value, bound=bound, gap=gap),
+    )
+
+
+def _reasons(ramp: _Ramp) -> Infeasibility:
+    """Why there is no plan: each stage may have one, but no layout runs all of them."""
+    batches = ", ".join(str(stage.batch) for stage in ramp.stages)
+    fit = [int(np.isfinite(frontier.bound_s[:]).sum()) for frontier in ramp.frontiers]
+    words = f"no layout is legal and fits in every stage of the ramp (batches {batches})"
+    return Infeasibility(reasons=(words, f"of the legal ones {min(fit)} may fit in the worst stage"))

@@ -1,0 +1,119 @@
+"""The fewest nodes on which the request has a plan.
+
+Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it, of all
+candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
+deadline. So the first one with a plan is the fewest, and its ranking is the answer. A number of nodes whose
+GPUs no legal configuration uses all of is searched as a cluster of that size: on as many as can be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.clock import Watch
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.search.feasible import fitting
+from meshwright.solver.search.priced_space import CHUNK, priced_space
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import enumerate_space, is_too_large
+from meshwright.solver.space.factored import Crossing
+
+
+def node_counts(problem: Problem) -> tuple[int, ...]:
+    """Numbers of nodes in question, smallest first."""
+    most = problem.cluster.num_nodes - problem.options.reserve_nodes
+    named = sorted(count for count in problem.options.num_nodes if count <= most)
+    return tuple(named) or tuple(range(1, most + 1))
+
+
+def on_nodes(problem: Problem, count: int, time_limit_s: float) -> Problem:
+    """The problem on exactly ``count`` nodes."""
+    options = replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=time_limit_s)
+    return replace(problem, options=options)
+
+
+def fewest(
+    problem: Problem,
+    profile: Profile,
+    *,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
+) -> Answer:
+    """The answer on the fewest nodes; on the most of them where none has a plan.
+
+    ``known``: configurations to begin with, as ``search``; those of other numbers of nodes say nothing.
+    A limit before the first plan leaves status ``unknown``. Errors as ``search``.
+    """
+    watch = Watch(
+        time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
+    )
+    refuted, counts = 0, node_counts(problem)
+    for count in counts:
+        here = on_nodes(problem, count, max(watch.left_s, 0.01))
+        cut, covered = watch.interrupted(), 0
+        last = count == counts[-1] or cut
+        with watch.cut():
+            here = _usable(problem, here, count)
+            covered = 0 if last else _refuted(here, profile)
+        watch.report("enumerating", explored=refuted, total=refuted + covered)
+        if covered:
+            refuted += covered
+            continue
+        answer = search(here, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+        if cut and count != counts[-1] and answer.status == "infeasible":  # others were not tried
+            answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
+        if last or answer.status != "infeasible":
+            return _with_refuted(answer, refuted, watch)
+        refuted += answer.space_size
+    raise AssertionError("there is at least one node")
+
+
+def _usable(problem: Problem, here: Problem, count: int) -> Problem:
+    """The problem on ``count`` nodes; as a cluster of its own where no legal row uses all of their GPUs."""
+    if problem.options.num_nodes or enumerate_space(here, legal_only=True).num_legal:
+        return here
+    (group,) = here.cluster.groups
+    cluster = replace(here.cluster, groups=(replace(group, num_nodes=count),))
+    return replace(here, cluster=cluster, options=replace(here.options, num_nodes=(), reserve_nodes=0))
+
+
+def _refuted(problem: Problem, profile: Profile) -> int:
+    """The number of candidates, all of them, where none has a split that fits; 0 where one may."""
+    usual = enumerate_space(problem, legal_only=True)
+    if _may_fit(problem, profile, usual.rows):
+        return 0
+    if not usual.every and is_too_large(problem, wide=True):
+        return 0
+    every = usual if usual.every else enumerate_space(problem, legal_only=True, wide=True)
+    return 0 if _may_fit(problem, profile, every.rows) else every.size
+
+
+def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
+    """Whether some legal row may have a split that fits; False is a proof."""
+    memory_only = replace(problem.options, objective="step_time", deadline_days=None)
+    priced = priced_space(replace(problem, options=memory_only), profile, rows)
+    if priced.kinds is None or priced.families is None:
+        pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
+        return any(fitting(priced.take(piece)).any() for piece in pieces)
+    able = np.sort(priced.families.members)  # as many rows together as there are in a piece
+    ends = np.flatnonzero(np.diff(np.cumsum(priced.kinds.sizes[able]) // CHUNK)) + 1
+    some = (priced.kinds.rows(kinds) for kinds in np.split(able, ends))
+    return any(fitting(replace(priced, prices=priced.prices.afresh()).take(one)).any() for one in some)
+
+
+def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:
+    """The answer counts the rows of smaller clusters, all of them refuted."""
+    return replace(
+        answer,
+        space_size=answer.space_size + refuted,
+        explored=answer.explored + refuted,
+        elapsed_s=watch.elapsed_s,
+        notes={**answer.notes, "gpus": "fewest"},
+    )

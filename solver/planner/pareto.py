@@ -1,0 +1,121 @@
+"""The front of step time and peak memory, and of the number of GPUs where that is open.
+
+Point by point from the fastest: the next point is the fastest layout whose every rank stays a step of
+``STEP`` below the peak of the one before, found and proved by the same best-first search under that
+smaller budget. So every point is exact: no layout that needs no more memory than its ``budget_bytes``
+has a faster best split. Between two points the front is known to within one step of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import ParetoFront, ParetoPoint, Plan
+from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.clock import Watch, look
+from meshwright.solver.configuration import Columns
+from meshwright.solver.planner.variants import Variant, with_launchers, workload_of
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.answers import plans_of
+from meshwright.solver.search.certify.judge import Certificate
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import Priced, priced_space
+from meshwright.solver.space.enumerate import is_too_large, searched_space
+
+STEP = 0.04  # of the peak before
+_MOST_POINTS = 48  # of one number of GPUs
+
+
+def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> ParetoFront:
+    """The front over all variants of a request; as far as the time allows.
+
+    Raises:
+        InvalidProblemError: a calibration makes a point faster than its software stack has ever been.
+    """
+    points, found_by = list[ParetoPoint](), dict[int, Variant]()
+    cut, whole = watch.interrupted(), True
+    for variant in variants:
+        complete, before = False, len(points)
+        with watch.cut():
+            whole &= _add_points(points, variant, workload_of(variant.problem, asked), watch)
+            complete = True
+        cut |= not complete
+        found_by |= {id(point): variant for point in points[before:]}
+    kept = list(undominated(points))
+    if asked.launcher == "any":
+        plans = with_launchers(variants, [(found_by[id(point)], point.plan) for point in kept])
+        kept = [replace(point, plan=plan) for point, plan in zip(kept, plans, strict=True)]
+    claim = _claim(cut=cut, whole=whole, of_its_own=len(variants) > 1)
+    return ParetoFront(points=tuple(kept), complete=whole and not cut, memory_step=STEP, claim=claim)
+
+
+def _claim(*, cut: bool, whole: bool, of_its_own: bool) -> str:
+    """What is proved of a front: cut by the clock or not, of all configurations or not."""
+    missing = "points that are listed are proved, slower ones may be missing"
+    if cut:
+        return f"the time limit came first: {missing}"
+    if not whole:
+        return f"there are too many configurations to look at all of them, however long: {missing}"
+    layout = "layout of its own launcher, precision and optimizer" if of_its_own else "layout"
+    return (
+        f"every point is proved: no {layout} that stays within its budget_bytes on as many GPUs is faster"
+    )
+
+
+def undominated(points: Iterable[ParetoPoint]) -> Iterator[ParetoPoint]:
+    """Points that no other equals or beats in time, memory and GPUs at once, fastest first."""
+    kept: list[tuple[float, int, int]] = []
+    for point in sorted(points, key=_figures):
+        mine = _figures(point)
+        if not any(all(other <= own for other, own in zip(found, mine, strict=True)) for found in kept):
+            kept.append(mine)
+            yield point
+
+
+def _figures(point: ParetoPoint) -> tuple[float, int, int]:
+    """What a front weighs against one another; steps of other batches by their sequences."""
+    plan = point.plan
+    step_s = plan.prediction.step_time_s / plan.config.global_batch_size
+    return step_s, plan.prediction.peak_memory_bytes, plan.config.num_gpus
+
+
+def _add_points(
+    points: list[ParetoPoint], variant: Variant, workload: Mapping[str, str], watch: Watch
+) -> bool:
+    """Add the front of each number of GPUs; whether all of them are there."""
+    options = replace(
+        variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
+    )
+    problem = replace(variant.problem, options=options)
+    if is_too_large(problem):
+        return False
+    space = searched_space(problem, legal_only=True, one_by_one=True)
+    gpus = (space.rows if isinstance(space.rows, Columns) else space.rows.outer).num_gpus
+    for count in np.unique(gpus)[::-1]:
+        which = np.flatnonzero(gpus == count)
+        some = space.rows.take(which) if isinstance(space.rows, Columns) else space.rows.among(which)
+        rows = priced_space(problem, variant.profile, some)
+        for _ in range(_MOST_POINTS):
+            plan = _fastest(problem, variant.profile, rows)
+            look()  # without a plan for want of time there is no front
+            if plan is None:
+                break
+            require_credible(problem, variant.profile, [(plan.config, plan.prediction)])
+            plan = replace(plan, workload=workload)
+            points.append(ParetoPoint(plan=plan, budget_bytes=int(rows.budget_bytes)))
+            rows = replace(rows, budget_bytes=plan.prediction.peak_memory_bytes * (1.0 - STEP))
+            watch.tick()
+    return True
+
+
+def _fastest(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:
+    """The fastest plan within the rows' budget; None where there is none, or no time to prove it."""
+    frontier = Frontier.of(rows, 1)
+    frontier.run(lambda _: False)
+    if not frontier.finished or not frontier.ranked:
+        return None
+    return plans_of(problem, profile, frontier, Certificate())[0]

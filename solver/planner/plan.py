@@ -1,0 +1,191 @@
+"""One request, one answer: whatever it asks for beside the ranking of one space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer, Plan, Status
+from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.clock import Watch, relative_gap
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlook_of, slowdown
+from meshwright.solver.explain.certainty import with_odds
+from meshwright.solver.explain.reasons import unsaid, with_reasons
+from meshwright.solver.explain.remedies import (
+    More,
+    Run,
+    fastest_run,
+    on_nodes,
+    on_nodes_of,
+    placed_infeasibility,
+    too_late,
+    with_remedies,
+)
+from meshwright.solver.planner.batch_ramp import ramp_search
+from meshwright.solver.planner.fewest_nodes import fewest
+from meshwright.solver.planner.pareto import front_of
+from meshwright.solver.planner.variants import Answered, merged, searchable, variants_of, with_baseline
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.search.search import places_stages, search
+from meshwright.solver.space.launcher_rules import overlap_warnings
+
+# --------------------------------------------------------------------------------------------------
+# A request whose stages are placed on unlike node groups: what it asks for beside the ranking.
+
+
+def ask_placed(
+    problem: Problem, profile: Profile, watch: Watch, *, on_progress: OnProgress | None = None
+) -> Answer:
+    """The answer with reasons, odds, the whole run, and the client's own plan; errors as ``search``.
+
+    A deadline leaves out the plans that are late.
+    """
+    answer = search(problem, profile, on_progress=on_progress, should_stop=watch.should_stop)
+    require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
+    if answer.status == "infeasible":
+        answer = replace(answer, infeasible=placed_infeasibility(problem, profile, watch))
+    elif is_asked_for(problem):
+        answer = _in_time(problem, profile, _with_outlook(problem, profile, answer), watch)
+    plans = with_reasons(problem, profile, answer.plans, watch.closing())
+    with watch.closing().cut():
+        plans = with_odds(problem, profile, plans)
+    said = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
+    answer = replace(answer, plans=plans, warnings=(*answer.warnings, *said))
+    return with_baseline(problem, profile, answer)
+
+
+def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
+    """Every plan with the run that it makes."""
+    plans = tuple(
+        replace(plan, outlook=outlook_of(problem, profile, plan.config, plan.prediction))
+        for plan in answer.plans
+    )
+    return replace(answer, plans=plans)
+
+
+def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
+    """The plans that meet the deadline; where the fastest step that can be is late, none does."""
+    allowed = problem.options.deadline_days
+    if allowed is None or not answer.plans:
+        return answer
+    kept = [plan for plan in answer.plans if _days(plan) <= allowed]
+    if kept:
+        return _left(problem, profile, answer, kept)
+    first = Run(plan=answer.plans[0], days=_days(answer.plans[0]))
+    groups = enumerate(problem.cluster.distinct_groups)
+    more = [
+        More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at)) for at, one in groups
+    ]
+    late = too_late(problem, first, more, watch)
+    outcomes: tuple[Status, Status] = ("infeasible", "unknown")
+    proved = answer.status == "optimal" and _least_days(problem, answer) > allowed
+    return replace(
+        answer, status=outcomes[not proved], plans=(), certified_by=answer.certified_by if proved else (),
+        gap=None, objective=None, infeasible=late,
+    )  # fmt: skip
+
+
+def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) -> Answer:
+    """The answer with the plans that are in time, and what that leaves open."""
+    plans = tuple(replace(plan, rank=rank) for rank, plan in enumerate(kept, 1))
+    if len(plans) == len(answer.plans):
+        return answer
+    late, step = len(answer.plans) - len(plans), plans[0].prediction.step_time_s
+    said = f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
+    return replace(
+        answer,
+        plans=plans,
+        gap=relative_gap(step, answer.bound_step_time_s),
+        num_gpus_used=plans[0].config.num_gpus,
+        objective=claim_of(problem, profile, step, answer.bound_step_time_s),
+        warnings=(*answer.warnings, f"{said}; plans of longer step were not sought in their place"),
+    )
+
+
+def _days(plan: Plan) -> float:
+    """Of the whole run."""
+    return 0.0 if plan.outlook is None or plan.outlook.days is None else plan.outlook.days
+
+
+def _least_days(problem: Problem, answer: Answer) -> float:
+    """No configuration's run is shorter: the bound on a step, interruptions of one GPU alone counted."""
+    first, bound = answer.plans[0], answer.bound_step_time_s or 0.0
+    own = first.prediction.step_time_s * slowdown(problem, first.config.num_gpus)
+    return _days(first) * bound * slowdown(problem, 1) / own
+
+
+def ask(
+    problem: Problem,
+    profile: Profile,
+    *,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
+    known: Sequence[Configuration] = (),
+) -> Answer:
+    """The answer to a request; errors as ``search``, and for an incredible calibration InvalidProblemError.
+
+    ``known``: configurations that a search had found which was broken off; placed stages begin anew.
+    """
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+    if places_stages(problem, profile):
+        return ask_placed(problem, profile, watch, on_progress=on_progress)
+    variants, skipped = searchable(variants_of(problem, profile))
+    answered = list[Answered]()
+    for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
+        limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
+        options = replace(variant.problem.options, time_limit_s=limit_s)
+        one = replace(variant.problem, options=options)
+        answer = _answer(one, variant.profile, known, on_progress, watch)
+        answered.append(Answered(variant=variant, answer=answer))
+        if watch.interrupted():
+            break
+    unasked = len(variants) - len(answered)
+    answer = merged(problem, answered, unasked=unasked, skipped=skipped)
+    if unasked:
+        said = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
+        answer = replace(answer, warnings=(*answer.warnings, said))
+    answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
+    first = variants[0]
+    if is_plain(problem):  # odds are of the shortest step
+        with watch.closing().cut():
+            answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
+    answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=is_plain(problem))))
+    if problem.options.pareto and answer.plans:
+        answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
+    return with_baseline(first.problem, first.profile, answer)
+
+
+def _answer(
+    problem: Problem,
+    profile: Profile,
+    known: Sequence[Configuration],
+    on_progress: OnProgress | None,
+    whole: Watch,
+) -> Answer:
+    """The answer where neither launcher nor workload is open."""
+    run: Callable[..., Answer] = fewest if problem.options.gpus == "fewest" else search
+    if problem.options.batch_ramp:
+        run = ramp_search
+    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=whole.should_stop)
+    answer = run(problem, profile, on_progress=on_progress, should_stop=whole.should_stop, known=known)
+    require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
+    if answer.status == "infeasible" and problem.options.deadline_days is not None:
+        answer = _too_late(problem, profile, answer, watch)
+    elif answer.infeasible is not None and run is search:
+        reasons = with_remedies(problem, profile, answer.infeasible, watch)
+        answer = replace(answer, infeasible=reasons)
+    return replace(answer, plans=with_reasons(problem, profile, answer.plans, watch.closing()))
+
+
+def _too_late(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
+    """Where the deadline is what stands in the way: how long the fastest plan takes, what is in time."""
+    run: Run | None = None
+    with watch.cut():
+        run = fastest_run(problem, profile)
+    if run is None:
+        return answer
+    more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, profile))
+    return replace(answer, infeasible=too_late(problem, run, [more], watch))

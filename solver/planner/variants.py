@@ -1,0 +1,387 @@
+"""What a request leaves open that prices depend on as a whole: launcher, precision, optimizer.
+
+Each combination is a problem of its own with its own profile, ranked and proved by itself; the best plans
+of all of them are ranked together. A layout that several launchers can run stands once, priced under the
+one that runs it fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
+from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.profile import Profile, default_profile, framework_of
+from meshwright.solver.answer import (
+    Answer,
+    Baseline,
+    Infeasibility,
+    ObjectiveClaim,
+    Plan,
+    Prediction,
+    SkippedLauncher,
+    Status,
+)
+from meshwright.solver.check import violations, violations_of_all
+from meshwright.solver.clock import relative_gap
+from meshwright.solver.configuration import Columns, Configuration, plan_id_of
+from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighing_of
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import Problem, Workload, problem_digest
+from meshwright.solver.search.frontier import layouts_of
+from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.space.rules import ramp_stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to settle what the request leaves open."""
+
+    problem: Problem
+    profile: Profile
+
+
+def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
+    """Every combination that a launcher and the GPUs can run; what the request asks for comes first.
+
+    ``profile`` prices every launcher of its framework; others are priced by the catalog's profile.
+    """
+    found = []
+    for launcher in launchers_of(problem.launcher):
+        for workload in _workloads(problem, launcher):
+            one = replace(problem, launcher=launcher, workload=workload)
+            found.append(Variant(problem=one, profile=profile_of_variant(one, profile)))
+    return found
+
+
+def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[SkippedLauncher, ...]]:
+    """The variants whose launcher can train the model and workload, and the launchers that have none.
+
+    Where no launcher can, all variants are kept: the search then says why each is infeasible.
+    """
+    faults = [
+        tuple(problem_faults(one.problem, launcher_capabilities(one.problem.launcher))) for one in variants
+    ]
+    kept = [one for one, found in zip(variants, faults, strict=True) if not found]
+    able = {one.problem.launcher for one in kept}
+    skipped: dict[str, tuple[str, ...]] = {}
+    for one, found in zip(variants, faults, strict=True):
+        if one.problem.launcher not in able:
+            skipped.setdefault(one.problem.launcher, tuple(fault.message for fault in found))
+    left_out = tuple(SkippedLauncher(launcher=name, reasons=why) for name, why in skipped.items())
+    return kept or list(variants), left_out
+
+
+def _workloads(problem: Problem, launcher: str) -> list[Workload]:
+    """The workloads that are allowed, the request's own first."""
+    workload, allow = problem.workload, problem.options.allow
+    recipe = workload.framework_options.get("precision_recipe", "none")
+    every_gpu = all("fp8" in group.gpu.peak_flops for group in problem.cluster.groups)
+    able = every_gpu and "fp8" in launcher_capabilities(launcher).precisions
+    precisions = [workload.precision]
+    if "fp8" in allow and able and recipe == "none" and workload.precision != "fp8":
+        precisions.append("fp8")
+    optimizers = list(dict.fromkeys([workload.optimizer, *(name for name in OPTIMIZERS if name in allow)]))
+    return [
+        replace(workload, precision=precision, optimizer=optimizer)
+        for precision in precisions
+        for optimizer in optimizers
+    ]
+
+
+def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
+    """The profile that prices one variant."""
+    if framework_of(problem.launcher) == profile.framework.name:
+        return profile
+    return default_profile(problem.cluster, problem.launcher)
+
+
+def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
+    """What a variant changed of the workload that was asked for."""
+    names = ("precision", "optimizer")
+    mine, theirs = problem.workload, asked.workload
+    return {name: getattr(mine, name) for name in names if getattr(mine, name) != getattr(theirs, name)}
+
+
+def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, Plan]]) -> list[Plan]:
+    """Plans with the launchers that can run them: their own first, which prices them, then the others.
+
+    ``plans``: each with the variant that found it. One that another launcher did not rank, or runs
+    otherwise, may still be legal there and fit: the independent check says so, in every stage of a ramp.
+    """
+    named = [[variant.problem.launcher] for variant, _ in plans]
+    for other in variants:
+        asked = [
+            at
+            for at, (own, _) in enumerate(plans)
+            if own.problem.workload == other.problem.workload
+            and own.problem.launcher != other.problem.launcher
+        ]
+        able = _able(other, [plans[at][1] for at in asked])
+        for at in (at for at, runs in zip(asked, able, strict=True) if runs):
+            named[at].append(other.problem.launcher)
+    return [
+        replace(plan, launchers=tuple(dict.fromkeys(names)))
+        for (_, plan), names in zip(plans, named, strict=True)
+    ]
+
+
+def _able(variant: Variant, plans: Sequence[Plan]) -> list[bool]:
+    """Whether the configuration of each plan breaks no rule of a variant and fits."""
+    problem, configs = variant.problem, [plan.config for plan in plans]
+    faults = violations_of_all(replace(problem, options=replace(problem.options, batch_ramp=())),
+                               variant.profile, configs)  # fmt: skip
+    for stage in ramp_stages(problem) if problem.options.batch_ramp else ():
+        here = [stage.configuration(config) for config in configs]
+        found = violations_of_all(stage.problem, variant.profile, here)
+        faults = [[*before, *now] for before, now in zip(faults, found, strict=True)]
+    return [not fault for fault in faults]
+
+
+# --------------------------------------------------------------------------------------------------
+# The client's own configuration, priced and ranked beside the plans.
+
+
+def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
+    """The answer with the request's own configuration, where it gives one.
+
+    Its rank counts the plans that are better by the request's objective; None: all of them are, so it
+    ranks behind the last, or it has no rank: ``problems`` names the rules that it breaks and the memory
+    that it lacks.
+    """
+    config = problem.options.baseline
+    if config is None:
+        return answer
+    prediction = predicted(problem, profile, config)
+    score = score_s(problem, profile, config, prediction)
+    scores = [score_s(problem, profile, plan.config, plan.prediction) for plan in answer.plans]
+    better = sum(other < score for other in scores)
+    problems = tuple(violations(problem, profile, config))
+    among = better < len(scores) or any(plan.config == config for plan in answer.plans)
+    baseline = Baseline(
+        plan_id=plan_id_of(problem_digest(problem), config),
+        config=config,
+        prediction=prediction,
+        outlook=outlook_of(problem, profile, config, prediction),
+        rank=better + 1 if among and not problems else None,
+        gap_to_best=(score - scores[0]) / score if scores else None,
+        problems=problems,
+    )
+    return replace(answer, baseline=baseline)
+
+
+def score_s(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> float:
+    """What a configuration is ranked by, in seconds relative to the whole cluster."""
+    if config.is_placed:  # ranked by its step alone
+        return prediction.step_time_s
+    weighing = weighing_of(problem, profile, Columns.of([config]))
+    weighed = weighing.scale * prediction.step_time_s + weighing.offset
+    return float(np.asarray(weighed)[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers to several variants of a request as one.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One variant with its answer."""
+
+    variant: Variant
+    answer: Answer
+
+
+def merged(
+    asked: Problem,
+    answered: Sequence[Answered],
+    *,
+    unasked: int = 0,
+    skipped: Sequence[SkippedLauncher] = (),
+) -> Answer:
+    """The best plans of all variants, with what holds for all of them.
+
+    ``skipped`` launchers were not searched; those that were and have no plan are added to them.
+    Proved optimal when every variant's ranking is proved, or proved to have no plan; ``unasked`` variants
+    were never searched. A bound holds for all variants or is none.
+    """
+    if len(answered) == 1 and not unasked and asked.launcher != "any":
+        return answered[0].answer
+    reached = _on_fewest(asked, answered)
+    ranked, told = _ranked(asked, reached), min(answered, key=_effort)
+    plans = _named(asked, answered, ranked)
+    first = ranked[0][0].answer if ranked else told.answer
+    answers = [one.answer for one in answered]
+    missing: list[Status] = ["unknown"] * unasked
+    status = _status([*(one.status for one in answers), *missing])
+    kept = [one.answer for one in reached]
+    claim, proved = _claim(kept, first, unasked), status == "optimal"
+    return replace(
+        first,
+        status=status,
+        plans=plans,
+        certified_by=first.certified_by if proved else (),
+        bound_step_time_s=_step_bound_s(asked, kept, plans, unasked),
+        gap=claim.gap if claim else None,
+        objective=claim,
+        space_size=_sum(answers, lambda one: one.space_size),
+        legal=_sum(answers, lambda one: one.legal),
+        fit=_sum(answers, lambda one: one.fit),
+        explored=_sum(answers, lambda one: one.explored),
+        counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
+        elapsed_s=sum(one.elapsed_s for one in answers),
+        warnings=tuple(dict.fromkeys(warning for one in answers for warning in one.warnings)),
+        notes={**first.notes, "variants": str(len(answered))},
+        infeasible=None if plans else _said(told, asked),
+        num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
+        space="every" if all(one.space == "every" for one in answers) else "usual",
+        skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
+    )
+
+
+def _skipped(
+    answered: Sequence[Answered], skipped: Sequence[SkippedLauncher], unasked: int
+) -> tuple[SkippedLauncher, ...]:
+    """Launchers that cannot train the model, and those of which every search proves that nothing fits."""
+    found = {one.launcher: one for one in skipped}
+    with_hope = {one.variant.problem.launcher for one in answered if one.answer.status != "infeasible"}
+    if unasked and answered:  # further variants of the last launcher may have a plan
+        with_hope.add(answered[-1].variant.problem.launcher)
+    for one in answered:
+        name, why = one.variant.problem.launcher, one.answer.infeasible
+        if name not in with_hope and name not in found:
+            reasons = why.reasons if why and why.reasons else ("no configuration is legal and fits",)
+            found[name] = SkippedLauncher(launcher=name, reasons=reasons)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _effort(one: Answered) -> tuple[float, float]:
+    """What orders searches without a plan: the cost of their cheapest change, then the memory they lack."""
+    found = one.answer.infeasible
+    if found is None:
+        return inf, inf
+    lacks = inf if found.nearest is None else found.nearest.needed_bytes - found.nearest.limit_bytes
+    return min((remedy.gpu_s_per_token for remedy in found.remedies), default=inf), lacks
+
+
+def _said(told: Answered, asked: Problem) -> Infeasibility | None:
+    """Why the search that comes nearest has no plan; it names its launcher where any would do."""
+    found, launcher = told.answer.infeasible, told.variant.problem.launcher
+    if found is None or asked.launcher == launcher:
+        return found
+    under = f"under {launcher}"
+    return replace(
+        found,
+        reasons=tuple(f"{under}: {reason}" for reason in found.reasons),
+        changes=tuple(f"{change} {under}" for change in found.changes),
+        remedies=tuple(replace(remedy, change=f"{remedy.change} {under}") for remedy in found.remedies),
+    )
+
+
+def _sum(answers: Sequence[Answer], of: Callable[[Answer], int]) -> int:
+    """A count over all answers."""
+    return sum(of(one) for one in answers)
+
+
+def _status(found: Sequence[Status]) -> Status:
+    """How the whole ended: proved only where every part is."""
+    if all(status == "infeasible" for status in found):
+        return "infeasible"
+    proved = all(status in ("optimal", "infeasible") for status in found)
+    some = any(status in ("optimal", "feasible") for status in found)
+    return "optimal" if proved else "feasible" if some else "unknown"
+
+
+def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
+    """The variants that count: where the fewest nodes are asked for, those that need no more than another.
+
+    What is not decided counts too: it may need as few.
+    """
+    if asked.options.gpus != "fewest":
+        return list(answered)
+    each = asked.cluster.groups[0].gpus_per_node
+    nodes = [-(-one.answer.plans[0].config.num_gpus // each) if one.answer.plans else 0 for one in answered]
+    fewest = min((count for count in nodes if count), default=0)
+    return [one for one, count in zip(answered, nodes, strict=True) if count in (0, fewest)]
+
+
+def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered, Plan]]:
+    """The best K plans, each with the variant that found it; a layout of one workload stands once."""
+    scored: list[tuple[float, int, Plan]] = []
+    for order, one in enumerate(answered):
+        change = workload_of(one.variant.problem, asked)
+        scored += [
+            (_score(one.variant, plan), order, replace(plan, workload=change)) for plan in one.answer.plans
+        ]
+    kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
+    for _, order, plan in sorted(scored, key=lambda entry: (entry[0], entry[1], entry[2].rank)):
+        (layout,) = layouts_of(Columns.of([plan.config]), [0])
+        kept.setdefault((layout, tuple(sorted(plan.workload.items()))), (answered[order], plan))
+    best = list(kept.values())[: asked.options.top_k]
+    return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best, 1)]
+
+
+def _score(variant: Variant, plan: Plan) -> float:
+    """What plans of all variants are ranked by: the time of a whole batch ramp, else the objective."""
+    problem, config = variant.problem, plan.config
+    if problem.options.batch_ramp and plan.outlook is not None and plan.outlook.days is not None:
+        return plan.outlook.days * DAY_S / slowdown(problem, config.num_gpus)
+    return score_s(problem, variant.profile, config, plan.prediction)
+
+
+def _named(
+    asked: Problem, answered: Sequence[Answered], ranked: Sequence[tuple[Answered, Plan]]
+) -> tuple[Plan, ...]:
+    """The plans with the launchers that can run them."""
+    found = [(one.variant, plan) for one, plan in ranked]
+    among = [one.variant for one in answered] if asked.launcher == "any" else []
+    return tuple(with_launchers(among, found))
+
+
+def _step_bound_s(
+    asked: Problem, answers: Sequence[Answer], plans: Sequence[Plan], unasked: int
+) -> float | None:
+    """No step of any variant on the GPUs and sequences of the first plan is shorter; None: nobody knows.
+
+    A variant bounds steps like those of its own first plan; of others its objective tells, where that is
+    the step itself.
+    """
+    alike = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in plans[:1]]
+    found = list[float | None]()
+    for one in _open(answers):
+        own = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in one.plans[:1]]
+        bound = one.bound_step_time_s
+        if own and own != alike:
+            claim = one.objective
+            known = claim is not None and claim.name == "step_time" and claim.bound is not None
+            share = alike[0][1] / asked.workload.global_batch_size
+            bound = claim.bound * share if claim is not None and claim.bound and known else None
+        found.append(bound)
+    return min(_bounds(found, unasked), default=None)
+
+
+def _open(answers: Sequence[Answer]) -> list[Answer]:
+    """Those that are not proved to have no plan."""
+    return [one for one in answers if one.status != "infeasible"]
+
+
+def _bounds(found: Sequence[float | None], unasked: int) -> list[float]:
+    """The bounds of all variants; none where one of them has none: its plans could be beyond the others."""
+    known = [bound for bound in found if bound is not None]
+    return known if len(known) == len(found) and not unasked else []
+
+
+def _claim(answers: Sequence[Answer], first: Answer, unasked: int) -> ObjectiveClaim | None:
+    """The first plan's objective against the best bound of all variants."""
+    claims = [one.objective for one in _open(answers)]
+    own = first.objective
+    if own is None or own.value is None:
+        return own
+    rate = own.name == "tokens_per_s_per_gpu"
+    known = _bounds([None if claim is None else claim.bound for claim in claims], unasked)
+    bound = (max if rate else min)(known, default=None)
+    gap = relative_gap(1 / own.value, 1 / bound) if rate and bound else relative_gap(own.value, bound)
+    return replace(own, bound=bound, gap=gap)

@@ -1,0 +1,529 @@
+"""The layout that a row of measured runs describes, as a configuration.
+
+What a source leaves open is filled in as its software would: see each function.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.collectives.measured import measured_network
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.frameworks import OPTION_WORDS
+from meshwright.profiles.library import find_gpu
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.units import GBIT
+from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration
+from meshwright.solver.problem import Workload
+from meshwright.solver.splits import even_split, nanotron_split
+
+# --------------------------------------------------------------------------------------------------
+# Cells of a table of measured runs: text to numbers, with row and column in every complaint.
+
+
+# What a run is read from, beside what was measured.
+READ_COLUMNS = (
+    "run_id", "cluster", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
+    "num_kv_heads", "head_dim", "vocab_size", "tied_embeddings", "gated_mlp", "num_experts", "moe_top_k",
+    "moe_ffn_hidden_size", "num_shared_experts", "num_dense_layers", "seq_length", "gpu", "num_gpus",
+    "gpus_per_node", "network_gbit_per_s_per_gpu", "fast_link_gpus", "framework_family", "precision",
+    "precision_recipe", "flash_attention", "attention_kernel", "norm_fused", "loss_fused",
+    "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_pipeline_size",
+    "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
+    "zero_stage", "zero_shard_size", "micro_batch_size", "global_batch_size", "optimizer",
+    "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
+)  # fmt: skip
+# Without these no run can be expressed. Any other column may be absent: all its cells are unknown.
+REQUIRED_COLUMNS = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "gpu", "num_gpus",
+    "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "global_batch_size",
+)  # fmt: skip
+MAX_ROWS = 1_000_000
+MAX_CELL = 4_000_000  # characters; a plan's cell holds its cluster, link tables included
+csv.field_size_limit(MAX_CELL)
+COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md; an empty cell means unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """One row; ``line`` is its line in the file, the header being line 1."""
+
+    line: int
+    values: Mapping[str, str]
+
+    def text(self, column: str) -> str | None:
+        """The cell, or None where it is empty or the column is absent."""
+        value = (self.values.get(column) or "").strip()
+        return value or None
+
+    def number(self, column: str) -> float | None:
+        """The cell as a finite number of at least 0, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is no such number.
+        """
+        value = self.text(column)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not isfinite(number) or number < 0.0:
+            raise self.fault(column, f'"{value[:40]}" is not a number', "a finite number, 0 or more")
+        return number
+
+    def count(self, column: str) -> int | None:
+        """The cell as a whole number, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is not a whole number of at least 0.
+        """
+        number = self.number(column)
+        if number is None:
+            return None
+        if number != int(number) or number > 2**53:
+            raise self.fault(column, f"{number:g} is not a whole number", "a whole number")
+        return int(number)
+
+    def flag(self, column: str) -> bool | None:
+        """The cell as 0 | 1, or None where it is empty."""
+        value = self.count(column)
+        if value is None:
+            return None
+        if value not in (0, 1):
+            raise self.fault(column, f"{value} is neither 0 nor 1", "0 or 1")
+        return bool(value)
+
+    def word(self, column: str, allowed: Sequence[str]) -> str | None:
+        """The cell as one of ``allowed``, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is another word.
+        """
+        value = self.text(column)
+        if value is not None and value not in allowed:
+            raise self.fault(column, f'"{value[:40]}" is unknown', " | ".join(allowed))
+        return value
+
+    def fault(self, column: str, message: str, allowed: str) -> InvalidProblemError:
+        """An error that names this row and a column."""
+        pointer = f"/rows/{self.line - 2}/{column}"
+        return InvalidProblemError.of(pointer, f"line {self.line}: {message}", allowed=allowed)
+
+
+def read_cells(path: Path) -> Iterator[Cells]:
+    """The rows of a CSV file of runs.
+
+    Raises:
+        InvalidProblemError: the file cannot be read, lacks a required column or repeats one, or a
+            row has more cells than the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.DictReader(handle)
+            _check_header(reader.fieldnames or ())
+            for line, row in enumerate(reader, start=2):
+                if None in row or line > MAX_ROWS:
+                    raise InvalidProblemError.of(
+                        f"/rows/{line - 2}", f"line {line}: too many cells or rows"
+                    )
+                yield Cells(line, row)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InvalidProblemError.of("/runs", f"{path.name[:64]}: {reason}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidProblemError.of("/runs", f"{path.name[:64]} is not CSV in UTF-8") from error
+
+
+def _check_header(header: Sequence[str]) -> None:
+    """Complain about each required column that is missing, and about doubled ones."""
+    names = list(header)
+    missing = [name for name in REQUIRED_COLUMNS if name not in names]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    errors = []
+    if missing:
+        what = f"missing: {', '.join(missing)}"
+        errors.append(FieldError(pointer="/columns", message=what, allowed=COLUMNS_ARE_DESCRIBED))
+    errors += [
+        FieldError(pointer=f"/columns/{name[:64]}", message="this column stands twice") for name in doubled
+    ]
+    if errors:
+        raise InvalidProblemError(errors)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a row of measured runs describes: its model, machine, workload and configuration.
+
+
+_USUAL_VOCABULARY = 51_200  # of a GPT model whose source does not print it: GPT-2's, padded
+_USUAL_LORA_RANK = 16
+_ROOM_FOR_SCORES_BYTES = 40e9  # half of the 80 GB of the GPUs that Megatron-Core's tests are written for
+_MLA_QK_DIM = 192  # the query/key size that only multi-head latent attention has (128 + 64)
+_KNOWN_FAMILIES = {
+    "megatron-lm": "megatron-lm-2021",
+    "megatron-deepspeed": "megatron-deepspeed",
+    "megatron-core": "megatron-core",
+    "deepspeed-zero": "deepspeed",
+    "nanotron": "nanotron",
+    "fsdp": "fsdp",
+    "fsdp-composer": "fsdp1",
+    "torchtitan": "fsdp",
+    "maxtext": "maxtext",
+}
+_MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
+_NETWORK_WORDS = {"efa": "efa", "omni-path": "omni-path", "roce": "roce", "slingshot": "slingshot"}
+_LOW = {"mxfp8": ("fp8", "mxfp8"), "nvfp4": ("fp8", "nvfp4"), "mixed": ("bf16", None)}
+
+
+class RefusedRunError(Exception):
+    """A row that this version cannot express; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """The framework whose facts a row uses, and what was assumed."""
+
+    name: str
+    warning: str | None
+
+
+def needed(cells: Cells, column: str) -> int:
+    """A whole number of at least 1 without which a run means nothing.
+
+    Raises:
+        RefusedRunError: the cell is empty or 0.
+    """
+    value = cells.count(column)
+    if not value:
+        raise RefusedRunError(f"{column} is not known")
+    return value
+
+
+def framework_of_run(cells: Cells) -> Framework:
+    """The framework of a row; a family that is not listed falls back to the nearest."""
+    family = cells.text("framework_family") or ""
+    flash = cells.flag("flash_attention")
+    modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
+    if family == "megatron-core" or (family == "megatron-lm" and modern):
+        return Framework(name=_megatron_core_of(cells), warning=None)
+    if family in _KNOWN_FAMILIES:
+        return Framework(name=_KNOWN_FAMILIES[family], warning=None)
+    near = "megatron-core"
+    if "deepspeed" in family:
+        near = "deepspeed"
+    elif cells.count("zero_stage") == 3 or "fsdp" in family or "torch" in family:  # noqa: PLR2004 (ZeRO-3)
+        near = "fsdp"
+    return Framework(name=near, warning=f"framework family {family[:40] or 'unknown'} is read as {near}")
+
+
+def _megatron_core_of(cells: Cells) -> str:
+    """Who set Megatron-Core's flags: NeMo's or Megatron-Bridge's recipes, its own tests, or anybody."""
+    words = (cells.text("framework") or "").lower()
+    if any(word in words for word in ("nemo", "bridge", "nvidia")):
+        return "nemo"
+    return "megatron-core-ci" if "megatron-core ci" in words else "megatron-core"
+
+
+def model_of(cells: Cells) -> ModelSpec:
+    """The model's shape.
+
+    Raises:
+        RefusedRunError: a size is missing.
+        InvalidProblemError: a size is out of range.
+    """
+    heads, hidden = needed(cells, "num_attention_heads"), needed(cells, "hidden_size")
+    head_dim = cells.count("head_dim") or max(hidden // heads, 1)
+    return ModelSpec(
+        name=(cells.text("model") or "model")[:100],
+        num_layers=needed(cells, "num_layers"),
+        hidden_size=hidden,
+        ffn_hidden_size=needed(cells, "ffn_hidden_size"),
+        num_attention_heads=heads,
+        num_kv_heads=cells.count("num_kv_heads") or heads,
+        head_dim=head_dim,
+        vocab_size=cells.count("vocab_size") or _USUAL_VOCABULARY,
+        gated_mlp=bool(cells.flag("gated_mlp")),
+        tied_embeddings=bool(cells.flag("tied_embeddings")),
+        moe=_moe_of(cells),
+        mla=_mla_of(cells.count("head_dim"), heads),
+        source="a table of measured runs",
+    )
+
+
+def vocabulary_warning(cells: Cells) -> str | None:
+    """What is assumed where the vocabulary is not stated."""
+    if cells.count("vocab_size"):
+        return None
+    return f"vocab_size is not stated: {_USUAL_VOCABULARY} tokens (GPT-2's, padded) are assumed"
+
+
+def _moe_of(cells: Cells) -> MoeSpec | None:
+    """The experts, where the model has any."""
+    experts = cells.count("num_experts")
+    if not experts:
+        return None
+    width = cells.count("moe_ffn_hidden_size") or needed(cells, "ffn_hidden_size")
+    shared = cells.count("num_shared_experts") or 0
+    return MoeSpec(
+        num_experts=experts,
+        top_k=cells.count("moe_top_k") or 1,
+        ffn_hidden_size=width,
+        num_shared_experts=shared,
+        shared_ffn_hidden_size=shared * width,
+        num_dense_layers=cells.count("num_dense_layers") or 0,
+    )
+
+
+def _mla_of(head_dim: int | None, heads: int) -> MlaSpec | None:
+    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1), told by its stated query/key size.
+
+    A size that is merely hidden / heads tells nothing: GPT models of 12288 / 64 have it, too.
+    """
+    if head_dim != _MLA_QK_DIM:
+        return None
+    return MlaSpec(
+        q_lora_rank=1536 if heads >= 64 else 0,  # noqa: PLR2004 (the lite models project directly)
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+    )
+
+
+def cluster_of(cells: Cells) -> ClusterSpec:
+    """The machine: the catalog's GPU with the row's nodes, island and network rate.
+
+    Raises:
+        RefusedRunError: the GPU is unknown or the cluster is mixed.
+    """
+    slug = cells.text("gpu")
+    if slug is None:
+        raise RefusedRunError("gpu is not known")
+    if "+" in slug:
+        raise RefusedRunError("a mixed cluster: which rank runs on which GPU is not in the table")
+    try:
+        gpu = find_gpu(slug)
+    except InvalidProblemError as error:
+        raise RefusedRunError(f"GPU {slug[:40]} is not in the catalog") from error
+    num_gpus = needed(cells, "num_gpus")
+    per_node = min(cells.count("gpus_per_node") or gpu.gpus_per_node, num_gpus)
+    network = gpu.inter_node
+    rate = cells.number("network_gbit_per_s_per_gpu")
+    if rate:
+        kind = _network_kind(cells.text("inter_node_link")) or network.kind
+        network = LinkSpec(kind=kind, bytes_per_s=rate * GBIT, latency_s=network.latency_s)
+    group = NodeGroup(
+        gpu=gpu,
+        num_nodes=-(-num_gpus // per_node),
+        gpus_per_node=per_node,
+        island_gpus=cells.count("fast_link_gpus") or gpu.island_gpus,
+        intra_node=gpu.intra_node,
+        inter_node=network,
+        measured=measured_network(network.kind, gpu.slug),
+    )
+    return ClusterSpec(name=(cells.text("cluster") or "cluster")[:100], groups=(group,))
+
+
+def _network_kind(text: str | None) -> str | None:
+    """The kind of network that a row names in its own words; None where it names none."""
+    words = (text or "").lower()
+    return next((kind for word, kind in _NETWORK_WORDS.items() if word in words), None)
+
+
+def _runs_unfused(cells: Cells, framework: str) -> bool:
+    """Whether Megatron-Core's own tests kept a score matrix, whatever the flag says.
+
+    They are deterministic and set ``--attention-backend unfused`` (fused attention only where the
+    context is split); the few that do not are those whose scores, 5 bytes each, would leave no room.
+    """
+    if framework != "megatron-core-ci" or (cells.count("context_parallel_size") or 1) > 1:
+        return False
+    seq, heads = needed(cells, "seq_length"), needed(cells, "num_attention_heads")
+    layers = needed(cells, "num_layers") / needed(cells, "pipeline_parallel_size")
+    scores = needed(cells, "micro_batch_size") * heads * seq**2 * layers
+    scores /= needed(cells, "tensor_parallel_size")
+    return 5.0 * scores < _ROOM_FOR_SCORES_BYTES
+
+
+def _software_options(cells: Cells, framework: str) -> dict[str, str | int | float | bool]:
+    """The facts of the software that the row states; words that no fact knows count as unknown."""
+    stated: dict[str, str | bool | None] = {
+        name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
+    }
+    stated |= {name: cells.flag(name) for name in ("norm_fused", "loss_fused")}
+    if stated["attention_kernel"] is None and not _runs_unfused(cells, framework):
+        stated["flash_attention"] = cells.flag("flash_attention")
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def _usual_precision(slug: str) -> str:
+    """What training runs in when it is not printed: fp16 before bf16 existed, fp8 from Blackwell on."""
+    if slug.startswith(("v100", "t4", "rtx-20")):
+        return "fp16"
+    return "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
+
+
+def _optimizer_of(cells: Cells) -> str:
+    """The optimizer, where its states are known."""
+    name = cells.text("optimizer") or "adamw"
+    if name not in OPTIMIZERS:
+        raise RefusedRunError(f"optimizer = {name[:40]} is not modelled")
+    return name
+
+
+def _lora_rank_of(cells: Cells) -> int:
+    """The stated or usual rank of adapters; 0 where every weight is trained."""
+    adapted = cells.text("peft")
+    if adapted not in (None, "none", "lora"):
+        raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")
+    return (cells.count("lora_rank") or _USUAL_LORA_RANK) if adapted == "lora" else 0
+
+
+def workload_of(cells: Cells, framework: str) -> Workload:
+    """The batch, the precision, and what the row knows of the software.
+
+    Where LoRA's rank is not stated (column ``lora_rank``), 16 is assumed, on the attention projections,
+    as in MLPerf Training's fine-tuning benchmark (mlcommons/training, llama2_70b_lora).
+
+    Raises:
+        RefusedRunError: a size is missing, or the weights were adapted in another way.
+    """
+    stated = cells.text("precision") or _usual_precision(cells.text("gpu") or "")
+    precision, recipe = _LOW.get(stated, (stated, None))
+    options = _software_options(cells, framework)
+    if recipe:
+        options.setdefault("precision_recipe", recipe)
+    if cells.text("framework_family") == "megatron-core" and precision == "fp8":
+        options.setdefault("gradient_dtype", "bf16")
+    return Workload(
+        global_batch_size=needed(cells, "global_batch_size"),
+        seq_length=needed(cells, "seq_length"),
+        precision=precision,
+        optimizer=_optimizer_of(cells),
+        lora_rank=_lora_rank_of(cells),
+        framework_options=options,
+    )
+
+
+_USUAL_ZERO = {
+    "megatron-core": 1,
+    "nemo": 1,
+    "megatron-core-ci": 1,
+    "fsdp": 3,
+    "fsdp1": 3,
+    "maxtext": 3,
+    "deepspeed": 3,
+}
+_LEAST_STATE_BYTES = 4.0  # of one weight: itself and its gradient in 2 bytes each
+MAX_EMPTY_CHUNKS = 8  # chunks without a layer: the ends may hold only embedding or head
+
+
+def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: int) -> int:
+    """1, as recipes have it, unless weights and gradients of the experts could not fit: then tp.
+
+    Megatron-LM's own default is tp (arguments.py, expert_tensor_parallel_size).
+    """
+    if model.moe is None or tp == 1:
+        return 1
+    weights = model.moe.num_experts / ep * model.expert_parameters() * model.layer_kinds().count("moe")
+    per_rank = weights / (cells.count("pipeline_parallel_size") or 1)
+    limit = find_gpu(cells.text("gpu") or "").memory_bytes
+    return tp if per_rank * _LEAST_STATE_BYTES > limit else 1
+
+
+def _refuse_unknown_software(cells: Cells) -> None:
+    """Refuse what changes memory or time in ways this version does not model."""
+    if (cells.text("offload") or "none") not in OFFLOAD:
+        raise RefusedRunError(f"offload = {(cells.text('offload') or '')[:40]} is not modelled")
+    if cells.text("precision") == "fp32":
+        raise RefusedRunError("precision = fp32 is not modelled")
+
+
+def _stage_layers(
+    cells: Cells, model: ModelSpec, framework: str, *, tp: int, pp: int, vpp: int
+) -> tuple[int, ...]:
+    """Layers of each chunk: as printed, else as the framework splits them, else even."""
+    layers, printed = model.num_layers, cells.text("layers_per_stage")
+    if printed is None:
+        return nanotron_split(model, pp, tp)[0] if framework == "nanotron" else even_split(layers, pp * vpp)
+    stages = [int(part) for part in printed.split("-") if part.isdigit()]
+    if len(stages) == pp * vpp and sum(stages) == layers:
+        return tuple(stages)
+    if len(stages) != pp or sum(stages) != layers:
+        raise RefusedRunError(f"layers_per_stage does not split {layers} layers over {pp} stages")
+    per_chunk = [even_split(stage, vpp) for stage in stages]
+    return tuple(per_chunk[chunk % pp][chunk // pp] for chunk in range(pp * vpp))
+
+
+def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:
+    """Granularity, and how many layers of a chunk recompute; all of the model: every one."""
+    stated = cells.text("recompute") or "none"
+    if stated not in RECOMPUTE:
+        raise RefusedRunError(f"recompute = {stated[:40]} is not modelled")
+    if stated == "full":
+        return "full", sum(stage_layers)
+    if stated == "selective" and cells.text("recompute_modules") == "layer":
+        return "full", max(max(stage_layers) // 2, 1)  # every other layer (torchtitan)
+    return stated, 0
+
+
+def _schedule_of(cells: Cells, pp: int, vpp: int) -> str:
+    """The schedule; where it is not printed, the usual one of the layout."""
+    stated = cells.text("pipeline_schedule")
+    if stated == "afab":
+        return "gpipe"
+    if stated is None or pp == 1:
+        return "none" if pp == 1 else ("interleaved_1f1b" if vpp > 1 else "1f1b")
+    if stated not in SCHEDULES:
+        raise RefusedRunError(f"pipeline_schedule = {stated[:40]} is not modelled")
+    return stated
+
+
+def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configuration:
+    """The layout.
+
+    Raises:
+        RefusedRunError: the sizes do not multiply to the run's GPUs or batch, or a part is unknown.
+    """
+    _refuse_unknown_software(cells)
+    tp, pp = needed(cells, "tensor_parallel_size"), needed(cells, "pipeline_parallel_size")
+    cp, vpp = cells.count("context_parallel_size") or 1, cells.count("virtual_pipeline_size") or 1
+    dp = cells.count("data_parallel_size") or max(needed(cells, "num_gpus") // (tp * pp * cp), 1)
+    if tp * pp * cp * dp != needed(cells, "num_gpus"):
+        raise RefusedRunError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not num_gpus")
+    vpp, ep = vpp if pp > 1 else 1, cells.count("expert_parallel_size") or 1
+    mbs, gbs = needed(cells, "micro_batch_size"), needed(cells, "global_batch_size")
+    if gbs % (mbs * dp):
+        raise RefusedRunError(f"global batch {gbs} is no multiple of micro-batch {mbs} x dp {dp}")
+    if pp * vpp > model.num_layers + MAX_EMPTY_CHUNKS:
+        raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
+    zero = cells.count("zero_stage")
+    zero = _USUAL_ZERO.get(framework, 0) if zero is None else min(zero, 3)
+    stage_layers = _stage_layers(cells, model, framework, tp=tp, pp=pp, vpp=vpp)
+    granularity, recompute_layers = _recompute_of(cells, stage_layers)
+    return Configuration(
+        tensor_parallel_size=tp,
+        sequence_parallel=bool(cells.flag("sequence_parallel")) and tp > 1,
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=vpp,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+        expert_tensor_parallel_size=_expert_tensor_parallel_size(cells, model, tp, ep),
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=(cells.count("zero_shard_size") or dp * cp) if zero else 1,
+        micro_batch_size=mbs,
+        num_microbatches=gbs // (mbs * dp),
+        pipeline_schedule=_schedule_of(cells, pp, vpp),
+        recompute_granularity=granularity,
+        recompute_layers=recompute_layers,
+        offload=cells.text("offload") or "none",
+        stage_layers=stage_layers,
+    )

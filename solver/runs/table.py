@@ -1,0 +1,166 @@
+"""Measured runs: one row of a table as a problem, a configuration, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.units import GIB
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.runs.layouts import (
+    Cells,
+    RefusedRunError,
+    cluster_of,
+    configuration_of,
+    framework_of_run,
+    model_of,
+    read_cells,
+    vocabulary_warning,
+    workload_of,
+)
+
+MEMORY_KINDS = ("unknown", "allocated", "reserved", "device")  # what a peak counts
+MEMORY_RANKS = ("unknown", "first", "last", "worst")  # whose peak it is
+CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a run reported; None where it did not."""
+
+    step_time_s: float | None
+    peak_memory_bytes: float | None
+    memory_kind: str  # of MEMORY_KINDS
+    memory_rank: str  # of MEMORY_RANKS
+    out_of_memory: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunShape:
+    """Everything that a prediction may look at."""
+
+    problem: Problem
+    configuration: Configuration
+    framework: str
+    warnings: tuple[str, ...]  # what was assumed
+    recompute_known: bool  # False: the source does not say whether layers were recomputed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One row; identity and measurement are kept apart from the shape that is predicted."""
+
+    run_id: str
+    cluster: str
+    source: str
+    rank_group: str | None
+    shape: RunShape | None  # None: refused
+    refused_reason: str | None
+    measured: Measurement
+
+
+PlanReader = Callable[[str], RunShape]
+
+
+def _no_plans(_: str) -> RunShape:
+    """What reads a plan where nobody else does.
+
+    Raises:
+        RefusedRunError: always.
+    """
+    raise RefusedRunError("the row is a plan's, which is not read here")
+
+
+def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]:
+    """All rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
+
+    Args:
+        path: the table.
+        plan_shape: reads the cell ``plan`` of a row whose facts are a plan's; it may raise
+            InvalidProblemError or RefusedRunError.
+
+    Raises:
+        InvalidProblemError: the file cannot be read or lacks a required column.
+    """
+    return tuple(_run_of(cells, plan_shape) for cells in read_cells(path))
+
+
+def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
+    """The row's problem and configuration."""
+    plan = cells.text("plan")
+    if plan is not None:
+        return plan_shape(plan)
+    framework = framework_of_run(cells)
+    model = model_of(cells)
+    configuration = configuration_of(cells, model, framework.name)
+    workload = workload_of(cells, framework.name)
+    problem = Problem(model=model, cluster=cluster_of(cells), workload=workload, launcher="none")
+    return RunShape(
+        problem=problem,
+        configuration=configuration,
+        framework=framework.name,
+        warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells)) if one),
+        recompute_known=cells.text("recompute") is not None,
+    )
+
+
+_NOTHING_MEASURED = Measurement(
+    step_time_s=None,
+    peak_memory_bytes=None,
+    memory_kind="unknown",
+    memory_rank="unknown",
+    out_of_memory=None,
+)
+
+
+def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
+    """One row as a run; what cannot be read or expressed is refused with a reason."""
+    shape, measured, reason = None, _NOTHING_MEASURED, None
+    try:
+        measured = _measurement_of(cells)
+        shape = _shape_of(cells, plan_shape)
+    except RefusedRunError as error:
+        reason = str(error)
+    except InvalidProblemError as error:
+        reason = error.errors[0].sentence()
+    return Run(
+        run_id=cells.text("run_id") or f"line-{cells.line}",
+        cluster=cells.text("cluster") or "unknown",
+        source=cells.text("source") or "unknown",
+        rank_group=cells.text("rank_group"),
+        shape=shape,
+        refused_reason=reason,
+        measured=measured,
+    )
+
+
+def _whose_memory(stated: str | None, family: str) -> str:
+    """Whose peak a row holds; nanotron logs that of its first rank (src/nanotron/utils.py, log_memory)."""
+    if stated in (None, "unknown") and family == "nanotron":
+        return "first"
+    return stated or "unknown"
+
+
+def _measurement_of(cells: Cells) -> Measurement:
+    """The measured cells, where the table has them.
+
+    Raises:
+        InvalidProblemError: a cell is no such number or word, or a run returned a time and failed.
+    """
+    seconds, peak = cells.number("step_time_s"), cells.number("peak_memory_gib")
+    family, failed = cells.text("framework_family") or "", cells.flag("oom")
+    if seconds == 0.0:
+        raise cells.fault("step_time_s", "0 is no time of a step", "a positive number; empty: not measured")
+    if failed and seconds is not None:
+        raise cells.fault("oom", "a run that is out of memory has no step_time_s", "0, or no step_time_s")
+    return Measurement(
+        step_time_s=seconds,
+        peak_memory_bytes=peak * GIB if peak else None,
+        memory_kind=cells.word("memory_kind", MEMORY_KINDS) or "unknown",
+        memory_rank=_whose_memory(cells.word("memory_rank", MEMORY_RANKS), family),
+        out_of_memory=failed,
+    )

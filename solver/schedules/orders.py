@@ -1,0 +1,330 @@
+"""The order in which each rank runs its passes, by schedule.
+
+Sources: 1F1B and interleaved 1F1B follow Megatron-Core's
+``forward_backward_pipelining_without_interleaving`` and ``…_with_interleaving`` (groups of pp
+micro-batches); gpipe, looped_bfs, interleaved_zb, zb_v and dualpipe_v follow
+``torch.distributed.pipelining.schedules`` (PyTorch 2.8); zb_h1 and zb_h2 figures 2 and 3 of Qi et al.
+2023 (arXiv:2401.10241), which for zb_h1 is PyTorch's interleaved_zb with one chunk a rank; zb_1p and
+zb_2p have these orders as one of those that ``simulate`` tries; zb_v is the order of Qi et al. 2024
+(arXiv:2405.15362). dualpipe_v is run as zb_v: that it overlaps a forward with a backward pass is
+not modelled.
+
+A pass is a *slot* ``block * m + micro-batch``. A micro-batch visits blocks 1 … 2 C one after the other:
+chunks 0 … C-1 forward are blocks 1 … C, chunks C-1 … 0 backward are blocks C+1 … 2 C. Where the backward
+pass is split, those are the input gradients, and the weight gradient of chunk c is block 2 C + 2 + 2 c,
+behind a block that is always done. So every pass waits for slot - m alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.solver.configuration import FloatArray, IntArray
+from meshwright.solver.schedules.schedule import AUTOMATIC, SPLIT_BACKWARD, V_SHAPED
+
+_TWICE = ("zb_h2", "zb_2p")  # run twice as far ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Numbers of the passes of one step."""
+
+    num_chunks: int
+    num_microbatches: int
+
+    def forward(self, chunk: int, micro: int) -> int:
+        """Forward pass."""
+        return (chunk + 1) * self.num_microbatches + micro
+
+    def backward(self, chunk: int, micro: int) -> int:
+        """Backward pass, or its input gradient where it is split."""
+        return (2 * self.num_chunks - chunk) * self.num_microbatches + micro
+
+    def weight(self, chunk: int, micro: int) -> int:
+        """Weight gradient of a split backward pass."""
+        return (2 * self.num_chunks + 2 + 2 * chunk) * self.num_microbatches + micro
+
+
+def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[int]:
+    """The passes of one rank in the order in which it runs them."""
+    slots = Slots(num_chunks=pp * vpp, num_microbatches=num_microbatches)
+    if schedule in V_SHAPED and vpp > 1:
+        return _v_shaped(rank, pp, slots)
+    if schedule == "looped_bfs":
+        return _breadth_first(rank, pp, vpp, slots)
+    visits = _visits(rank, pp, vpp, num_microbatches)
+    forward = [slots.forward(chunk, micro) for chunk, micro in visits]
+    turned = [((vpp - 1) * pp + 2 * rank - chunk, micro) for chunk, micro in visits]
+    backward = [slots.backward(chunk, micro) for chunk, micro in turned]
+    warmup = min(len(visits), _warmup(rank, pp, vpp, schedule))
+    if schedule in SPLIT_BACKWARD:
+        weight = [slots.weight(chunk, micro) for chunk, micro in turned]
+        lag = 2 * rank if schedule in _TWICE else rank
+        return _with_weights(forward, backward, weight, warmup=warmup, lag=lag)
+    if schedule == "gpipe":
+        warmup = len(visits)
+    alternating = [0] * (2 * (len(visits) - warmup))
+    alternating[0::2], alternating[1::2] = forward[warmup:], backward[: len(visits) - warmup]
+    return forward[:warmup] + alternating + backward[len(visits) - warmup :]
+
+
+def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[int, int]]:
+    """Chunk and micro-batch of each forward pass: pp micro-batches through one chunk, then the next."""
+    if vpp == 1:
+        return [(rank, micro) for micro in range(num_microbatches)]
+    group = pp * vpp
+    return [
+        ((k % group) // pp * pp + rank, k // group * pp + k % pp) for k in range(num_microbatches * vpp)
+    ]
+
+
+def _warmup(rank: int, pp: int, vpp: int, schedule: str) -> int:
+    """Forward passes before a rank alternates; one more precedes its first backward pass."""
+    behind = pp - rank - 1
+    if schedule in _TWICE or (vpp > 1 and schedule not in SPLIT_BACKWARD):
+        behind *= 2
+    return behind + (vpp - 1) * pp
+
+
+def _with_weights(
+    forward: list[int], backward: list[int], weight: list[int], *, warmup: int, lag: int
+) -> list[int]:
+    """Forward, input gradient, and the weight gradient of ``lag`` backward passes ago, in turn."""
+    order = forward[:warmup]
+    for k, slot in enumerate(backward):
+        order += forward[warmup + k : warmup + k + 1]
+        order.append(slot)
+        if k >= lag:
+            order.append(weight[k - lag])
+    return order + weight[max(len(weight) - lag, 0) :]
+
+
+def _breadth_first(rank: int, pp: int, vpp: int, slots: Slots) -> list[int]:
+    """All micro-batches through one chunk after the other, then back in reverse."""
+    chunks, micros = range(rank, pp * vpp, pp), range(slots.num_microbatches)
+    forward = [slots.forward(chunk, micro) for chunk in chunks for micro in micros]
+    return forward + [
+        slots.backward(chunk, micro) for chunk in reversed(chunks) for micro in reversed(micros)
+    ]
+
+
+def _v_shaped(rank: int, pp: int, slots: Slots) -> list[int]:
+    """A rank holds chunks ``rank`` and ``2 pp - 1 - rank``; the passes of phantom micro-batches fall away.
+
+    The steady state needs 2 pp - 1 micro-batches; a step with fewer runs the same order without the rest.
+    """
+    m, ends = slots.num_microbatches, (rank, 2 * pp - 1 - rank)
+    micros = max(2 * pp - 1, m)
+    done = {(kind, end): 0 for kind in "FBW" for end in (0, 1)}
+    number = {"F": slots.forward, "B": slots.backward, "W": slots.weight}
+    order: list[int] = []
+
+    def run(*passes: str) -> None:
+        """Run passes such as ``F0``: the next forward pass of the first chunk."""
+        for one in passes:
+            kind, end = one[0], int(one[1])
+            micro = done[kind, end]
+            done[kind, end] += 1
+            if micro < m:
+                order.append(number[kind](ends[end], micro))
+
+    run(*["F0"] * (2 * (pp - rank) - 1))
+    run(*["F1", "F0"] * rank)
+    run(*["F1", "B1", "W1"] * (pp - rank))
+    while done["F", 1] < done["F", 0] or done["F", 0] < micros:
+        if done["F", 0] < micros:
+            run("F0")
+        run("B0", "W0", "F1", "B1", "W1")
+    run(*["B0", "B1"] * rank)
+    run(*["B0", "W0"] * (pp - rank))
+    run(*["W1"] * (done["B", 1] - done["W", 1]))
+    run(*["W0"] * (done["B", 0] - done["W", 0]))
+    return order
+
+
+# --------------------------------------------------------------------------------------------------
+# Zero-bubble schedules whose order is made for the times at hand, within a memory limit.
+#
+# ZB-1p and ZB-2p of Qi et al. 2023 (arXiv:2401.10241, section 3.1): a heuristic runs forward passes ahead
+# of the first backward pass, then one of each in turn, fills gaps with weight gradients, or runs one to
+# free memory; it is tried with several parameters and the best order is taken. Here every rank runs an
+# input gradient if one is ready, else a forward pass if that keeps both of its limits, else a weight
+# gradient; tried with as many forward passes ahead as 1F1B has, as ZB-H2 has, and as memory allows.
+# ``simulate`` also tries the orders of ZB-H1 (within p) and ZB-H2 (within 2 p).
+
+
+# Memory of a micro-batch that waits for its weight gradient alone, over that of one in flight: 32 of
+# 34 bytes a token and hidden unit with flash attention (arXiv:2401.10241, section 3).
+WAITING_SHARE = 32.0 / 34.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rank:
+    """What one rank has run."""
+
+    forward_end_s: list[float] = field(default_factory=list)
+    input_end_s: list[float] = field(default_factory=list)
+    weights: int = 0
+    free_s: float = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Micro-batches between their input gradient and their weight gradient."""
+        return len(self.input_end_s) - self.weights
+
+    @property
+    def ahead(self) -> int:
+        """Micro-batches between their forward and their backward pass."""
+        return len(self.forward_end_s) - len(self.input_end_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the ranks may do."""
+
+    num_microbatches: int
+    most_held: int  # micro-batches that a rank has memory for
+    most_ahead: tuple[int, ...]  # by rank: micro-batches between forward and backward pass
+
+
+def candidates(pp: int, num_microbatches: int, most_held: int) -> list[Limits]:
+    """The parameters to try."""
+    ahead = [
+        tuple(min(pp - rank, most_held) for rank in range(pp)),
+        tuple(min(2 * (pp - rank) - 1, most_held) for rank in range(pp)),
+        (most_held,) * pp,
+    ]
+    return [
+        Limits(num_microbatches=num_microbatches, most_held=most_held, most_ahead=most) for most in ahead
+    ]
+
+
+def automatic_finish_s(
+    forward_s: tuple[float, ...],
+    input_s: tuple[float, ...],
+    weight_s: tuple[float, ...],
+    limits: Limits,
+    on_pass: Callable[[int, str, float], None] | None = None,
+) -> tuple[list[float], float]:
+    """When each rank ends its last pass, and the most micro-batches that a rank held at once.
+
+    Args:
+        forward_s: seconds of one micro-batch's forward pass by rank; the others likewise.
+        input_s: input gradient.
+        weight_s: weight gradient.
+        limits: micro-batches, and how many of them may wait.
+        on_pass: is told of every pass: its rank, its kind (forward, input, weight), when it starts.
+    """
+    last, peak = len(forward_s) - 1, 0.0
+    ranks = [_Rank() for _ in forward_s]
+    wake = [(0.0, rank) for rank in range(last + 1)]
+    while wake:
+        now, rank = heapq.heappop(wake)
+        me = ranks[rank]
+        kind = None if now < me.free_s else _next_pass(ranks, rank, now, limits)
+        if kind is None:
+            continue
+        if on_pass is not None:
+            on_pass(rank, kind, now)
+        if kind == "forward":
+            me.free_s = now + forward_s[rank]
+            me.forward_end_s.append(me.free_s)
+            heapq.heappush(wake, (me.free_s, min(rank + 1, last)))
+        elif kind == "input":
+            me.free_s = now + input_s[rank]
+            me.input_end_s.append(me.free_s)
+            heapq.heappush(wake, (me.free_s, max(rank - 1, 0)))
+        else:
+            me.free_s, me.weights = now + weight_s[rank], me.weights + 1
+        peak = max(peak, me.ahead + WAITING_SHARE * me.waiting)
+        heapq.heappush(wake, (me.free_s, rank))
+    return [rank.free_s for rank in ranks], peak
+
+
+def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: Limits) -> str | None:
+    """What a free rank runs next: input, forward or weight; None where it has to wait."""
+    me = ranks[rank]
+    behind = me.forward_end_s if rank == len(ranks) - 1 else ranks[rank + 1].input_end_s
+    micro = len(me.input_end_s)
+    if micro < len(behind) and behind[micro] <= now:
+        return "input"
+    micro = len(me.forward_end_s)
+    held = me.ahead + WAITING_SHARE * me.waiting
+    room = held <= limits.most_held - 1 and me.ahead < limits.most_ahead[rank]
+    if micro < limits.num_microbatches and room:
+        before = ranks[rank - 1].forward_end_s if rank else None
+        if before is None or (micro < len(before) and before[micro] <= now):
+            return "forward"
+    return "weight" if me.weights < len(me.input_end_s) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Many orders made for their times at once: ``automatic`` for all splits and limits of a row together.
+#
+# Every simulation runs one pass a round, the one that starts next of all its ranks. A rank's next pass
+# starts when the rank is free and the pass is ready; nothing that is not begun yet can be ready before
+# that. So the order is the one that ``automatic`` makes, one array operation a round for all simulations.
+
+
+def automatic_finish_of_many_s(
+    forward_s: FloatArray,
+    input_s: FloatArray,
+    weight_s: FloatArray,
+    *,
+    num_microbatches: int,
+    schedule: str,
+) -> FloatArray:
+    """When each rank ends its last pass, by ``automatic.candidates``' limits, shape (3, k, p).
+
+    Args:
+        forward_s: seconds of one micro-batch's forward pass, (k, p); the others likewise.
+        input_s: input gradient.
+        weight_s: weight gradient.
+        num_microbatches: per step.
+        schedule: one of ``AUTOMATIC``.
+    """
+    k, p = forward_s.shape
+    limits = candidates(p, num_microbatches, AUTOMATIC[schedule] * p)
+    ahead = np.repeat(np.array([limit.most_ahead for limit in limits]), k, axis=0)
+    seconds = np.stack([input_s, forward_s, weight_s], axis=2)
+    seconds = np.tile(seconds, (len(limits), 1, 1))
+    finish = _finish_s(seconds, num_microbatches, limits[0].most_held, ahead)
+    return finish.reshape(len(limits), k, p)
+
+
+def _finish_s(seconds: FloatArray, m: int, most_held: int, most_ahead: IntArray) -> FloatArray:
+    """The same; ``seconds`` are input gradients, forward passes and weight gradients, (k, p, 3)."""
+    k, p = most_ahead.shape
+    every, rank, last = np.arange(k), np.arange(p)[None, :], p - 1
+    # when passes end, by rank and micro-batch, forward ones a rank later; micro-batch m never
+    forward_end, input_end = np.full((k, p + 1, m + 1), np.inf), np.full((k, p + 1, m + 1), np.inf)
+    forward_end[:, 0, :m] = 0.0
+    done, free = np.zeros((k, p, 3), dtype=np.int64), np.zeros((k, p))
+    ready = np.empty((k, p, 3))
+    for _ in range(3 * m * p):
+        inputs, forwards, weights = done[..., 0], done[..., 1], done[..., 2]
+        in_flight = forwards - inputs
+        waiting = inputs - weights
+        room = in_flight + WAITING_SHARE * waiting <= most_held - 1
+        room &= in_flight < most_ahead
+        ready[..., 0] = input_end[every[:, None], rank + 1, inputs]
+        ready[:, last, 0] = forward_end[every, p, inputs[:, last]]
+        ready[..., 1] = np.where(room, forward_end[every[:, None], rank, forwards], np.inf)
+        ready[..., 2] = np.where(waiting > 0, 0.0, np.inf)
+        start = np.maximum(ready.min(axis=2), free)
+        at = start.argmin(axis=1)
+        now = start[every, at]
+        kind = (ready[every, at] <= now[:, None]).argmax(axis=1)  # the first that is ready
+        micro = done[every, at, kind]
+        end = now + seconds[every, at, kind]
+        free[every, at] = end
+        done[every, at, kind] += 1
+        some = kind == 0
+        input_end[every[some], at[some], micro[some]] = end[some]
+        some = kind == 1
+        forward_end[every[some], at[some] + 1, micro[some]] = end[some]
+    return free

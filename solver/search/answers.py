@@ -1,0 +1,191 @@
+"""What a search found, as plans and an answer with its certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer, Plan, Status
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.clock import Watch, relative_gap
+from meshwright.solver.configuration import plan_id_of
+from meshwright.solver.cost.objective import claim_of, is_asked_for, outlook_of
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
+from meshwright.solver.search.certify.judge import Certificate
+from meshwright.solver.search.frontier import Frontier, Ranked
+from meshwright.solver.search.priced_space import least_step_s, steps_s
+from meshwright.solver.space.enumerate import Space
+from meshwright.solver.space.rules import host_warnings
+
+_TOGETHER = 32  # plans predicted and checked between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What holds for all rows and splits."""
+
+    bound_s: float | None = None
+    objective_excess: float | None = None
+    objective_gap: float | None = None  # from the least closed form that is known to a bound on all of them
+    survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
+
+
+def objectives_s(frontier: Frontier) -> list[float]:
+    """The closed form of every ranked row under its split."""
+    return _objectives_s(frontier, frontier.ranked)
+
+
+def _objectives_s(frontier: Frontier, ranked: list[Ranked]) -> list[float]:
+    """The same of some of them."""
+    if not ranked:
+        return []
+    rows = frontier.rows.take([one.row for one in ranked])
+    stages = rows.stages([one.split for one in ranked])
+    return [float(value) for value in objective_s(rows.prices, rows.columns, stages)]
+
+
+def plans_of(
+    problem: Problem,
+    profile: Profile,
+    frontier: Frontier,
+    certificate: Certificate,
+    watch: Watch | None = None,
+) -> tuple[Plan, ...]:
+    """The ranked rows as plans, each past the independent check; as many as ``watch`` has time for."""
+    plans = list[Plan]()
+    for start in range(0, len(frontier.ranked), _TOGETHER):
+        if start and watch is not None and watch.interrupted():
+            break
+        plans += _plans(problem, profile, frontier, certificate, slice(start, start + _TOGETHER))
+    return tuple(plans)
+
+
+def _plans(
+    problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate, some: slice
+) -> list[Plan]:
+    """The plans of some ranked rows."""
+    ranked, before = frontier.ranked[some], some.start
+    digest = problem_digest(problem)
+    columns = frontier.rows.columns.take(np.array([one.row for one in ranked], dtype=np.int64))
+    counts = frontier.rows.take([one.row for one in ranked]).replayed([one.split for one in ranked])
+    configurations = [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(ranked)]
+    predictions = predict_all(problem, profile, configurations)
+    rows = [one.row for one in ranked]
+    objectives = steps_s(frontier.rows, rows, np.array(_objectives_s(frontier, ranked)))
+    beyond = is_asked_for(problem)
+    plans = []
+    for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
+        plan = Plan(
+            plan_id=plan_id_of(digest, config),
+            rank=before + at + 1,
+            config=config,
+            prediction=prediction,
+            objective_s=float(objectives[at]),
+            outlook=outlook_of(problem, profile, config, prediction) if beyond else None,
+            certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
+        )
+        plans.append(plan)
+    faults = [fault for found in violations_of_all(problem, profile, plans) for fault in found]
+    if faults:
+        raise InvalidPlanError("; ".join(faults))
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that an answer is made of."""
+
+    problem: Problem
+    profile: Profile
+    space: Space
+    frontier: Frontier
+    proof: Proof
+    certificate: Certificate
+
+
+def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
+    """The answer with its certificate."""
+    frontier, space, proof = found.frontier, found.space, found.proof
+    legal = space.num_legal
+    refuted = space.size - legal
+    proved = frontier.finished
+    best = plans[0].prediction.step_time_s if plans else None
+    score = frontier.ranked[0].score_s if plans else None
+    claimed = proof.bound_s if score is None or proof.bound_s is None else min(proof.bound_s, score)
+    bound = least_step_s(frontier.rows, frontier.ranked[0].row, claimed) if plans else claimed
+    bound = bound if best is None or bound is None else min(bound, best)
+    cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
+    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
+    return Answer(
+        status=outcomes[0 if plans else 1],
+        plans=plans,
+        certified_by=("exact-dp", *cp_sat) if proved else (),
+        objective_gap=proof.objective_gap,
+        objective_excess=proof.objective_excess,
+        bound_step_time_s=bound,
+        gap=relative_gap(score, claimed),
+        space_size=space.size,
+        legal=legal,
+        fit=frontier.fits,
+        explored=refuted + frontier.settled,
+        counts={
+            "priced": len(frontier.rows),
+            "pruned": len(frontier.rows) - frontier.simulated,
+            "solved": len(frontier.solved),
+            "simulated": frontier.simulated,
+            "certified": len(found.certificate.rows),
+        },
+        elapsed_s=watch.elapsed_s,
+        seed=found.problem.options.seed,
+        versions=versions(found.profile),
+        warnings=(*_warnings(found), *_unlisted(len(plans), len(frontier.ranked))),
+        num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
+        peak_flops=found.profile.group.gpu.peak_bf16_flops,
+        notes={"profile": found.profile.title},
+        objective=claim_of(found.problem, found.profile, score, claimed),
+        space="every" if space.every else "usual",
+    )
+
+
+def _warnings(found: Found) -> tuple[str, ...]:
+    """What was assumed, left out or not proved."""
+    problem = found.problem
+    return (
+        *found.space.warnings,
+        *problem.cluster.warnings,
+        *found.profile.warnings,
+        *host_warnings(problem),
+        *found.certificate.warnings,
+    )
+
+
+def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
+    """What is said where not every ranked row became a plan."""
+    said = (
+        f"the time limit came before more than the first {listed} of {ranked} ranked plans were predicted"
+    )
+    return (said,) if listed < ranked else ()
+
+
+def versions(profile: Profile) -> dict[str, str]:
+    """What answered; OR-Tools is named without being loaded."""
+    return {
+        "profile": profile.version,
+        "meshwright": _installed("meshwright"),
+        "solver": _installed("ortools"),
+    }
+
+
+@lru_cache(maxsize=2)
+def _installed(package: str) -> str:
+    """The version of a package, "0" where it is not installed; looking it up takes 8 ms."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "0"

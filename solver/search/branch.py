@@ -1,0 +1,382 @@
+"""How fast a row of interleaved chunks can simulate at best: its ranks are fixed one after the other.
+
+A schedule fixes which pass waits for which, so a simulation is the longest path in a graph that does not
+depend on the split, with a pass's seconds at its nodes. Longer passes never make a longest path shorter:
+the simulation is monotone in the layers of every chunk, and so is every rank's tail. Hence a split of
+which only some ranks are known, simulated with as few layers in the other ranks' chunks as they can hold,
+bounds every split that has those ranks in common. Where ranks do not wait for one another between steps, a
+rank's end less its start is no such path, so that only rank 0's end counts, and the work of the others.
+Orders made for the times grow no longer with every pass; there known ranks are held against the bounds, and
+the splits that are left are simulated.
+
+That is a branch and bound over the *patterns* of the ranks, the layers of a rank's chunks. They are few:
+chunks of a rank differ by at most one layer, and a time to be beaten limits the layers of every rank to
+``most``, because a rank works m t_r, and by the bounds of ``reach``; as the ranks together hold L layers, a
+rank lacks at most ``spare = sum(most) - L`` of them, less what those that are known lack. Ranks far apart
+are fixed first, the ends before all: what makes them wait for one another shows soonest there. All splits
+that are not refuted are kept side by side and simulated together (``partial``). A rank's patterns are tried
+alone before they are crossed with those splits: most of them are too slow whatever the others are.
+
+Memory is left aside until all ranks are known, so that a proof also holds for every row of the same shape
+whose passes are no shorter (``dominance``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
+from meshwright.solver.cost.stages import Stages, assemble
+from meshwright.solver.schedules.orders import automatic_finish_of_many_s
+from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC
+from meshwright.solver.schedules.simulate import finish_of_many_s
+from meshwright.solver.search.bounds import SAFETY, end_limit_s, split_s
+from meshwright.solver.search.fill import most_layers
+from meshwright.solver.search.rows import Rows
+
+# --------------------------------------------------------------------------------------------------
+# How long splits take at least of which some ranks are known, many side by side.
+#
+# Where a schedule fixes the order of passes that is their simulation with the least layers elsewhere, as
+# far as it only grows with them; where orders are made for the times it is what the bounds say, and
+# splits that are known whole are simulated in every order that ``simulate`` tries.
+
+
+MAKES_ORDER = np.array([name in AUTOMATIC for name in SCHEDULES])
+_AT_ONCE = 2**21  # passes simulated together
+
+
+def makes_its_order(row: Rows) -> bool:
+    """Whether the schedule makes its order for the times."""
+    return bool(MAKES_ORDER[row.columns.pipeline_schedule[0]])
+
+
+def passes_of(row: Rows) -> int:
+    """Passes of a step, of all ranks together."""
+    return (2 + int(row.splits_backward[0])) * int(row.p[0] * row.v[0]) * int(row.m[0])
+
+
+def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> FloatArray:
+    """Simulated step of every split, rounded down, shape (k,); its bound where the row makes its order."""
+    size = max(_AT_ONCE // passes_of(row), 1)
+    found = []
+    for start in range(0, len(sizes), size):
+        look()
+        tick()
+        part = sizes[start : start + size]
+        many = row.take(np.zeros(len(part), dtype=np.int64))
+        stages = assemble(many.prices, many.columns, many.layout, part, with_memory=False)
+        if makes_its_order(row):
+            found.append(split_s(many, stages))
+        else:
+            found.append(_step_s(row, _finish_s(row, stages), stages))
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _finish_s(row: Rows, stages: Stages) -> FloatArray:
+    """When the ranks of one row end under several splits, (k, p)."""
+    schedule, m = SCHEDULES[int(row.columns.pipeline_schedule[0])], int(row.m[0])
+    finish = finish_of_many_s(
+        stages.chunk_forward_s,
+        stages.chunk_backward_s,
+        weight_s=stages.chunk_weight_s,
+        pp=int(row.p[0]),
+        num_microbatches=m,
+        schedule=schedule,
+    )
+    if schedule in BYPASSES_SYNC and schedule not in AUTOMATIC:
+        # a later start is no later end: their work is all that only grows
+        finish[:, 1:] = m * stages.rank_time_s[:, 1:]
+    return finish
+
+
+def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
+    """Simulated step of every split where the order is made for the times, at least, shape (k,).
+
+    The least of all orders; ``simulate`` takes the one that ends first before the ranks' tails.
+    """
+    many = row.take(np.zeros(len(sizes), dtype=np.int64))
+    stages = assemble(many.prices, many.columns, many.layout, sizes, with_memory=False)
+    forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
+    made = automatic_finish_of_many_s(
+        forward,
+        stages.chunk_backward_s - weight,
+        weight,
+        num_microbatches=int(row.m[0]),
+        schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
+    )
+    made = made - (np.cumsum(forward, axis=1) - forward)  # from each rank's own start
+    steps = [_step_s(row, finish, stages) for finish in (_finish_s(row, stages), *made)]
+    return np.asarray(np.minimum.reduce(steps))
+
+
+def fits(row: Rows, sizes: IntArray) -> BoolArray:
+    """Which splits fit in memory, shape (k,)."""
+    many = row.take(np.zeros(len(sizes), dtype=np.int64))
+    stages = assemble(many.prices, many.columns, many.layout, sizes)
+    return np.asarray(stages.peak_memory_bytes.max(axis=1) <= row.budget_bytes)
+
+
+def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
+    """The step from the ends of the ranks, rounded down, shape (k,)."""
+    last = (finish_s + stages.rank_tail_s).max(axis=1)
+    return np.asarray((row.prices.straggler[0] * last + row.prices.fixed_s[0]) * SAFETY)
+
+
+_MOST_PASSES = 2**15  # of a schedule whose splits are simulated side by side
+_MOST_MADE = 2**10  # the same where the order is made on the way
+_MOST_SPARE = 4  # layers that the ranks may lack together,
+_MOST_WAYS = 5000  # or else ways to lack them
+_MOST_TRIED = 2**18  # ranks times pairs of layer counts, up to which the bounds are asked for each
+_MOST_PATTERNS = 2**14  # of one rank
+_FEW, _SLOWER = 64, 16  # making an order takes so many times as long as running one, of so many at least
+
+
+@dataclass(slots=True)
+class Effort:
+    """Passes that may still be simulated; the same on every machine, so that answers are too."""
+
+    passes: int
+    tick: Callable[[], object] = lambda: None  # called meanwhile
+
+    def takes(self, passes: int) -> bool:
+        """Spend so many passes, if they are left."""
+        able = passes <= self.passes
+        self.passes -= passes if able else 0
+        return able
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """Splits of which some ranks are known, (k, C), and the layers that those lack, (k,)."""
+
+    sizes: IntArray
+    lacking: IntArray
+
+    def among(self, kept: BoolArray) -> _Partial:
+        """Some of them."""
+        return _Partial(self.sizes[kept], self.lacking[kept])
+
+
+def are_tried(rows: Rows) -> BoolArray:
+    """Rows whose splits are free, and whose passes are few, shape (n,).
+
+    No weight gradient may exceed a part's backward pass, so that more layers shorten no pass.
+    """
+    makes_order = MAKES_ORDER[rows.columns.pipeline_schedule]
+    kinds = 2 + rows.splits_backward.astype(np.int64)
+    few = kinds * rows.p * rows.v * rows.columns.num_microbatches <= np.where(
+        makes_order, _MOST_MADE, _MOST_PASSES
+    )
+    even = (rows.prices.weight_gradient_s <= rows.prices.backward_s).all(axis=1)
+    free = rows.is_uniform and rows.uneven_stages and not rows.only_split
+    return np.asarray(few & even & (rows.p > 1) & ~rows.per_stage & free)
+
+
+def is_branchable(row: Rows, target_s: float) -> bool:
+    """Whether the patterns of a row's ranks are few enough to be tried against a time."""
+    return bool(are_tried(row)[0]) and _are_few(_most_layers(row, target_s), row)
+
+
+def _are_few(most: IntArray, row: Rows) -> bool:
+    """Whether ranks that hold at most so many layers lack few, or can lack them in few ways."""
+    spare = _spare(most, row)
+    return spare <= _MOST_SPARE or comb(spare + len(most), spare) <= _MOST_WAYS
+
+
+def _spare(most: IntArray, row: Rows) -> int:
+    """How many layers more than there are the ranks could hold; below 0 none can beat the time."""
+    return int(most.sum()) - row.layout.num_layers
+
+
+class Held(NamedTuple):
+    """What every split of a row was held against."""
+
+    step_s: float  # none simulates faster
+    for_all: bool  # nor does one of any row whose passes are no shorter: memory decided nothing
+
+
+def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
+    """A bound on the simulation of every split of one branchable row; ``target_s``: none beats that.
+
+    What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
+    with the ranks that are known.
+    """
+    most = _most_layers(row, target_s)
+    spare, chunks = _spare(most, row), int(row.p[0] * row.v[0])
+    if spare < 0:
+        return Held(target_s, for_all=True)
+    nothing = np.full((1, chunks), row.smallest_chunk[0], dtype=np.int64)
+    unknown, growth = _Partial(nothing, np.zeros(1, dtype=np.int64)), _Growth(row, most, spare, effort)
+    left, steps, known = unknown, np.zeros(1), list[int]()
+    for rank in _far_apart(int(row.p[0])):
+        ways = growth.ways(rank)
+        if ways is None:
+            return Held(min(float(steps.min()), target_s), for_all=True)
+        if known:  # too slow whatever the other ranks are: they are not crossed with those
+            alone = growth.steps_s(unknown, [rank], ways)
+            ways = None if alone is None else ways.among(alone[1] < target_s)
+        grown = None if ways is None else growth.steps_s(left, [*known, rank], ways)
+        if grown is None:
+            return Held(min(float(steps.min()), target_s), for_all=True)
+        left, steps = grown[0].among(grown[1] < target_s), grown[1][grown[1] < target_s]
+        if not len(steps):
+            return Held(target_s, for_all=True)
+        known.append(rank)
+    if makes_its_order(row) and effort.takes(max(len(steps), _FEW) * passes_of(row) * _SLOWER):
+        steps = made_steps_s(row, left.sizes)
+    least = min(float(steps.min()), target_s)
+    fitting = min(float(steps[fits(row, left.sizes)].min(initial=np.inf)), target_s)
+    return Held(fitting, for_all=fitting == least)
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """How splits of a row get one more rank: the most layers of each, and how many all may lack."""
+
+    row: Rows
+    most: IntArray
+    spare: int
+    effort: Effort
+
+    def ways(self, rank: int) -> _Partial | None:
+        """The patterns of a rank and what they lack; None where they are too many."""
+        counts = range(int(self.most[rank]) - self.spare, int(self.most[rank]) + 1)
+        if number_of_patterns(self.row, rank, counts) > _MOST_PATTERNS:
+            return None
+        sizes = patterns(self.row, rank, counts)
+        return _Partial(sizes, self.most[rank] - sizes.sum(axis=1))
+
+    def steps_s(
+        self, before: _Partial, ranks: list[int], ways: _Partial
+    ) -> tuple[_Partial, FloatArray] | None:
+        """Splits with every way for the last of ``ranks``, and how long they take at least.
+
+        None where the effort is spent.
+        """
+        tried = _branched(self.row, before, ranks[-1], ways, self.spare)
+        if not self.effort.takes(len(tried.lacking) * passes_of(self.row)):
+            return None
+        others = [rank for rank in range(len(self.most)) if rank not in ranks]
+        _fill_up(self.row, tried, self.most[others] - self.spare, others)
+        return tried, least_steps_s(self.row, tried.sizes, self.effort.tick)
+
+
+def _most_layers(row: Rows, target_s: float) -> IntArray:
+    """Most layers that each rank can hold within ``target_s``, shape (p,), by its work and the bounds.
+
+    Where ranks and layers are many its work alone is asked.
+    """
+    prices, p = row.prices, int(row.p[0])
+    beside = np.full(p, row.m[0] * row.v[0] * row.chunk_s[0] + prices.rank_tail_s[0])
+    beside[0] += row.m[0] * row.embedding_s[0] + prices.tail_s[0, -2]
+    beside[row.head_rank[0]] += row.m[0] * row.head_s[0] + prices.tail_s[0, -1]
+    each = row.m[0] * row.layer_s[0, 0] + prices.tail_s[0, 0]
+    limit = float(end_limit_s(row, target_s)[0])
+    most = np.asarray(np.floor((limit - beside) / each)).astype(np.int64)
+    if _spare(most, row) < 0 or p * (row.layout.num_layers + 1) ** 2 > _MOST_TRIED:
+        return most
+    return np.minimum(most, most_layers(row, target_s))
+
+
+def _far_apart(p: int) -> list[int]:
+    """All ranks: the last, the first, then whatever lies in the middle of the widest gap."""
+    step = 1 << (p - 1).bit_length()
+    order = [p - 1, 0]
+    while step > 1:
+        order += range(step // 2, p - 1, step)
+        step //= 2
+    return list(dict.fromkeys(order))
+
+
+def patterns(row: Rows, rank: int, counts: range) -> IntArray:
+    """Layers of the chunks of one rank that add up to one of ``counts``, (k, v).
+
+    Chunks differ by at most one layer; the model's first chunk, on the first rank, and its last one, on the
+    last, may hold fewer. In a V the first rank holds both, of any size.
+    """
+    if _holds_both_ends(row, rank):
+        least = int(row.smallest_chunk[0])
+        both = [(first, own - first) for own in counts for first in range(least, own - least + 1)]
+        return np.array(both, dtype=np.int64).reshape(-1, 2)
+    found = [_written(way, rank) for way in _ways(row, rank, counts)]
+    return np.concatenate([np.zeros((0, int(row.v[0])), dtype=np.int64), *found])
+
+
+def _written(way: _Way, rank: int) -> IntArray:
+    """The patterns that are alike, one for each choice of the larger chunks."""
+    larger = np.array(list(combinations(range(way.alike), way.more)), dtype=np.int64)
+    inner = np.full((len(larger), way.alike), way.each)
+    np.put_along_axis(inner, larger.reshape(len(larger), way.more), way.each + 1, axis=1)
+    if way.end is None:
+        return inner
+    end = np.full((len(inner), 1), way.end)
+    return np.concatenate([inner, end] if rank else [end, inner], axis=1)
+
+
+def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
+    """How many ``patterns`` there are."""
+    if _holds_both_ends(row, rank):
+        return sum(max(own - 2 * int(row.smallest_chunk[0]) + 1, 0) for own in counts)
+    return sum(comb(way.alike, way.more) for way in _ways(row, rank, counts))
+
+
+def _holds_both_ends(row: Rows, rank: int) -> bool:
+    """Whether a rank holds the model's first and last chunk."""
+    return rank == 0 and bool(row.in_a_v[0])
+
+
+class _Way(NamedTuple):
+    """Patterns of a rank that are alike: ``more`` of ``alike`` chunks hold a layer beyond ``each``."""
+
+    each: int
+    alike: int
+    more: int
+    end: int | None  # layers of the model's first or last chunk
+
+
+def _ways(row: Rows, rank: int, counts: range) -> Iterator[_Way]:
+    """All patterns of a rank, those that are alike together."""
+    v, least = int(row.v[0]), int(row.smallest_chunk[0])
+    loose = v > 1 and rank in (0, int(row.p[0]) - 1) and not row.in_a_v[0]
+    alike = v - int(loose)
+    for each in range(least, counts[-1] // max(alike, 1) + 1):
+        for more in range(alike):
+            for end in range(least, each + 2) if loose else (None,):
+                if each * alike + more + (end or 0) in counts:
+                    yield _Way(each, alike, more, end)
+
+
+def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int) -> _Partial:
+    """Every known split with every pattern of one more rank, as far as the lacking layers allow."""
+    lacking = known.lacking[:, None] + ways.lacking[None, :]
+    split, way = np.nonzero(lacking <= spare)
+    sizes = known.sizes[split]
+    sizes[:, _chunks_of(row, rank)] = ways.sizes[way]
+    return _Partial(sizes, lacking[split, way])
+
+
+def _chunks_of(row: Rows, rank: int) -> list[int]:
+    """The chunks of a rank in model order."""
+    p, v = int(row.p[0]), int(row.v[0])
+    return [rank, 2 * p - 1 - rank] if row.in_a_v[0] else list(range(rank, p * v, p))
+
+
+def _fill_up(row: Rows, branches: _Partial, least: IntArray, ranks: list[int]) -> None:
+    """Give ranks that are not known yet the layers that they hold at least, as many as the others lack.
+
+    ``least``: of each of ``ranks`` where the others lack nothing. Chunks of n layers hold at least n // v
+    of them, but for the model's first and last, which hold the smallest number.
+    """
+    v, smallest, last = int(row.v[0]), int(row.smallest_chunk[0]), branches.sizes.shape[1] - 1
+    for rank, fewest in zip(ranks, least.tolist(), strict=True):
+        each = np.maximum((fewest + branches.lacking) // v, smallest)
+        for chunk in _chunks_of(row, rank):
+            branches.sizes[:, chunk] = smallest if v > 1 and chunk in (0, last) else each

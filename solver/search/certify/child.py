@@ -1,0 +1,51 @@
+"""CP-SAT in a process of its own: one JSON request a line on stdin, one JSON verdict a line on stdout.
+
+A process of its own can be killed at any moment, keeps the half second of loading OR-Tools off the
+search, and holds its memory under a limit that CP-SAT itself does not keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+MEMORY_LIMIT_BYTES = 6 * 1024**3
+PARENT_LOOK_S = 1.0
+
+
+def main() -> None:
+    """Answer requests until stdin ends, or the process that asks does."""
+    threading.Thread(target=_leave_with, args=[os.getppid()], daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    from meshwright.solver.search.certify.placement_model import judge_placement  # noqa: PLC0415 (the limit comes first)
+    from meshwright.solver.search.certify.request import (  # noqa: PLC0415
+        KIND,
+        PlacementRequest,
+        Request,
+    )
+    from meshwright.solver.search.certify.split_model import judge  # noqa: PLC0415
+
+    for line in sys.stdin:
+        raw = json.loads(line)
+        if raw.get("kind") == KIND:
+            verdict = asdict(judge_placement(PlacementRequest.from_json(raw)))
+        else:
+            verdict = asdict(judge(Request.from_json(raw)))
+        sys.stdout.write(json.dumps(verdict) + "\n")
+        sys.stdout.flush()
+
+
+def _leave_with(parent: int) -> None:
+    """Leave a question unanswered whose asker was killed: nobody else stops a solver that is at work."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Which rows have a split that fits in memory, and how much memory the nearest one lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.bounds import whole_layers_s
+from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.memory_limits import layer_caps, may_fit
+from meshwright.solver.search.priced_space import CHUNK, priced_rows
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import Split, best_splits, even_chunks, only_bound_s, only_fits
+from meshwright.solver.space.factored import Crossing, Kinds
+
+_CANDIDATES = 64  # rows looked at closely for the smallest peak
+_BISECTIONS = 40
+_LARGEST = np.iinfo(np.int64).max
+_EQUAL = 1e-9  # budgets closer than this share are the same
+_LONGEST_S = 1e15  # longer than any step
+
+
+def fitting(rows: Rows) -> BoolArray:
+    """Rows with a split that fits, shape (n,); for layers of several kinds rows that are not refuted."""
+    if rows.only_split:
+        return only_fits(rows)
+    if rows.is_uniform:
+        return layer_caps(rows).feasible(rows.layout.num_layers)
+    able = may_fit(rows)
+    index = np.flatnonzero(able)
+    able[index] = can_beat(rows.take(index), np.full(len(index), _LONGEST_S))
+    return able
+
+
+def lightest(columns: Columns) -> IntArray:
+    """Rows with the smallest micro-batch that recompute most: no other row of theirs needs less memory."""
+    light = np.arange(len(columns))
+    for values in (-columns.micro_batch_size, columns.recompute, columns.recompute_layers):
+        here = values[light]
+        light = light[here == here.max(initial=np.iinfo(np.int64).min)]
+    return light
+
+
+def lightest_of(rows: Columns | Crossing) -> IntArray:
+    """The numbers of the lightest rows; of a crossing only rows of the lightest kinds are written down."""
+    if isinstance(rows, Columns):
+        return lightest(rows)
+    sizes = rows.outer.micro_batch_size
+    kept = np.flatnonzero(sizes == sizes.min(initial=_LARGEST))
+    kinds = Kinds(crossing=(small := rows.among(kept)))
+    index = np.sort(_most_recomputed(small, kinds, lightest(kinds.lightest(np.arange(len(kinds))))))
+    own = np.searchsorted(small.first, index, side="right") - 1
+    return np.asarray(index + rows.first[kept[own]] - small.first[own])
+
+
+def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
+    """The rows of some kinds that recompute most layers."""
+    most, found = -1, list[IntArray]()
+    for start in range(0, len(some), CHUNK):
+        look()
+        index = kinds.rows(some[start : start + CHUNK])
+        layers = rows.recomputed(index)
+        if layers.max() > most:
+            most, found = int(layers.max()), []
+        found.append(index[layers == most])
+    return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+
+
+def any_fits(rows: Rows) -> bool:
+    """Whether some row has a split that fits, proved by the split."""
+    return any(
+        best_splits(rows.take([row]))[0] is not None for row in np.flatnonzero(fitting(rows)).tolist()
+    )
+
+
+def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
+    """Whether some of the lightest of these rows has a split that fits, proved by the split."""
+    index = lightest_of(rows)
+    pieces = np.split(index, range(CHUNK, len(index), CHUNK))
+    return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
+
+
+def nearest(rows: Rows) -> tuple[int, Split] | None:
+    """The row and split with the smallest peak memory, among the rows with the smallest even one.
+
+    Where the split of a row is prescribed, it takes the place of the even one.
+    """
+    peaks, shapes = np.full(len(rows), np.inf), rows.p * rows.v
+    given = rows.only_split.splits(rows.columns)
+    for shape in np.unique(shapes):
+        look()
+        index = np.flatnonzero(shapes == shape).tolist()
+        even = even_chunks(rows, int(shape))
+        tried = [(row, given[row] if rows.only_split else even) for row in index]
+        splits = {row: split for row, split in tried if split and rows.smallest_chunk[row] <= min(split)}
+        if splits:
+            stages = rows.take(list(splits)).stages(list(splits.values()))
+            peaks[list(splits)] = stages.peak_memory_bytes.max(axis=1)
+    least, found = np.inf, None
+    for row in np.argsort(peaks, kind="stable")[:_CANDIDATES].tolist():
+        one, enough = rows.take([row]), min(float(peaks[row]), least) * (1.0 - _EQUAL)
+        if found is None and peaks[row] < np.inf:
+            enough = float(peaks[row]) * (1.0 + _EQUAL)
+        if best_splits(replace(one, budget_bytes=enough))[0] is not None:
+            least, split = _least_budget(one, enough)
+            found = (row, split)
+    return found
+
+
+def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
+    """The smallest budget under which a row fits, and its split there; ``enough_bytes`` is one."""
+    low, high = 0.0, enough_bytes
+    split = best_splits(replace(row, budget_bytes=high))[0]
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        found = best_splits(replace(row, budget_bytes=middle))[0]
+        if found is None:
+            low = middle
+        else:
+            high, split = middle, found
+    return high, split or ()
+
+
+def bound_at_sight_s(rows: Rows) -> FloatArray:
+    """The bound that rows wait under at first, shape (n,); +inf where memory refutes them at sight."""
+    if rows.only_split:
+        return only_bound_s(rows)
+    bound = np.full(len(rows), np.inf)
+    index = np.flatnonzero(may_fit(rows))
+    if rows.is_uniform:
+        index = index[layer_caps(rows.take(index)).feasible(rows.layout.num_layers)]
+    bound[index] = whole_layers_s(rows.take(index))
+    return bound

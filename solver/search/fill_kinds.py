@@ -1,0 +1,563 @@
+"""Ranks filled with layers of several kinds, one chunk a rank, within (A), (B), (H) and their memory.
+
+Ranks are filled one after the other with as many layers as fit in a time, as in ``reach``; a layer before a
+rank never makes room behind it smaller by more than itself, whatever its kind. The first layers of a stage
+are replayed where the row says so (``first_layers``), or as few of them as let it fit
+(``per_stage.Replays``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.search.bounds import (
+    SAFETY,
+    end_limit_s,
+    end_tail_s,
+    in_turn,
+    least_tail_s,
+    split_s,
+    whole_layers_s,
+)
+from meshwright.solver.search.memory_limits import by_rank, groups_of_shape, held_by_rank, room_bytes
+from meshwright.solver.search.recompute_by_stage import FirstLayers, Replays
+from meshwright.solver.search.rows import RankCosts, Rows, at, furthest, share_of, sums_of
+from meshwright.solver.search.splits import even_chunks
+
+_SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where pieces begin
+
+
+def reaches(rows: Rows, p: int, step_s: FloatArray, *, closely: bool) -> BoolArray:
+    """Whether filling ``p`` ranks within ``step_s`` places every layer, shape (n,); False is a proof.
+
+    Rank 0's tail grows with its layers: ``closely`` tries rows that are not refuted with the least tail
+    again in pieces, with at least so many layers on rank 0 and their tail, and at most so many.
+    """
+    num_layers = rows.layout.num_layers
+    alive = _Filling.of(rows, p, step_s).places_all(1, num_layers)
+    if not closely or p == 1:
+        return alive
+    left, able = np.flatnonzero(alive), np.zeros(len(rows), dtype=np.bool_)
+    for low, high in _pieces(num_layers, p):
+        if not len(left):
+            break
+        placed = _Filling.of(rows.take(left), p, step_s[left]).places_all(low, high)
+        able[left[placed]] = True
+        left = left[~placed]
+    return able
+
+
+def _pieces(num_layers: int, p: int) -> list[tuple[int, int]]:
+    """Ranges that cover 1 … L - p + 1 layers on rank 0, fine around an even share."""
+    even, most = num_layers / p, num_layers - p + 1
+    edges = sorted({min(max(round(even * share), 1), most) for share in _SHARES})
+    return [(low, high - 1) for low, high in zip(edges, [*edges[1:], most + 1], strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """One rank of every row and the layer that it begins with; arrays are (n,)."""
+
+    rank: int
+    used: IntArray  # layers before it
+    free_bytes: FloatArray  # what its memory leaves for its layers
+    chain_s: FloatArray  # what (A) leaves for a micro-batch of them
+    back_s: FloatArray  # what (B) leaves for (m - 1) T - (w - 1) F
+    steady_s: FloatArray  # what (H) leaves for (m - w - 1) T; +inf where it is not theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filling:
+    """Rows of one pipeline size; sums over their first l layers are (L + 1, n)."""
+
+    rows: Rows
+    p: int
+    limit_s: FloatArray  # (n,) end and tail of the slowest rank
+    time_s: FloatArray
+    forward_s: FloatArray
+    states_bytes: FloatArray
+    kept_bytes: FloatArray  # of one micro-batch in flight
+    held: FloatArray  # (n, p)
+    room_bytes: FloatArray  # (n, p)
+    first: FirstLayers
+    replays: Replays
+
+    @classmethod
+    def of(cls, rows: Rows, p: int, step_s: FloatArray) -> _Filling:
+        """Ready to fill within ``step_s``."""
+        prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
+        return cls(
+            rows=rows,
+            p=p,
+            limit_s=end_limit_s(rows, step_s),
+            time_s=sums_of(rows, rows.layer_s),
+            forward_s=sums_of(rows, prices.forward_s[:, :-2]),
+            states_bytes=sums_of(rows, rows.state_bytes[:, :-2]),
+            kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
+            held=held,
+            room_bytes=room_bytes(rows, held[:, None, :]),
+            first=FirstLayers.of(rows),
+            replays=Replays.of(rows),
+        )
+
+    def places_all(self, low: int, high: int) -> BoolArray:
+        """Whether every layer finds a place with ``low`` to ``high`` of them on rank 0, (n,)."""
+        rows, num_layers = self.rows, self.rows.layout.num_layers
+        own_tail = sums_of(rows, rows.prices.tail_s[:, :-2])[low] + end_tail_s(rows)
+        limit = self.limit_s - np.maximum(least_tail_s(rows), own_tail)
+        used = np.zeros(len(rows), dtype=np.int64)
+        alive = np.ones(len(rows), dtype=np.bool_)
+        for rank in range(self.p):
+            end = self._end(self._stage(rank, used, limit))
+            end = np.minimum(end, num_layers - (self.p - 1 - rank) * rows.smallest_chunk)
+            least = rows.smallest_chunk if rank else np.maximum(low, rows.smallest_chunk)
+            end = end if rank else np.minimum(end, high)
+            alive &= end - used >= least
+            if not alive.any():
+                break
+            used = np.maximum(end, used)
+        return np.asarray(alive & (used >= num_layers))
+
+    def _stage(self, rank: int, used: IntArray, limit: FloatArray) -> _Stage:
+        """What the bounds leave a rank behind ``used`` layers; ``limit`` is without rank 0's tail."""
+        rows, prices = self.rows, self.rows.prices
+        own, forward = rows.chunk_s, prices.transfer_s
+        before = np.zeros(len(rows))
+        if rank == 0:
+            own, forward = own + rows.embedding_s, forward + prices.forward_s[:, -2]
+        else:
+            before = at(self.time_s, used) + rows.embedding_s + rank * rows.chunk_s
+        if rank == self.p - 1:
+            own, forward = own + rows.head_s, forward + prices.forward_s[:, -1]
+        longer = self.first.longer_s(used)
+        own, early = own + longer, np.minimum(rows.m, self.p - rank)
+        turns = rows.m - early - 1.0
+        steady = limit - 2.0 * rows.total_s + before - turns * own
+        total = limit - rows.total_s - (rows.m - 1.0) * own + (early - 1.0) * forward
+        return _Stage(
+            rank=rank,
+            used=used,
+            free_bytes=self.room_bytes[:, rank] - self.held[:, rank] * self.first.missing_bytes(used),
+            chain_s=(limit - before) / rows.m - own,
+            back_s=total - longer,
+            steady_s=np.where(in_turn(rows) & (turns >= 0.0), steady, np.inf),
+        )
+
+    def _end(self, stage: _Stage) -> IntArray:
+        """The last layer that a rank may hold, (n,)."""
+        rows, used, held = self.rows, stage.used, self.held[:, stage.rank]
+        early = np.minimum(rows.m, self.p - stage.rank)
+        turns = np.maximum(rows.m - early - 1.0, 0.0)
+        weighs = self.states_bytes + held * self.kept_bytes
+        late = (rows.m - 1.0) * self.time_s - (early - 1.0) * self.forward_s
+        ends = (
+            furthest(weighs, used, stage.free_bytes),
+            furthest(self.time_s, used, stage.chain_s),
+            furthest(late, used, stage.back_s),
+            furthest(turns * self.time_s, used, stage.steady_s),
+        )
+        end = np.minimum.reduce(ends)
+        return self._replayed_end(stage, end) if len(self.replays.own) else end
+
+    def _replayed_end(self, stage: _Stage, end: IntArray) -> IntArray:
+        """The same with what the layers of a rank must replay to fit, by bisection up to ``end``."""
+        own = self.replays.own
+        low, high = stage.used[own] - 1, np.maximum(end[own], stage.used[own] - 1)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            able = self._within(stage, np.maximum(middle, stage.used[own]))
+            low, high = np.where(able, middle, low), np.where(able, high, middle - 1)
+        end = end.copy()
+        end[own] = np.minimum(end[own], low)
+        return end
+
+    def _within(self, stage: _Stage, end: IntArray) -> BoolArray:
+        """Whether rows with counts of their own keep (A), (B) and (H) with layers up to ``end``, (k,)."""
+        own = self.replays.own
+        m, used = self.rows.m[own], stage.used[own]
+        early = np.minimum(m, self.p - stage.rank)
+        held = self.held[own, stage.rank]
+        again = self.replays.least_s(used, end, stage.free_bytes[own], held)
+        width = self.time_s.shape[1]
+        time = self.time_s.take(end * width + own) - self.time_s.take(used * width + own)
+        forward = self.forward_s.take(end * width + own) - self.forward_s.take(used * width + own)
+        able = time + again <= _ample(stage.chain_s[own])
+        late = (m - 1.0) * time - (early - 1.0) * forward + m * again
+        turns = np.maximum(m - early - 1.0, 0.0)
+        able &= late <= _ample(stage.back_s[own])
+        return np.asarray(able & (turns * (time + again) <= _ample(stage.steady_s[own])))
+
+
+def _ample(room: FloatArray) -> FloatArray:
+    """A room with what rounding may take."""
+    return np.asarray(room + 1e-9 * np.abs(room))
+
+
+# --------------------------------------------------------------------------------------------------
+# Bounds for rows with layers of several kinds: is there room for the layers of each kind?
+#
+# Every bound of ``bounds`` limits what the layers of one rank may cost, each layer by its kind, and so
+#   does
+# memory. Each chunk holds at least the smallest number of layers, and of those kinds that lie within its
+# reach: chunk c begins behind c smallest chunks and ends before those that follow. With so many layers
+# of the cheapest such kind set aside for every chunk, the ranks must have room for the rest, whatever the
+# order:
+#   the layers of each kind alone find a place, whole layers on every rank;
+#   all layers find a place if each cost as little as the cheapest kind;
+#   all layers, with none set aside, find a place if they were divisible.
+# Where one of these fails no split keeps the limit. That chunks of a rank are alike is used for memory
+# alone; the answer is weaker than the exact one, and valid.
+
+
+_ROUNDING = 1e-9
+_BISECTIONS = 40
+
+
+def have_room(rows: Rows, room: FloatArray, each: FloatArray) -> BoolArray:
+    """Whether all layers may find a place, shape (n,).
+
+    Args:
+        rows: n rows of one shape.
+        room: what the layers of each rank may cost, (n, p).
+        each: what a layer of each kind costs on each rank, (n, p, K) or (n, 1, K).
+    """
+    cost = np.broadcast_to(each, (*room.shape, each.shape[-1]))
+    counts = rows.layout.cumulative[-1].astype(np.float64)
+    ample = room + _ROUNDING * np.abs(room)
+    left = ample - _set_aside(rows, cost)
+    able = (left >= 0.0).all(axis=1)
+    left = np.maximum(left, 0.0)
+    aside = rows.p * rows.v * rows.smallest_chunk
+    able &= (np.floor(share_of(left[:, :, None], cost)).sum(axis=1) >= counts - aside[:, None]).all(axis=1)
+    able &= np.floor(share_of(left, cost.min(axis=2))).sum(axis=1) >= rows.layout.num_layers - aside
+    whole = np.maximum(ample, 0.0).sum(axis=1)
+    return np.asarray(able & (whole >= cost.min(axis=1) @ counts * (1.0 - _ROUNDING)))
+
+
+def _set_aside(rows: Rows, cost: FloatArray) -> FloatArray:
+    """What the least layers of every chunk of a rank cost at least, (n, p)."""
+    cheapest = np.where(_reachable_by_rank(rows), cost[:, None], np.inf).min(axis=3)
+    return np.asarray(cheapest.sum(axis=1) * rows.smallest_chunk[:, None])
+
+
+def _reachable_by_rank(rows: Rows) -> BoolArray:
+    """``_reachable`` of the chunks of each rank, (1 or n, v, p, K); one row where all are alike."""
+    one = rows.take([0]) if _are_alike(rows) else rows
+    return by_rank(one, int(rows.p[0]), int(rows.v[0]), _reachable(one))
+
+
+def _are_alike(rows: Rows) -> bool:
+    """Whether all rows have chunks of the same least size, laid out alike."""
+    same = (rows.smallest_chunk == rows.smallest_chunk[:1]).all() and (rows.in_a_v == rows.in_a_v[:1]).all()
+    return bool(same) and len(rows) > 0
+
+
+def _reachable(rows: Rows) -> BoolArray:
+    """Whether each chunk can hold a layer of each kind, (n, C, K)."""
+    cumulative, num_layers = rows.layout.cumulative, rows.layout.num_layers
+    chunks, smallest = int(rows.p[0] * rows.v[0]), rows.smallest_chunk[:, None]
+    chunk = np.arange(chunks)[None, :]
+    begin = np.minimum(chunk * smallest, num_layers)
+    end = np.maximum(num_layers - (chunks - 1 - chunk) * smallest, begin)
+    there = cumulative[end] > cumulative[begin]
+    return np.asarray(there | ~there.any(axis=2, keepdims=True))  # no layer is left: not a row of the space
+
+
+def _with_ends(rows: Rows, values: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
+    """A value of every rank, (n, p), with what those of the embedding and of the head have beside it."""
+    spread = np.repeat(values[:, None], int(rows.p[0]), axis=1)
+    spread[:, 0] += first
+    spread[np.arange(len(rows)), rows.head_rank] += last
+    return spread
+
+
+def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
+    """Whether rows of one shape may have a split that fits and simulates within ``step_s``."""
+    fits = fits_by_kind(rows, pp, vpp)
+    if not fits.any():
+        return fits
+    prices, m = rows.prices, rows.m[:, None]
+    limit = end_limit_s(rows, step_s)[:, None]
+    rank = np.arange(pp)[None, :]
+    time = _with_ends(rows, vpp * rows.chunk_s, rows.embedding_s, rows.head_s)
+    tail = _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
+    shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
+    there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
+    both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
+    back = np.where(rank > 0, rows.embedding_s[:, None], 0.0) + rank * both[:, None]
+    away = limit - tail - there - m * time
+    able = have_room(rows, away, (m * rows.layer_s + prices.tail_s[:, :-2])[:, None, :])
+    home = limit - least_tail_s(rows)[:, None] - back - m * time
+    able &= have_room(rows, home, (m * rows.layer_s)[:, None, :])
+    return fits & able & _late_room(rows, pp, vpp, limit - tail - m * time)
+
+
+def can_be_busy(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
+    """The same for rows that split the backward pass: each rank works all its micro-batches, (E)."""
+    limit = end_limit_s(rows, step_s)
+    room, each = _busy_room(rows, rows.m)
+    return have_room(rows, limit[:, None] + room, each) & fits_by_kind(rows, pp, vpp)
+
+
+def _late_room(rows: Rows, pp: int, vpp: int, room_s: FloatArray) -> BoolArray:
+    """Whether (D) leaves room: ranks first wait for all forward passes of the first micro-batch."""
+    prices, held = rows.prices, rows.held[:, : pp * vpp].reshape(len(rows), vpp, pp)
+    own, counts = held.astype(np.float64), rows.layout.cumulative[-1].astype(np.float64)
+    wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
+    wait = wait + pp * vpp * prices.transfer_s
+    early = own.sum(axis=1) * prices.transfer_s[:, None]
+    early[:, 0] += own[:, 0, 0] * prices.forward_s[:, -2]
+    early[:, -1] += own[:, -1, -1] * prices.forward_s[:, -1]
+    each = rows.m[:, None, None] * rows.layer_s[:, None, :] + prices.tail_s[:, None, :-2]
+    each = each - own.max(axis=1)[:, :, None] * prices.forward_s[:, None, :-2]
+    return have_room(rows, room_s - wait[:, None] + early, each)
+
+
+def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
+    """Whether the ranks' memory may hold all layers in their lightest chunks, shape (n,).
+
+    Of n layers on a rank, in chunks that differ by at most one, the micro-batches in flight add up to
+    ``slope * n - offset`` at least: later chunks keep fewer and are the larger ones, and the model's
+    first chunk is as small as it may be. Each is counted with the kind that keeps least of those that
+    the rank can hold; what a kind keeps beyond that, with the chunk that keeps fewest.
+    """
+    smallest = rows.smallest_chunk.astype(np.float64)
+    held = held_by_rank(rows, pp, vpp)
+    kept = rows.least_kept_bytes[:, :-2]
+    kinds = _reachable_by_rank(rows).any(axis=1)
+    least = np.where(kinds, kept[:, None, :], np.inf).min(axis=2)
+    slope, offset = _lightest(held)
+    if vpp > 1:
+        mean, loose = _lightest(held[:, 1:, :1])
+        slope[:, :1], offset[:, :1] = mean, loose + (mean - held[:, 0, :1]) * smallest[:, None]
+    more = np.maximum(kept[:, None, :] - least[:, :, None], 0.0)
+    each = rows.state_bytes[:, None, :-2] + (least * slope)[:, :, None]
+    each = each + held.min(axis=1)[:, :, None] * more
+    return have_room(rows, room_bytes(rows, held) + least * offset, each)
+
+
+def _lightest(held: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Slope and offset of the micro-batches in flight of layers on a rank, (n, p) each.
+
+    ``held`` is (n, chunks, p). With q layers in every chunk and one more in the last e of them they are
+    q sum(held) + sum(last e).
+    """
+    chunks = held.shape[1]
+    slope = held.mean(axis=1)
+    last = np.cumsum(held[:, ::-1], axis=1)
+    spared = (np.arange(1, chunks + 1)[None, :, None] * slope[:, None, :] - last).max(axis=1)
+    return np.asarray(slope), np.asarray(np.maximum(spared, 0.0))
+
+
+def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
+    """Whether a row may have a split that fits and whose closed form is at most that, shape (n,)."""
+    able = np.zeros(len(rows), dtype=np.bool_)
+    for pp, vpp, index in groups_of_shape(rows):
+        look()
+        group = rows.take(index)
+        room, each = _busy_room(group, group.m - group.phi)
+        share = end_limit_s(group, objective_s)
+        share = share - group.phi * group.total_s
+        able[index] = have_room(group, room + share[:, None], each) & fits_by_kind(group, pp, vpp)
+    return able
+
+
+def _busy_room(rows: Rows, passes: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What every rank's constants take from the time of the slowest, and what layers take of it.
+
+    ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
+    """
+    prices, share = rows.prices, passes[:, None]
+    const = share * _with_ends(rows, rows.v * rows.chunk_s, rows.embedding_s, rows.head_s)
+    const = const + _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
+    return -const, (share * rows.layer_s + prices.tail_s[:, :-2])[:, None, :]
+
+
+def least_objective_s(rows: Rows) -> FloatArray:
+    """Lower bound on the closed form over all splits of rows of one shape, shape (n,)."""
+    prices = rows.prices
+    room, each = _busy_room(rows, rows.m - rows.phi)
+    low = -room.min(axis=1)
+    high = low + each[:, 0] @ rows.layout.cumulative[-1].astype(np.float64)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        able = have_room(rows, middle[:, None] + room, each)
+        low, high = np.where(able, low, middle), np.where(able, middle, high)
+    return np.asarray((prices.straggler * (rows.phi * rows.total_s + low) + prices.fixed_s) * SAFETY)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which rows of mixed layers that split the backward pass could step faster than a given time.
+#
+# Layers of several kinds, one chunk a rank: ranks are filled one after the other, as in ``mixed``, with
+# as many layers as (E), (F), (G) (``split_backward``) and their memory allow. Layers u … j - 1 on rank s
+# are within (F) if
+#
+#   F(u, L) + I(j, L) + m T(u, j) - held_s F(u, j) + tail(u, j) + (what is not layers) <= Z.
+#
+# It grows with j, since m T >= held_s F + I of every layer, and falls with u, since m T >= (held_s - 1)
+# F: a rank that begins a layer later reaches as far, so the fill reaches layer L if some split keeps the
+# bounds.
+
+
+def can_beat_mixed_split(rows: Rows, p: int, step_s: FloatArray) -> BoolArray:
+    """Whether rows of ``p`` ranks may have a split that fits and simulates within ``step_s``, (n,).
+
+    False is a proof.
+    """
+    fill = _Fill.of(rows, p, step_s)
+    used = np.zeros(len(rows), dtype=np.int64)
+    alive = np.ones(len(rows), dtype=np.bool_)
+    for rank in range(p):
+        end = np.minimum(fill.furthest(rank, used), rows.layout.num_layers - (p - 1 - rank))
+        alive &= end > used
+        used = np.maximum(end, used)
+    return np.asarray(alive & (used >= rows.layout.num_layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fill:
+    """Sums over the first l layers, (L + 1, n), and what bounds them."""
+
+    rows: Rows
+    p: int
+    limit_s: FloatArray  # (n,) end and tail of the slowest rank
+    forward_s: FloatArray
+    input_s: FloatArray  # input gradients
+    busy_s: FloatArray  # all micro-batches of a layer, and its tail
+    states_bytes: FloatArray
+    kept_bytes: FloatArray  # of one micro-batch in flight
+    held: FloatArray  # (n, p) micro-batches in flight
+    room_bytes: FloatArray  # (n, p)
+
+    @classmethod
+    def of(cls, rows: Rows, p: int, step_s: FloatArray) -> _Fill:
+        """Ready to fill within ``step_s``."""
+        prices = rows.prices
+        held = rows.held[:, :p].astype(np.float64)
+        return cls(
+            rows=rows,
+            p=p,
+            limit_s=end_limit_s(rows, step_s),
+            forward_s=sums_of(rows, prices.forward_s[:, :-2]),
+            input_s=sums_of(rows, _input_s(rows)[:, :-2]),
+            busy_s=sums_of(rows, rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2]),
+            states_bytes=sums_of(rows, rows.state_bytes[:, :-2]),
+            kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
+            held=held,
+            room_bytes=room_bytes(rows, held[:, None, :]),
+        )
+
+    def furthest(self, rank: int, used: IntArray) -> IntArray:
+        """The last layer that a rank may hold which begins behind ``used`` of them, (n,)."""
+        own, held = RankCosts.of(self.rows, rank), self.held[:, rank]
+        busy = self.rows.m * own.time_s[:, 0] + own.tail_s[:, 0]
+        left = self.limit_s - busy
+        weighs = self.states_bytes + held * self.kept_bytes
+        late = self.busy_s - held * self.forward_s - self.input_s
+        wait = self._wait_s(rank, used) - held * own.forward_s[:, 0]
+        ends = (
+            furthest(weighs, used, self.room_bytes[:, rank]),
+            furthest(self.busy_s, used, left),
+            furthest(late, used, left - wait),
+            self._return_end(rank, used),
+        )
+        return np.asarray(np.minimum.reduce(ends))
+
+    def _wait_s(self, rank: int, used: IntArray) -> FloatArray:
+        """F and I of all layers behind ``used``, and what is not layers of the passes waited for, (n,)."""
+        prices, behind = self.rows.prices, self.p - 1 - rank
+        both = self.forward_s + self.input_s
+        wait = both[-1] - at(both, used) + (2 * behind + 1) * prices.transfer_s + prices.forward_s[:, -1]
+        if rank == 0:
+            wait = wait + prices.forward_s[:, -2]
+        return np.asarray(wait + (behind > 0) * _input_s(self.rows)[:, -1])
+
+    def _return_end(self, rank: int, used: IntArray) -> IntArray:
+        """Where (G) ends a rank."""
+        rows, prices = self.rows, self.rows.prices
+        both, ends = self.forward_s + self.input_s, prices.forward_s + _input_s(rows)
+        own = 2.0 * prices.transfer_s + (rank == 0) * ends[:, -2] + (rank == self.p - 1) * ends[:, -1]
+        before = at(both, used) + rank * 2.0 * prices.transfer_s + (rank > 0) * ends[:, -2]
+        last = prices.weight_gradient_s[:, :-2].min(axis=1) + prices.weight_gradient_s[:, -2]
+        tail = prices.tail_s[:, :-2].min(axis=1) + prices.rank_tail_s + prices.tail_s[:, -2]
+        room = self.limit_s - before - last - tail - rows.m * own
+        return furthest(rows.m * both, used, room)
+
+
+def _input_s(rows: Rows) -> FloatArray:
+    """Input gradient of every part, (n, P)."""
+    return np.asarray(rows.prices.backward_s - rows.prices.weight_gradient_s)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which rows with layers of several kinds could step faster than a given time.
+#
+# One chunk a rank: ranks are filled one after the other (``mixed_fill``, ``mixed_split``). Several chunks
+# a rank: ``by_kind`` asks whether the ranks have room for the layers of each kind, in any order.
+
+
+_BATCH = 512
+_MOST_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at most, and how closely
+
+
+def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> BoolArray:
+    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof.
+
+    ``closely``: rank 0's tail is counted as that of its layers, at several times the cost.
+    """
+    answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
+    for split in (False, True):
+        kept = np.flatnonzero((rows.splits_backward == split) & answer)
+        answer[kept] = _can_beat(rows.take(kept), step_s[kept], split=split, closely=closely)
+    return answer
+
+
+def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool, closely: bool) -> BoolArray:
+    """The same for rows whose backward pass is split, or in one."""
+    answer = np.zeros(len(rows), dtype=np.bool_)
+    for pp, vpp, members in groups_of_shape(rows):
+        for start in range(0, len(members), _BATCH):
+            index = members[start : start + _BATCH]
+            look()
+            group = rows.take(index)
+            if not rows.uneven_stages:
+                answer[index] = _only_split(group, pp * vpp, step_s[index])
+            elif split and vpp > 1:
+                answer[index] = can_be_busy(group, pp, vpp, step_s[index])
+            elif split:
+                answer[index] = can_beat_mixed_split(group, pp, step_s[index])
+            elif vpp > 1:
+                answer[index] = can_beat_interleaved(group, pp, vpp, step_s[index])
+            else:
+                answer[index] = reaches(group, pp, step_s[index], closely=closely)
+    return answer
+
+
+def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatArray:
+    """Raise the bounds of rows to about what ``can_beat_mixed`` proves, shape (n,).
+
+    To solve a row takes longer than to ask a few times about many. ``limit_s``: times that the rows may
+    beat as far as is known; up to there, or to half as much again as their bounds, they are bisected.
+    """
+    low = bound_s.copy()
+    high = np.minimum(np.maximum(limit_s, low), low * _MOST_RAISED)
+    while len(index := np.flatnonzero(high - low > _CLOSE * low)):
+        middle = (low[index] + high[index]) / 2.0
+        able = can_beat_mixed(rows.take(index), middle, closely=False)
+        low[index[~able]], high[index[able]] = middle[~able], middle[able]
+    return low
+
+
+def _only_split(group: Rows, chunks: int, step_s: FloatArray) -> BoolArray:
+    """The same for rows of one shape that have a single split."""
+    split = even_chunks(group, chunks)
+    if split is None:
+        return np.zeros(len(group), dtype=np.bool_)
+    stages = group.stages([split] * len(group))
+    fits = stages.peak_memory_bytes.max(axis=1) <= group.budget_bytes
+    return np.asarray(fits & (group.smallest_chunk <= min(split)) & (split_s(group, stages) <= step_s))

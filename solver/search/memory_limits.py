@@ -1,0 +1,194 @@
+"""How many layers the memory of each rank takes, for rows with layers of one kind.
+
+Chunks of a rank differ by at most one layer, in any order; the model's first and last chunk may hold
+fewer. A layer costs least in the chunk that keeps fewest micro-batches in flight, and that is the
+later one of two chunks of a rank (``schedule.in_flight``). In a V rank 0 holds the first and the last
+chunk of the model, so that both may be of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.search.rows import Rows
+
+
+def may_fit(rows: Rows) -> BoolArray:
+    """Rows whose ranks together have the memory for all layers, shape (n,); False is a proof.
+
+    Every chunk keeps at least one micro-batch in flight.
+    """
+    prices, layout = rows.prices, rows.layout
+    kept = rows.least_kept_bytes
+    spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2].max(axis=1)
+    layers = (rows.state_bytes + kept)[:, :-2] @ layout.cumulative[-1].astype(np.float64)
+    ends = (rows.state_bytes + kept)[:, -2:].sum(axis=1)
+    least = layers + ends - rows.p * rows.v * rows.some_layers * spared
+    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
+    return np.asarray(least <= rows.p * (room - prices.replay_workspace_bytes) * (1.0 + 1e-12))
+
+
+Values = TypeVar("Values", FloatArray, BoolArray)
+_TOGETHER = 1024  # rows whose caps are found side by side
+_SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """Least and most layers of each rank, (n, R); R is the largest pp, absent ranks hold 0."""
+
+    least: IntArray
+    most: IntArray  # below ``least`` where a rank cannot hold what it must
+
+    def take(self, index: IntArray, num_ranks: int) -> Caps:
+        """Those of the rows at ``index``, of which none has more than ``num_ranks`` ranks."""
+        return Caps(least=self.least[index, :num_ranks], most=self.most[index, :num_ranks])
+
+    def feasible(self, num_layers: int) -> BoolArray:
+        """Rows with a split that fits, shape (n,)."""
+        holds = (self.most >= self.least).all(axis=1)
+        enough = (self.least.sum(axis=1) <= num_layers) & (self.most.sum(axis=1) >= num_layers)
+        return np.asarray(holds & enough)
+
+
+def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
+    """(pp, vpp, rows of that shape), in ascending order."""
+    width = int(rows.v.max(initial=1)) + 1
+    keys = rows.p * width + rows.v
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    for index in np.split(order, starts[1:]) if len(order) else ():
+        pp, vpp = divmod(int(keys[index[0]]), width)
+        yield pp, vpp, index
+
+
+def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
+    """Values of chunks in model order, (n, C, …), by the chunks of each rank, (n, v, p, …).
+
+    The second half of a V runs back over the ranks.
+    """
+    apart = values[:, : pp * vpp].reshape(len(rows), vpp, pp, *values.shape[2:])
+    if rows.in_a_v.any():
+        apart = apart.copy()
+        apart[rows.in_a_v, 1] = apart[rows.in_a_v, 1, ::-1]
+    return apart
+
+
+def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
+    """Micro-batches in flight of the chunks of each rank, (n, v, p)."""
+    return by_rank(rows, pp, vpp, rows.held.astype(np.float64))
+
+
+def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
+    """Bytes that each rank has left for its layers, (n, p); ``held`` is ``held_by_rank``.
+
+    What partial recomputation spares is added at its most (exact for layers of one kind).
+    """
+    prices, rank = rows.prices, np.arange(held.shape[2])[None, :]
+    is_first = (rank == 0).astype(np.float64)
+    is_last = (rank == rows.head_rank[:, None]).astype(np.float64)
+    col = np.newaxis
+    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
+    workspace = is_last * prices.head_workspace_bytes[:, col]
+    workspace = np.maximum(workspace, prices.replay_workspace_bytes[:, col])
+    first = rows.state_bytes[:, -2:-1] + prices.activation_bytes[:, -2:-1] * held[:, 0]
+    last = np.take_along_axis(held, (rows.v - 1)[:, col, col], axis=1)[:, 0]
+    head = rows.state_bytes[:, -1:] + prices.activation_bytes[:, -1:] * last
+    spared = prices.activation_bytes[:, :-2] - prices.checkpoint_bytes[:, :-2]
+    saved = rows.some_layers * spared.max(axis=1)
+    kept = held.sum(axis=1) * saved[:, col]
+    return np.asarray(room[:, col] - workspace - is_first * first - is_last * head + kept)
+
+
+def _most_layers(rows: Rows, pp: int) -> IntArray:
+    """Layers that fit on each of ``pp`` ranks in its lightest chunks, (n, pp); -1 where the least do not.
+
+    Rows have one chunk a rank, or several, not as many each.
+    """
+    width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
+    held = held_by_rank(rows, pp, width)
+    kept = rows.least_kept_bytes[:, 0]
+    each = rows.state_bytes[:, 0, None, None] + kept[:, None, None] * held
+    each *= (np.arange(width)[None, :] < rows.v[:, None])[:, :, None]
+    room = room_bytes(rows, held) * _SAFETY
+    most = _balanced(each, room, rows.v, rows.layout.num_layers)
+    if width > 1 and rows.uneven_stages:  # the model's first chunk may hold fewer than its rank's others
+        first = room[:, :1] - (least * each[:, 0, 0])[:, None]
+        others = _balanced(each[:, 1:, :1], first, rows.v - 1, rows.layout.num_layers)
+        most[:, :1] = least[:, None] + others
+        most[:, 0] = np.where(first[:, 0] < 0.0, -1, most[:, 0])
+    return np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
+
+
+def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: int) -> IntArray:
+    """Layers that fit when chunks differ by one at most and later ones, which hold less, are larger.
+
+    Args:
+        each: bytes of a layer in each chunk of each rank, (n, C, ranks); 0 behind a rank's last.
+        room: bytes that each rank has left, (n, ranks).
+        chunks: of a rank, (n,).
+        num_layers: of the model; no more are counted.
+    """
+    round_bytes, count = each.sum(axis=1), chunks[:, None]
+    rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), num_layers)
+    rest = room - rounds * round_bytes
+    more = (np.cumsum(each[:, ::-1], axis=1) <= rest[:, None, :]).sum(axis=1)
+    more = np.clip(more - (each.shape[1] - count), 0, count - 1)
+    return np.asarray(rounds.astype(np.int64) * count + more)
+
+
+def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
+    """(pp, rows of that many ranks), one chunk a rank or several; few enough to stay in the cache."""
+    keys = rows.p * 2 + (rows.v > 1)
+    order = np.lexsort((rows.v, keys))
+    for index in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
+        for start in range(0, len(index), _TOGETHER):
+            yield int(rows.p[index[0]]), index[start : start + _TOGETHER]
+
+
+def layer_caps(rows: Rows) -> Caps:
+    """Least and most layers of every rank of every row, for layers of one kind.
+
+    Of all ways to lay a number of layers out over a rank's chunks the lightest counts; its memory grows
+    with the number of layers, so that one number is the whole limit.
+    """
+    num_ranks = int(rows.p.max(initial=1))
+    least = np.zeros((len(rows), num_ranks), dtype=np.int64)
+    most = np.zeros_like(least)
+    for pp, index in _alike(rows):
+        look()
+        group = rows.take(index)
+        low, high = (group.v * group.smallest_chunk)[:, None], _most_layers(group, pp)
+        if not rows.uneven_stages:
+            each, rest = np.divmod(rows.layout.num_layers, pp * group.v)
+            low = (group.v * each)[:, None]
+            high = np.minimum(high, np.where(rest > 0, -1, group.v * each)[:, None])
+        least[index, :pp], most[index, :pp] = low, high
+    return Caps(least=least, most=most)
+
+
+def lightest_chunks(
+    counts: IntArray | list[int], vpp: int, smallest: int, *, in_a_v: bool = False
+) -> tuple[int, ...]:
+    """Layers of each chunk in model order, laid out over the chunks of each rank with least memory.
+
+    Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
+    small as it may be.
+    """
+    p = len(counts)
+    sizes = np.zeros((vpp, p), dtype=np.int64)
+    for rank, count in enumerate(int(n) for n in counts):
+        begin = int(rank == 0 and vpp > 1)
+        sizes[:begin, rank] = smallest
+        each, more = divmod(count - begin * smallest, vpp - begin)
+        sizes[begin:, rank] = each
+        sizes[vpp - more :, rank] += 1
+    if in_a_v:
+        sizes[1] = sizes[1, ::-1].copy()
+    return tuple(sizes.ravel().tolist())

@@ -1,0 +1,247 @@
+"""Best first over rows and berths: pop by bound, choose berths, refute, solve, simulate.
+
+A *row* waits under a bound over all its berths; popped, it makes way for its *fields* (a choice of one
+berth of each of some groups), each under a bound of its own. A popped field is first asked whether any
+placement may step within the K-th best score (``reach.Reach``, exact for whole layers, memory and
+groups); one that may is solved (``program.Program``), and its placement of least closed form and those that
+keep the bounds within shorter times are simulated.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from meshwright.solver.clock import OutOfTime, look
+from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.search.placement.bounds import Floors, Reach, floors_of, step_bound_s
+from meshwright.solver.search.placement.program import Field, Placement, Program
+from meshwright.solver.search.placement.rows import Outer
+from meshwright.solver.space.request_rules import names_of
+
+_NS = 1e9
+_RUNG = 1.00025  # bounds are tried at its powers, in seconds
+_TRIES = 9  # times between the least that the bounds leave and what is known
+_OPENED = 64  # rows whose fields are bounded together
+Layout = tuple[int, ...]
+Waiting = tuple[float, int, tuple[int, ...]]  # a field under its bound: row, berths
+Bound = Callable[[Floors, IntArray | None, Columns, int], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placed:
+    """One placement in the ranking; ordered by its key: the score, then simplicity."""
+
+    key: tuple[int, ...]
+    score_s: float
+    objective_s: float
+    row: int
+    berths: tuple[int, ...]
+    placement: Placement
+
+
+@dataclass(slots=True, kw_only=True)
+class PlacedFrontier:
+    """The state of a search over the fields of an outer space."""
+
+    outer: Outer
+    floors: Floors
+    top_k: int
+    bound_s: FloatArray  # (n,) of every row
+    ranked: list[Placed] = field(default_factory=list)  # best first
+    rivals_s: tuple[float, ...] = ()  # scores of plans that were found elsewhere
+    objectives: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)  # of solved fields
+    proved_s: float = np.inf  # no placement of a solved field is faster
+    solved: int = 0
+    fields: int = 0
+    finished: bool = False
+    _best: dict[Layout, Placed] = field(default_factory=dict)
+    _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _next: int = 0
+    _heap: list[Waiting] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
+        """Bound every row; none is opened yet."""
+        floors = floors_of(outer)
+        bound = step_bound_s(floors, outer.group_of, outer.columns, outer.layout.num_layers)
+        order = np.argsort(bound, kind="stable")
+        order = order[: int(np.isfinite(bound).sum())]
+        return cls(outer=outer, floors=floors, top_k=top_k, bound_s=bound, _order=order)
+
+    @property
+    def cutoff_s(self) -> float:
+        """The score of the K-th best layout so far, rivals counted; +inf while there are fewer."""
+        scores = sorted([*(one.score_s for one in self.ranked), *self.rivals_s])
+        return scores[self.top_k - 1] if len(scores) >= self.top_k else np.inf
+
+    @property
+    def waiting_s(self) -> float:
+        """Least bound of what is not settled yet."""
+        unseen = float(self.bound_s[self._order[self._next]]) if self._next < len(self._order) else np.inf
+        return min(unseen, self._heap[0][0] if self._heap else np.inf)
+
+    @property
+    def settled(self) -> int:
+        """Rows that were opened, or that no longer can change the ranking."""
+        unseen = self.bound_s[self._order[self._next :]]
+        return len(self.outer) - int((unseen <= self.cutoff_s).sum())
+
+    def run(self, interrupted: Callable[[PlacedFrontier], bool], *, until_s: float = np.inf) -> None:
+        """Search until the best K are proved, what waits takes longer, or ``interrupted`` says stop.
+
+        Where the clock is over, what was being looked at still waits under its bound.
+        """
+        try:
+            self._run(interrupted, until_s)
+        except OutOfTime:
+            return
+
+    def _run(self, interrupted: Callable[[PlacedFrontier], bool], until_s: float) -> None:
+        """The same; raises where the clock is over."""
+        while not interrupted(self):
+            waiting = self.waiting_s
+            if waiting > self.cutoff_s or waiting == np.inf:
+                self.finished = self.outer.whole
+                return
+            if waiting > until_s:
+                return
+            if not self._heap or self._heap[0][0] > waiting:
+                self._open(self._order[self._next : self._next + _OPENED])
+                self._next += _OPENED
+            else:
+                _, row, berths = entry = heapq.heappop(self._heap)
+                try:
+                    self.settle(Field(outer=self.outer, row=row, berths=berths))
+                except OutOfTime:
+                    heapq.heappush(self._heap, entry)
+                    raise
+
+    def _open(self, rows: IntArray) -> None:
+        """Let the fields of rows wait under their bounds."""
+        for bound, row, berths in list(self.fields_of(rows, step_bound_s, self.cutoff_s)):
+            if (least := max(bound, float(self.bound_s[row]))) <= self.cutoff_s:
+                heapq.heappush(self._heap, (least, row, berths))
+
+    def fields_of(self, rows: IntArray, bound: Bound, limit_s: float) -> Iterator[Waiting]:
+        """The fields of some rows whose bound is within a limit."""
+        layers = self.outer.layout.num_layers
+        for start in range(0, len(rows), _OPENED):
+            look()
+            choices, of_row = self._choices(rows[start : start + _OPENED])
+            bounds = bound(self.floors.at(choices, of_row), None, self.outer.columns.take(of_row), layers)
+            self.fields += len(of_row) if bound is step_bound_s else 0
+            for at in np.flatnonzero(bounds <= limit_s).tolist():
+                berths = tuple(int(berth) for berth in choices[:, at] if berth >= 0)
+                yield float(bounds[at]), int(of_row[at]), berths
+
+    def _choices(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """One berth of each group (-1: none), whose stages can be those of a row, (G, C); and the row."""
+        groups, every = self.outer.group_of, range(len(self.outer.fleet.groups))
+        by_group = [[-1, *np.flatnonzero(groups == at).tolist()] for at in every]
+        alike = self._counts_gpus
+        offered = [one for one in product(*by_group) if not alike or self._is_alike(one)]
+        choices = np.array(offered, dtype=np.int64).T[:, None, :]
+        room = np.where(choices < 0, 0, self.outer.room[choices, rows[None, :, None]])
+        there = ((room > 0) | (choices < 0)).all(axis=0)
+        used = np.broadcast_to((choices >= 0).sum(axis=0), there.shape)
+        p = self.outer.columns.pipeline_parallel_size[rows][:, None]
+        at, which = np.nonzero(there & (room.sum(axis=0) >= p) & (used <= p) & (used > 0))
+        return choices[:, 0, which], rows[at]
+
+    @property
+    def _counts_gpus(self) -> bool:
+        """Whether a constraint names the number of GPUs.
+
+        Rules are asked stage by stage, as if all stages had its tensor parallelism; what a constraint says
+        of all GPUs is said of the placement where they have.
+        """
+        return "num_gpus" in names_of(self.outer.fleet.problem.options.constraints)
+
+    def _is_alike(self, berths: Layout) -> bool:
+        """Whether berths (-1: none) have one tensor-parallel size."""
+        return len({self.outer.berths[at].tensor_parallel_size for at in berths if at >= 0}) <= 1
+
+    def settle(self, one: Field, *, unconditionally: bool = False) -> None:
+        """Refute a field, or solve it and rank its best candidate."""
+        reach, cutoff = Reach(one), np.inf if unconditionally else self.cutoff_s
+        if cutoff < np.inf and not reach.can_beat(cutoff):
+            return
+        best = Program(one).solve()
+        if best is None:
+            return
+        self.solved += 1
+        self.objectives[one.row, one.berths] = best.objective_s
+        rung = self._least_rung(one, reach)
+        self.proved_s = min(self.proved_s, _rung_s(rung - 1))
+        placement = min(self._candidates(one, reach, best.placement, rung), key=one.simulated_s)
+        self._rank(one, one.simulated_s(placement), placement)
+
+    def _candidates(self, one: Field, reach: Reach, known: Placement, rung: int) -> list[Placement]:
+        """The placement of least closed form, and those that keep the bounds within some shorter times."""
+        least_s, most_s = _rung_s(rung), one.simulated_s(known)
+        times_s = np.linspace(least_s, most_s, _TRIES).tolist() if least_s < most_s else []
+        found = [reach.placement(step_s) for step_s in times_s]
+        return list(dict.fromkeys([known, *(placement for placement in found if placement is not None)]))
+
+    def _least_rung(self, one: Field, reach: Reach) -> int:
+        """The first rung at which the bounds leave a placement: the same whatever else was searched."""
+        low = _rung_above(float(self.bound_s[one.row])) - 1
+        step = 1
+        while not reach.can_beat(_rung_s(low + step)):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if reach.can_beat(_rung_s(middle)) else (middle, high)
+        return high
+
+    def _rank(self, one: Field, score: float, placement: Placement) -> None:
+        """Let a candidate stand for its layout where it is the best so far."""
+        objective = one.objective_s(placement)
+        placed = Placed(self._key(one, score), score, objective, one.row, one.berths, placement)
+        layout = self._layout_of(one)
+        known = self._best.get(layout)
+        if known is None or placed < known:
+            self._best[layout] = placed
+            others = [other for other in self.ranked if other is not known]
+            self.ranked = sorted([*others, placed])[: self.top_k]
+
+    def _layout_of(self, one: Field) -> Layout:
+        """What tells plans apart: everything but recomputation and the split."""
+        c, row = self.outer.columns, one.row
+        sizes = (
+            c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size, c.zero_stage,
+            c.pipeline_parallel_size, c.micro_batch_size,
+        )  # fmt: skip
+        return (*(int(size[row]) for size in sizes), *one.berths)
+
+    def _key(self, one: Field, score_s: float) -> tuple[int, ...]:
+        """What orders placements: the score, then fewer groups, stages and sizes."""
+        c, row = self.outer.columns, one.row
+        tensor = max(self.outer.berths[at].tensor_parallel_size for at in one.berths)
+        simple = (len(one.berths), int(c.pipeline_parallel_size[row]), int(c.recompute[row]), tensor)
+        return (round(score_s * _NS), *simple, row, *one.berths)
+
+    def least_bound_s(self, best_s: float) -> float:
+        """No placement of any row simulates faster; at most ``best_s``.
+
+        A refuted field has no placement within the cutoff of its time, which was no less; what waits keeps
+        its bound; a solved one has none below its first rung.
+        """
+        return min(best_s, self.waiting_s, self.proved_s)
+
+
+def _rung_s(rung: int) -> float:
+    """Times that bounds are tried at."""
+    return float(_RUNG**rung)
+
+
+def _rung_above(step_s: float) -> int:
+    """The first rung that is not below a time."""
+    return math.ceil(math.log(step_s) / math.log(_RUNG))

@@ -1,0 +1,479 @@
+"""The inner problem of a mixed cluster, exactly: groups to stages and layers to stages, in one program.
+
+State after s + 1 stages: (which groups were used, the group of the last stage, how many stages in a row
+it has, the boundary behind it). Which stages of earlier groups there were does not matter any more, since
+a group has one run; so there are 2^B B p boundaries of states, not a product over groups. ``sweep``
+carries the least sum, the least maximum, or the least sum under limits to every state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeAlias
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
+from meshwright.solver.schedules.simulate import rank_finish_s
+from meshwright.solver.search.placement.rows import Outer
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import StageTables
+
+# --------------------------------------------------------------------------------------------------
+# One row on one choice of berths: what every stage would take, and every placement's price.
+#
+# A *field* is a row with at most one berth of each group, every one of which must be used: the stages of
+# a group are neighbours (a *run*), so a slow link is crossed once for each further group. What a stage
+# takes depends on its number in the pipeline (activations in flight, embedding, head), its layers i … j -
+# 1, its berth, and the berth before it (the transfer between them, forward and backward, is the later
+# stage's).
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One stage of a placement: a berth of the field and its layers."""
+
+    berth: int
+    start: int
+    end: int
+
+
+Placement = tuple[Stop, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One row on B berths of different groups."""
+
+    outer: Outer
+    row: int
+    berths: tuple[int, ...]  # among ``outer.berths``
+
+    @cached_property
+    def tables(self) -> tuple[StageTables, ...]:
+        """Times and memory of layers i … j - 1 as stage s on each berth."""
+        return tuple(StageTables(self.outer.rows[berth].take([self.row])) for berth in self.berths)
+
+    @property
+    def p(self) -> int:
+        """Stages."""
+        return int(self.outer.columns.pipeline_parallel_size[self.row])
+
+    @property
+    def m(self) -> int:
+        """Micro-batches."""
+        return int(self.outer.columns.num_microbatches[self.row])
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.outer.layout.num_layers
+
+    @cached_property
+    def room(self) -> tuple[int, ...]:
+        """Most stages on each berth."""
+        return tuple(min(int(self.outer.room[berth, self.row]), self.p) for berth in self.berths)
+
+    @cached_property
+    def asked_layers(self) -> IntArray:
+        """Layers that the request prescribes for each stage, (p,); 0: any."""
+        asked = self.outer.fleet.problem.options.stage_layers
+        return np.array(asked if len(asked) == self.p else (0,) * self.p)
+
+    @cached_property
+    def time_s(self) -> FloatArray:
+        """Forward and backward of one micro-batch, (B, p, L + 1, L + 1)."""
+        return np.stack([table.time_s for table in self.tables])
+
+    @cached_property
+    def forward_s(self) -> FloatArray:
+        """Of it the forward pass."""
+        return np.stack([table.forward_s for table in self.tables])
+
+    @cached_property
+    def tail_s(self) -> FloatArray:
+        """What follows the last micro-batch."""
+        return np.stack([np.broadcast_to(table.tail_s, table.time_s.shape) for table in self.tables])
+
+    @cached_property
+    def fits(self) -> BoolArray:
+        """Whether the layers are legal there, as the request says, and fit the berth's memory."""
+        asked = self.asked_layers[:, None, None]
+        return np.stack([table.fits & ((asked == 0) | (table.size == asked)) for table in self.tables])
+
+    @cached_property
+    def straggler(self) -> float:
+        """Of the slowest berth."""
+        return max(float(self.outer.rows[at].prices.straggler[self.row]) for at in self.berths)
+
+    @cached_property
+    def fixed_s(self) -> float:
+        """Of the slowest berth."""
+        return max(float(self.outer.rows[at].prices.fixed_s[self.row]) for at in self.berths)
+
+    @cached_property
+    def enter_s(self) -> FloatArray:
+        """What a stage on berth b takes more when berth a is before it, (B, B), both directions."""
+        count = len(self.berths)
+        more = np.zeros((count, count))
+        for a in range(count):
+            for b in range(count):
+                if a != b:
+                    own = float(self.outer.rows[self.berths[b]].prices.transfer_s[self.row])
+                    more[a, b] = 2.0 * (self.outer.hop_s(self.row, self.berths[a], self.berths[b]) - own)
+        return more
+
+    @cached_property
+    def entered_s(self) -> FloatArray:
+        """``time_s`` of a stage on berth b behind one on berth a, (B, B, p, L + 1, L + 1)."""
+        return np.asarray(self.time_s[None] + self.enter_s[:, :, None, None, None])
+
+    def stage_times_s(self, placement: Placement) -> tuple[list[float], list[float], list[float]]:
+        """Forward, backward and tail of every stage."""
+        forward, backward, tail = list[float](), list[float](), list[float]()
+        before = placement[0].berth
+        for number, stop in enumerate(placement):
+            at = (stop.berth, number, stop.start, stop.end)
+            hop = self.enter_s[before, stop.berth] / 2.0
+            forward.append(float(self.forward_s[at] + hop))
+            backward.append(float(self.time_s[at] - self.forward_s[at] + hop))
+            tail.append(float(self.tail_s[at]))
+            before = stop.berth
+        return forward, backward, tail
+
+    def objective_s(self, placement: Placement) -> float:
+        """The closed form: ``straggler (sum_s t_s + max_s ((m - 1) t_s + tail_s)) + fixed``."""
+        forward, backward, tail = self.stage_times_s(placement)
+        times = [f + b for f, b in zip(forward, backward, strict=True)]
+        slowest = max((self.m - 1) * time + last for time, last in zip(times, tail, strict=True))
+        return self.straggler * (sum(times) + slowest) + self.fixed_s
+
+    def simulated_s(self, placement: Placement) -> float:
+        """The step time by event simulation."""
+        forward, backward, tail = self.stage_times_s(placement)
+        finish = rank_finish_s(
+            forward,
+            backward,
+            pp=self.p,
+            num_microbatches=self.m,
+            schedule=SCHEDULES[int(self.outer.columns.pipeline_schedule[self.row])],
+        )
+        last = max(end + more for end, more in zip(finish, tail, strict=True))
+        return self.straggler * last + self.fixed_s
+
+
+_NS = 1e9
+_NEVER = 2**60
+_EVEN = 4096  # steps in which squares of stage times break ties
+
+Layers: TypeAlias = IntArray | FloatArray
+
+
+def sweep(
+    field: Field,
+    cost: Layers,
+    *,
+    never: float,
+    limit: FloatArray | None = None,
+    largest: bool = False,
+) -> list[Layers]:
+    """Best values after every stage, arrays (B, 2^B, C, L + 1); ``never`` where there is no way.
+
+    C counts the stages of the last run. ``cost`` (B, B, p, L + 1, L + 1) is that of layers i … j - 1 by
+    the berth before the stage (its own for the first) and its own; sums must stay within ``limit`` of that
+    shape. ``largest`` takes the maximum of the costs, else their sum.
+    """
+    count, width = len(field.berths), field.num_layers + 1
+    shape = (count, 1 << count, max(field.room), width)
+    values: Layers = np.broadcast_to(cost[0, 0, 0, 0, 0], shape).copy()
+    values[...] = never
+    for b in range(count):
+        first = cost[b, b, 0, 0]
+        values[b, 1 << b, 0] = (
+            first if limit is None else np.where(first <= limit[b, b, 0, 0], first, never)
+        )
+    found = [values]
+    for stage in range(1, field.p):
+        look()
+        within = None if limit is None else limit[:, :, stage]
+        found.append(_next(field, found[-1], cost[:, :, stage], within, largest=largest, never=never))
+    return found
+
+
+def _next(
+    field: Field, before: Layers, cost: Layers, limit: FloatArray | None, *, largest: bool, never: float
+) -> Layers:
+    """Values after one more stage: every state that has a way, stayed on or left for another berth."""
+    after = np.full_like(before, never)
+    ends = before.min(axis=2)
+    own, mask, run = np.nonzero((before < never).any(axis=3))
+    longer = run + 1 < np.array(field.room)[own]
+    own, mask, run = own[longer], mask[longer], run[longer]
+    left, used, into = np.nonzero(_open_berths(ends, never))
+    source = np.concatenate([before[own, mask, run], ends[left, used]])
+    if not len(source):
+        return after
+    berth_before, berth = np.concatenate([own, left]), np.concatenate([own, into])
+    columns = np.flatnonzero((source < never).any(axis=0))
+    here = slice(columns[0], columns[-1] + 1)
+    values, more = source[:, here, None], cost[berth_before, berth, here]
+    reached = np.maximum(values, more) if largest else values + more
+    if limit is not None:
+        reached = np.where(reached <= limit[berth_before, berth, here], reached, np.inf)
+    best = np.minimum(reached.min(axis=1), never)
+    after[own, mask, run + 1] = best[: len(own)]
+    states = (into, used | (1 << into), np.zeros_like(into))
+    np.minimum.at(after, states, best[len(own) :])
+    return after
+
+
+def _open_berths(ends: Layers, never: float) -> BoolArray:
+    """Which berths a state may be left for, (B, 2^B, B): those that have no run yet."""
+    count, masks = len(ends), np.arange(ends.shape[1])
+    unused = (masks[:, None] >> np.arange(count)[None, :]) & 1 == 0
+    alive: BoolArray = np.any(ends < never, axis=2, keepdims=False)
+    return np.asarray(alive[:, :, None] & unused[None])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The placement of least closed form."""
+
+    placement: Placement
+    objective_s: float
+
+
+class Program:
+    """The exact program of one field; costs in whole nanoseconds, so that ties are ties."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        times, fits = field.entered_s, np.broadcast_to(field.fits, field.entered_s.shape)
+        square = times**2
+        most = float(np.where(fits, square, 0.0).max(initial=0.0)) or 1.0
+        even = np.floor(np.minimum(square / most, 1.0) * ((_EVEN - 1) / field.p))
+        slowest = np.rint(((field.m - 1.0) * times + field.tail_s) * _NS)
+        self.slowest = np.where(fits, slowest, _NEVER).astype(np.int64)
+        whole = np.rint(times * _NS).astype(np.int64) * _EVEN + even.astype(np.int64)
+        self.sum = np.where(fits, whole, _NEVER)
+
+    def least_slowest(self) -> int:
+        """Least largest stage of any placement; ``_NEVER`` where none fits."""
+        values = sweep(self.field, self.slowest, largest=True, never=_NEVER)
+        return int(values[-1][:, -1, :, -1].min())
+
+    def least_sum(self, cap: int) -> tuple[int, Placement] | None:
+        """The placement of least sum whose stages all stay within ``cap``."""
+        cost = np.where(self.slowest <= cap, self.sum, _NEVER)
+        values = sweep(self.field, cost, never=_NEVER)
+        least = int(values[-1][:, -1, :, -1].min())
+        if least >= _NEVER:
+            return None
+        return least // _EVEN, _traced(self.field, values, cost)
+
+    def largest_of(self, placement: Placement) -> int:
+        """The largest stage of a placement."""
+        before, largest = placement[0].berth, 0
+        for stage, stop in enumerate(placement):
+            largest = max(largest, int(self.slowest[before, stop.berth, stage, stop.start, stop.end]))
+            before = stop.berth
+        return largest
+
+    def solve(self) -> Best | None:
+        """Least largest stage first, then smaller sums for a larger one while that can still pay."""
+        floor = self.least_slowest()
+        unbound = None if floor >= _NEVER else self.least_sum(int(_NEVER) - 1)
+        if unbound is None:
+            return None
+        cap, best, placement = floor, unbound[0] + self.largest_of(unbound[1]), unbound[1]
+        while cap >= floor:
+            found = self.least_sum(cap)
+            if found is None:
+                break
+            largest = self.largest_of(found[1])
+            if found[0] + largest < best:
+                best, placement = found[0] + largest, found[1]
+            below = largest - 1 if cap > floor else int(_NEVER)
+            cap = min(below, best - unbound[0] - 1)
+            if cap <= floor:
+                break
+        return Best(placement=placement, objective_s=self.field.objective_s(placement))
+
+
+def _traced(field: Field, values: list[Layers], cost: Layers) -> Placement:
+    """The placement behind the least value, from the last stage to the first."""
+    end = values[-1][:, -1, :, -1]
+    berth, run = (int(at) for at in np.unravel_index(int(end.argmin()), end.shape))
+    mask, layer, stops = (1 << len(field.berths)) - 1, field.num_layers, list[Stop]()
+    for stage in range(field.p - 1, 0, -1):
+        before = values[stage - 1]
+        if run:
+            start = int((before[berth, mask, run - 1] + cost[berth, berth, stage, :, layer]).argmin())
+            stops.append(Stop(berth, start, layer))
+            run, layer = run - 1, start
+            continue
+        ways = before[:, mask ^ (1 << berth)] + cost[:, berth, stage, None, :, layer]
+        ways[berth] = _NEVER
+        entered, length, start = (int(at) for at in np.unravel_index(int(ways.argmin()), ways.shape))
+        stops.append(Stop(berth, start, layer))
+        mask, berth, run, layer = mask ^ (1 << berth), entered, length, start
+    stops.append(Stop(berth, 0, layer))
+    return tuple(reversed(stops))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a stage of n layers takes on each berth, for every stage of a row: the tables that bounds read.
+#
+# The same sums as ``stages.StageTables``, by number of layers and first layer instead of first and last
+# one. Where all layers are of one kind the first does not matter and its axis has one entry, so that a
+# field costs a few thousand numbers. Memory is judged with room for rounding: what fits there fits here.
+
+
+_ROUNDING = 1.0 + 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bands:
+    """Arrays (B, p, N, W): berth, stage, number of layers less one, first layer (W = 1: any)."""
+
+    time_s: FloatArray  # forward and backward of one micro-batch behind a stage of the same berth
+    forward_s: FloatArray
+    tail_s: FloatArray
+    fits: BoolArray  # the layers are as the request says and fit the berth's memory
+
+    @classmethod
+    def of(cls, field: Field) -> Bands:
+        """The tables of a field."""
+        outer, most = field.outer, field.num_layers - field.p + 1
+        sums = outer.layout.cumulative
+        if len(outer.layout.kinds) == 1:
+            held = sums[1 : most + 1, None, :] - sums[:1, None, :]
+        else:
+            ends = np.arange(1, most + 1)[:, None] + np.arange(len(sums))[None, :]
+            held = sums[np.minimum(ends, field.num_layers)] - sums[None, :, :]
+        layers = held.astype(np.float64)
+        tables = [_of_berth(field, outer.rows[berth], layers) for berth in field.berths]
+        return cls(
+            time_s=np.stack([table.time_s for table in tables]),
+            forward_s=np.stack([table.forward_s for table in tables]),
+            tail_s=np.stack([table.tail_s for table in tables]),
+            fits=np.stack([table.fits for table in tables]),
+        )
+
+
+def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> Bands:
+    """One berth's tables, (p, N, W); ``layers`` (N, W, K) of each kind."""
+    prices, row, p = rows.prices, field.row, field.p
+    stage = np.arange(p)[:, None, None]
+    ends = (stage == 0, stage == p - 1)
+    everyone = bool(rows.every_layer[row])
+
+    def spread(price: FloatArray) -> FloatArray:
+        return np.asarray(layers @ price[:-2] + ends[0] * price[-2] + ends[1] * price[-1])
+
+    forward = spread(prices.forward_s[row]) + prices.transfer_s[row]
+    backward = prices.backward_s[row] + (prices.replay_s[row] if everyone else 0.0)
+    kept = prices.activation_bytes[row].copy()
+    if everyone:
+        kept[:-2] = prices.checkpoint_bytes[row, :-2]
+    head = np.where(ends[1], prices.head_workspace_bytes[row], 0.0)
+    used = spread(rows.state_bytes[row]) + np.minimum(field.m, p - stage) * spread(kept)
+    used = used + np.maximum(head, prices.replay_workspace_bytes[row]) + prices.buffer_bytes[row]
+    used = used * prices.reserve[row] + prices.context_bytes[row]
+    asked, number = field.asked_layers[:, None, None], np.arange(1, len(layers) + 1)[:, None]
+    return Bands(
+        time_s=forward + spread(backward) + prices.transfer_s[row],
+        forward_s=forward,
+        tail_s=spread(prices.tail_s[row]) + prices.rank_tail_s[row],
+        fits=(used <= rows.budget_bytes * _ROUNDING) & ((asked == 0) | (asked == number)),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The ways through a field: which berth each stage may stand on, and what may follow it.
+#
+# State after a stage: (which berths were used, the berth of the stage, how many stages in a row it has).
+# Which stages of earlier berths there were does not matter any more, since a berth has one run. Only
+# states that lead from the first stage to a last one with every berth used are kept; they depend on the
+# number of stages and the room on each berth alone, so many fields share them.
+
+
+State: TypeAlias = tuple[int, int, int]  # berths used as bits, berth, stages in a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Every way from a state of one stage to a state of the next, ordered by ``source``, arrays (K,)."""
+
+    source: IntArray  # index among the states before
+    target: IntArray  # index among the states after
+    before: IntArray  # berth
+    berth: IntArray
+    first_of_source: IntArray  # where the ways of each state begin, every state having one or more
+    by_target: IntArray  # the same ways ordered by target
+    first_of_target: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """All states of p stages, and the p - 1 steps between them."""
+
+    first: IntArray  # berth of each state of stage 0
+    num_states: tuple[int, ...]  # of each stage
+    steps: tuple[Steps, ...]
+
+
+def _following(state: State, room: tuple[int, ...]) -> Iterator[State]:
+    """States of the next stage: one more on the berth, or the first on another."""
+    used, berth, run = state
+    if run < room[berth]:
+        yield (used, berth, run + 1)
+    for other, most in enumerate(room):
+        if most and not used >> other & 1:
+            yield (used | 1 << other, other, 1)
+
+
+@lru_cache(maxsize=1024)
+def routes_of(p: int, room: tuple[int, ...]) -> Routes | None:
+    """The routes of p stages over berths with that room each; None: there is none."""
+    stages: list[set[State]] = [{(1 << berth, berth, 1) for berth in range(len(room))}]
+    for _ in range(p - 1):
+        stages.append({after for state in stages[-1] for after in _following(state, room)})
+    every = (1 << len(room)) - 1
+    stages[-1] = {state for state in stages[-1] if state[0] == every}
+    for stage in range(p - 2, -1, -1):
+        behind = stages[stage + 1]
+        stages[stage] = {state for state in stages[stage] if behind & set(_following(state, room))}
+    if not stages[0]:
+        return None
+    ordered = [sorted(states) for states in stages]
+    return Routes(
+        first=np.array([state[1] for state in ordered[0]]),
+        num_states=tuple(len(states) for states in ordered),
+        steps=tuple(_steps(ordered[at], ordered[at + 1], room) for at in range(p - 1)),
+    )
+
+
+def _steps(before: list[State], after: list[State], room: tuple[int, ...]) -> Steps:
+    """All ways between the states of two stages."""
+    index = {state: at for at, state in enumerate(after)}
+    ways = [
+        (at, index[state], one[1], state[1])
+        for at, one in enumerate(before)
+        for state in _following(one, room)
+        if state in index
+    ]
+    source, target, left, entered = np.array(ways).T
+    by_target = np.argsort(target, kind="stable")
+    return Steps(
+        source=source,
+        target=target,
+        before=left,
+        berth=entered,
+        first_of_source=np.searchsorted(source, np.arange(len(before))),
+        by_target=by_target,
+        first_of_target=np.searchsorted(target[by_target], np.arange(len(after))),
+    )

@@ -1,0 +1,319 @@
+"""Classes of unlike data-parallel replicas: each node group runs its own pipelines on its share of a batch.
+
+A class is one group with its own tp, cp, pp, micro-batch, ZeRO stage and recomputation, and as many
+replicas as fit. What the groups exchange is one gradient all-reduce over the slow link; nothing inside a
+step crosses it. ``n_g`` sequences go to group g, in proportion to how fast it works them off:
+``S = max_g S_g(n_g) + X``, ``sum n_g = batch``, X the exchange (``fleet.exchange_s``).
+
+``S_g(n)`` is found where it is asked for: every (g, n) starts with a lower bound, that of its best option
+by (A) of the slowest stage; the split of the batch that minimises the largest of them is found exactly
+(reachable sums of the batch within a time, bisected), its entries are solved, and so on until the best
+split has solved entries only. All others are then proved to be no better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.search.bounds import split_s, whole_layers_s
+from meshwright.solver.search.candidates import fastest
+from meshwright.solver.search.feasible import fitting
+from meshwright.solver.search.fill import can_beat
+from meshwright.solver.search.placement.bounds import may_step_within
+from meshwright.solver.search.placement.rows import Outer, late_rules, limits_all_replicas, options_of
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rules import violation_masks
+
+# --------------------------------------------------------------------------------------------------
+# Which share of a batch goes to which group so that the slowest is soonest done: exact, for any times.
+#
+# A time is enough if sums of shares within it reach the batch; the sums that g groups can reach are the
+# bits of one integer, so a decision costs a few shifts.
+
+
+_TOGETHER = 256  # shifts between two looks at the clock
+
+
+def best_split(shares: list[FloatArray], batch: int) -> tuple[float, tuple[int, ...]] | None:
+    """The split of the batch over all of ``shares`` whose largest entry is least; None: there is none.
+
+    Entries (batch + 1,) by number of sequences. Bisects over the values: a time is enough if sums of
+    entries within it reach the batch.
+    """
+    values = np.unique(np.concatenate([one[np.isfinite(one)] for one in shares]))
+    low, high = 0, len(values) - 1
+    if not len(values) or _sums(shares, float(values[-1]))[-1] >> batch & 1 == 0:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _sums(shares, float(values[middle]))[-1] >> batch & 1:
+            high = middle
+        else:
+            low = middle + 1
+    split = split_within(shares, float(values[low]), batch)
+    return None if split is None else (float(values[low]), split)
+
+
+def _sums(shares: list[FloatArray], limit_s: float) -> list[int]:
+    """Reachable sums of the first g entries within a time, as bits."""
+    reached, found = 1, [1]
+    for one in shares:
+        after = 0
+        for at, n in enumerate(np.flatnonzero(one <= limit_s).tolist()):
+            if at % _TOGETHER == 0:
+                look()
+            after |= reached << n
+        reached = after & ((1 << len(one)) - 1)
+        found.append(reached)
+    return found
+
+
+def split_within(shares: list[FloatArray], limit_s: float, batch: int) -> tuple[int, ...] | None:
+    """A split of the batch whose entries stay within a time, the quickest at the last group first."""
+    sums, left, chosen = _sums(shares, limit_s), batch, list[int]()
+    if sums[-1] >> batch & 1 == 0:
+        return None
+    for at in range(len(shares) - 1, -1, -1):
+        able = [n for n in np.flatnonzero(shares[at] <= limit_s).tolist()
+                if n <= left and sums[at] >> (left - n) & 1]  # fmt: skip
+        best = min(able, key=lambda n: (float(shares[at][n]), n))
+        chosen.append(best)
+        left -= best
+    return tuple(reversed(chosen))
+
+
+_ROUNDING = 1.0 - 1e-9
+_BISECTIONS = 10  # of a bound over splits of the batch
+_SOLVED = 8  # options that are solved at once
+_AT_ONCE = 2**20  # bounds of options times micro-batches
+_BATCH = 64  # options that are held against one another at once
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The best configuration of one group for its sequences."""
+
+    columns: Columns  # one row
+    split: tuple[int, ...]
+    score_s: float
+    objective_s: float
+
+
+@dataclass(slots=True)
+class GroupShares:
+    """Least step of one group by its number of sequences."""
+
+    fleet: Fleet
+    options: Rows  # every configuration, with one micro-batch
+    unit: IntArray  # sequences of one micro-batch of all replicas
+    stage_s: FloatArray  # least slowest stage of one micro-batch
+    tail_s: FloatArray  # least of its first stage
+    most_micro: IntArray  # micro-batches beyond which no split fits: fewer than p are in flight
+    least_s: FloatArray  # (batch + 1,) lower bound, or the score where it is known; n = 0: +inf
+    bound_s: FloatArray  # (batch + 1,) no split of any option simulates faster
+    objective_s: FloatArray  # (batch + 1,) no closed form of any option is less
+    rules: tuple[Rule, ...]  # of the request, on the number of micro-batches
+    solved: dict[int, Share | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, fleet: Fleet, options: Rows, rules: tuple[Rule, ...]) -> GroupShares:
+        """Bounds for every number of sequences."""
+        columns, batch = options.columns, fleet.problem.workload.global_batch_size
+        unit = columns.data_parallel_size * columns.micro_batch_size
+        most = -(-options.layout.num_layers // options.p)
+        whole = most * options.layer_s.min(axis=1) + options.chunk_s
+        stage_s = np.maximum(whole, options.total_s / options.p)
+        prices, layers = options.prices, options.layout.cumulative[-1].astype(np.float64)
+        all_tails = prices.tail_s[:, :-2] @ layers + prices.tail_s[:, -2:].sum(axis=1)
+        tail_s = prices.rank_tail_s + np.where(options.p == 1, all_tails, prices.tail_s[:, :-2].min(axis=1))
+        columns_full = replace(columns, num_microbatches=options.p)
+        roomy = fitting(replace(options, columns=columns_full))
+        most_micro = np.where(roomy, batch, options.p - 1)
+        least = np.full(batch + 1, np.inf)
+        shares = cls(fleet, options, unit, stage_s, tail_s, most_micro, least, least, least.copy(), rules)
+        for size in np.unique(unit[unit <= batch]).tolist():
+            every, m = np.flatnonzero(unit == size), np.arange(1, batch // size + 1)
+            for own in np.split(every, range(step := _AT_ONCE // len(m) + 1, len(every), step)):
+                look()
+                roomy_m = m[:, None] <= most_micro[own]
+                for kept, bound in (
+                    (least, shares.bounds_s(own, m[:, None])),
+                    (shares.objective_s, shares.objectives_s(own, m[:, None])),
+                ):
+                    found = np.where(roomy_m, bound, np.inf).min(axis=1)
+                    kept[m * size] = np.minimum(kept[m * size], found)
+        shares.bound_s = least.copy()
+        return shares
+
+    def bounds_s(self, index: IntArray, m: IntArray | int) -> FloatArray:
+        """(A) of the slowest stage for options under m micro-batches."""
+        prices = self.options.prices
+        ends = m * self.stage_s[index] + self.tail_s[index]
+        return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
+
+    def objectives_s(self, index: IntArray, m: IntArray) -> FloatArray:
+        """The closed form with its least sum and least slowest stage."""
+        prices = self.options.prices
+        ends = self.options.total_s[index] + (m - 1.0) * self.stage_s[index] + self.tail_s[index]
+        return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
+
+    def solve(self, n: int) -> None:
+        """Find the score of ``n`` sequences: options by bound, a few at a time."""
+        index = self.able(n)
+        bounds = self.bounds_s(index, n // self.unit[index])
+        order = np.argsort(bounds, kind="stable")
+        best: Share | None = None
+        for start in range(0, len(order), _BATCH):
+            look()
+            batch = order[start : start + _BATCH]
+            if best is not None and bounds[batch[0]] > best.score_s:
+                break
+            best = self._best_of(self.rows(index[batch], n), best)
+        self.solved[n] = best
+        self.least_s[n] = np.inf if best is None else best.score_s
+        if best is None:
+            self.bound_s[n] = np.inf
+
+    def able(self, n: int) -> IntArray:
+        """Options that can work ``n`` sequences off."""
+        whole = (n % self.unit == 0) & (self.unit <= n)
+        index = np.flatnonzero(whole & (n // self.unit <= self.most_micro))
+        if not self.rules:
+            return index
+        return np.asarray(index[violation_masks(self.rules, self.rows(index, n).columns) == 0])
+
+    def rows(self, index: IntArray, n: int) -> Rows:
+        """Options under their number of micro-batches."""
+        rows = self.options.take(index)
+        return replace(rows, columns=replace(rows.columns, num_microbatches=n // self.unit[index]))
+
+    def _best_of(self, rows: Rows, best: Share | None) -> Share | None:
+        """The best of ``rows`` and what was known before."""
+        bounds = whole_layers_s(rows)
+        order = np.argsort(bounds, kind="stable")
+        for start in range(0, len(order), _SOLVED):
+            limit = np.inf if best is None else best.score_s
+            index = [row for row in order[start : start + _SOLVED].tolist() if bounds[row] < limit]
+            if not index:
+                break
+            best = self._best_solved(rows.take(index), best)
+        return best
+
+    def _best_solved(self, rows: Rows, best: Share | None) -> Share | None:
+        """The same for a few rows, all solved: those in question are simulated, by bound."""
+        found = best_splits(rows)
+        index = [row for row, split in enumerate(found) if split is not None]
+        if not index:
+            return best
+        rows, splits = rows.take(index), [split for split in found if split is not None]
+        stages = rows.stages(splits)
+        bounds, objectives = split_s(rows, stages), objective_s(rows.prices, rows.columns, stages)
+        for row in np.argsort(bounds, kind="stable").tolist():
+            limit = np.inf if best is None else best.score_s
+            if bounds[row] >= limit:
+                break
+            one = rows.take([row])
+            score, _ = fastest(one, [splits[row]])
+            if score < limit:
+                best = Share(one.columns, splits[row], score, float(objectives[row]))
+        return best
+
+    def may_step_within(self, n: int, step_s: float) -> bool:
+        """Whether the bounds leave a split of some option that works ``n`` sequences off within a time."""
+        if step_s < self.bound_s[n]:
+            return False
+        if step_s >= self.least_s[n] and n in self.solved:
+            return True
+        index = self.able(n)
+        rows = self.rows(index[self.bounds_s(index, n // self.unit[index]) <= step_s], n)
+        left = np.flatnonzero(can_beat(rows, np.full(len(rows), step_s)))
+        able = may_step_within(self.fleet, rows.take(left), step_s)
+        if not able:
+            self.bound_s[n] = np.nextafter(step_s, np.inf)
+        return able
+
+
+def shares_of(outer: Outer) -> list[GroupShares]:
+    """The classes that each group can run; none where the request limits all replicas together."""
+    fleet = outer.fleet
+    if limits_all_replicas(fleet.problem):
+        return []
+    return [
+        GroupShares.of(fleet, options_of(outer, at), late_rules(problem))
+        for at, problem in enumerate(fleet.problems)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The best shares of some groups."""
+
+    groups: tuple[int, ...]
+    sequences: tuple[int, ...]
+    score_s: float  # with the exchange
+    objective_s: float
+
+
+def least_split_s(shares: list[GroupShares], groups: tuple[int, ...]) -> float:
+    """The least that a split over all of ``groups`` may take without the exchange; +inf: there is none."""
+    mine = [shares[at] for at in groups]
+    found = best_split([one.least_s for one in mine], len(mine[0].least_s) - 1)
+    return np.inf if found is None else found[0]
+
+
+def split_bound_s(
+    shares: list[GroupShares], groups: tuple[int, ...], exchange_s: float, limit_s: float
+) -> float:
+    """No split of the batch over all of ``groups`` simulates faster; at most ``limit_s``."""
+    mine = [shares[at] for at in groups]
+    found = best_split([one.bound_s for one in mine], len(mine[0].bound_s) - 1)
+    if found is None or not _may_split_within(mine, limit_s - exchange_s):
+        return limit_s
+    low, high = found[0], limit_s - exchange_s
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if _may_split_within(mine, middle) else (middle, high)
+    return low + exchange_s
+
+
+def _may_split_within(shares: list[GroupShares], step_s: float) -> bool:
+    """Whether the bounds leave a split of the batch whose shares step within a time; *no* is a proof."""
+    while True:
+        split = split_within([one.bound_s for one in shares], step_s, len(shares[0].bound_s) - 1)
+        if split is None:
+            return False
+        able = [one.may_step_within(n, step_s) for one, n in zip(shares, split, strict=True)]
+        if all(able):
+            return True
+
+
+def solve_split(
+    shares: list[GroupShares],
+    groups: tuple[int, ...],
+    exchange_s: float,
+    *,
+    limit_s: float = np.inf,
+) -> Split | None:
+    """The proved best split of the batch over all of ``groups``; None: nothing fits within the limit."""
+    mine = [shares[at] for at in groups]
+    batch = len(mine[0].least_s) - 1
+    while True:
+        look()
+        found = best_split([one.least_s for one in mine], batch)
+        if found is None or found[0] + exchange_s > limit_s:
+            return None
+        fresh = [(one, n) for one, n in zip(mine, found[1], strict=True) if n not in one.solved]
+        for one, n in fresh:
+            one.solve(n)
+        if not fresh:
+            chosen = [one.solved[n] for one, n in zip(mine, found[1], strict=True)]
+            slowest = max(share.objective_s for share in chosen if share is not None)
+            return Split(groups, found[1], found[0] + exchange_s, slowest + exchange_s)

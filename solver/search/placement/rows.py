@@ -1,0 +1,303 @@
+"""The outer rows of a mixed cluster: every configuration without tensor parallelism, groups and split.
+
+A row is (cp, dp, ep, pp, micro-batch, ZeRO stage, recomputation); all replicas are alike, chunks do not
+interleave. Each berth prices all rows with its own GPU, memory, links and operators. A stage takes
+tp * cp * dp GPUs of its group, so a berth has room for ``floor(GPUs / (tp cp dp))`` stages of a row; none
+where the row breaks a rule of model, batch, request or launcher on that group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, product
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
+from meshwright.solver.cost.communication import sent_bytes
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.pipelines import Berth, Fleet
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.feasible import fitting
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.space.enumerate import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
+from meshwright.solver.space.request_rules import names_of
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
+from meshwright.solver.splits import Prescribed
+
+_MOST_ROWS = 400_000  # that are written down; of more some are searched, and nothing is proved
+_MOST_PRICED = 640_000  # rows times berths, some 700 bytes each
+_FULL = RECOMPUTE.index("full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """n rows over K berths."""
+
+    fleet: Fleet
+    columns: Columns  # tensor_parallel_size 1; a berth has its own
+    berths: tuple[Berth, ...]
+    rows: tuple[Rows, ...]  # of each berth, priced there
+    room: IntArray  # (K, n) stages that a berth has GPUs for; 0: not legal there
+    sent_bytes: FloatArray  # (K, n) of one activation, by one rank
+    known_s: dict[tuple[int, int, float], float] = field(default_factory=dict)  # transfers between groups
+    whole: bool = True  # not a sample of rows that are too many to be priced
+
+    @classmethod
+    def of_nothing(cls, fleet: Fleet) -> Outer:
+        """No rows, as before any was enumerated."""
+        columns, berths = _as_columns(fleet, np.zeros((0, 7), dtype=np.int64)), berths_of(fleet)
+        nothing = np.zeros((len(berths), 0))
+        return cls(
+            fleet=fleet,
+            columns=columns,
+            berths=berths,
+            rows=tuple(rows_at(fleet, columns, berth) for berth in berths),
+            room=nothing.astype(np.int64),
+            sent_bytes=nothing,
+            whole=False,
+        )
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.columns)
+
+    @property
+    def layout(self) -> LayerLayout:
+        """The model's layers."""
+        return self.rows[0].layout
+
+    @property
+    def group_of(self) -> IntArray:
+        """The group of each berth, (K,)."""
+        return np.array([berth.group for berth in self.berths])
+
+    def hop_s(self, row: int, one: int, other: int) -> float:
+        """Exposed seconds of a transfer between two berths, each direction: the larger share decides."""
+        sent = float(max(self.sent_bytes[one, row], self.sent_bytes[other, row]))
+        key = (self.berths[one].group, self.berths[other].group, sent)
+        if key not in self.known_s:
+            self.known_s[key] = float(self.fleet.hop_s(*key[:2], np.array([sent]))[0])
+        return self.known_s[key]
+
+
+def _divisors(n: int) -> list[int]:
+    """All divisors, ascending."""
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
+    """Every group with each tensor-parallel size that divides the heads and its islands."""
+    heads = _divisors(fleet.problem.model.num_attention_heads)
+    return tuple(
+        Berth(group=at, tensor_parallel_size=size)
+        for at, group in enumerate(fleet.groups)
+        for size in heads
+        if size <= group.gpus_per_node and group.island_gpus % size == 0
+    )
+
+
+def _contexts(problem: Problem, *, wide: bool) -> list[int]:
+    """Slices of the sequence: of enough tokens, or every one that divides where that is asked for."""
+    seq = problem.workload.seq_length
+    if wide or _is_named(problem, "context_parallel_size"):
+        return _divisors(seq)
+    return [1 << bit for bit in range(max(1, seq // MIN_TOKENS_PER_CONTEXT_RANK).bit_length())]
+
+
+def _largest_micro_batch(problem: Problem, *, wide: bool) -> int:
+    """The most sequences of a micro-batch."""
+    named = _is_named(problem, "micro_batch_size") or _is_named(problem, "num_microbatches")
+    return problem.workload.global_batch_size if wide or named else MAX_MICRO_BATCH_SIZE
+
+
+def _is_named(problem: Problem, name: str) -> bool:
+    """Whether the request limits a variable."""
+    return name in problem.options.named | names_of(problem.options.constraints)
+
+
+def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
+    """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) of every row that some group has GPUs for."""
+    problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
+    able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
+    contexts, largest = _contexts(problem, wide=wide), _largest_micro_batch(problem, wide=wide)
+    experts = _divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    for cp, dp, ep in product(contexts, _divisors(batch), experts):
+        stages = sum(group.num_gpus // (cp * dp) for group in fleet.groups)
+        look()
+        if cp * dp > most:
+            continue
+        sizes = [size for size in _divisors(batch // dp) if size <= largest]
+        zeros = [zero for zero in able.zero_stages if zero == 0 or cp * dp > 1]
+        for size, zero, pp in product(sizes, zeros, range(1, min(stages, problem.model.num_layers) + 1)):
+            if pp == 1 or zero <= able.max_zero_stage_with_pipeline:
+                yield from ((cp, dp, ep, size, zero, again, pp) for again in range(_FULL + 1))
+
+
+def columns_of(fleet: Fleet, *, wide: bool = False) -> tuple[Columns, int]:
+    """All rows as columns, or a sample of them where they exceed _MOST_ROWS; and how many there are."""
+    first = list(islice(_sizes(fleet, wide=wide), _MOST_ROWS))
+    if len(first) < _MOST_ROWS:
+        return _as_columns(fleet, np.array(first, dtype=np.int64).reshape(-1, 7)), len(first)
+    number = sum(1 for _ in _sizes(fleet, wide=wide))
+    step = number // _MOST_ROWS + 1
+    while step > 1 and (step % 2 == 0 or step % 3 == 0):  # else it would leave out a kind of recomputation
+        step += 1
+    rows = np.array(list(islice(_sizes(fleet, wide=wide), 0, None, step)), dtype=np.int64)
+    return _as_columns(fleet, rows.reshape(-1, 7)), number
+
+
+def _as_columns(fleet: Fleet, rows: IntArray) -> Columns:
+    """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) rows as columns."""
+    cp, dp, ep, size, zero, again, pp = rows.T
+    ones, none, plain = np.ones_like(cp), SCHEDULES.index("none"), SCHEDULES.index("1f1b")
+    return Columns(
+        tensor_parallel_size=ones,
+        sequence_parallel=np.zeros_like(cp),
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=ones,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+        expert_tensor_parallel_size=ones,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=np.where(zero > 0, dp * cp, 1),
+        micro_batch_size=size,
+        num_microbatches=fleet.problem.workload.global_batch_size // (dp * size),
+        pipeline_schedule=np.where(pp == 1, none, plain),
+        recompute=again,
+        recompute_layers=np.where(again == _FULL, ALL_LAYERS, 0),
+    )
+
+
+def at_berth(columns: Columns, berth: Berth) -> Columns:
+    """The same rows with the berth's tensor parallelism."""
+    size = np.full(len(columns), berth.tensor_parallel_size)
+    return replace(columns, tensor_parallel_size=size, sequence_parallel=(size > 1).astype(np.int64))
+
+
+def rows_at(fleet: Fleet, columns: Columns, berth: Berth) -> Rows:
+    """Rows as a berth prices them."""
+    problem, profile = fleet.problems[berth.group], fleet.profiles[berth.group]
+    there = at_berth(columns, berth)
+    return Rows(
+        columns=there,
+        prices=price(problem, there, profile),
+        layout=LayerLayout.of(problem.model),
+        budget_bytes=fleet.budget_bytes(berth.group),
+        uneven_stages=True,
+        only_split=Prescribed.of(problem),
+    )
+
+
+def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
+    """Stages that a berth has GPUs for, by row; 0 where a rule is broken there."""
+    there = at_berth(columns, berth)
+    legal = violation_masks(rules_of(fleet.problems[berth.group]), there) == 0
+    each = there.tensor_parallel_size * there.context_parallel_size * there.data_parallel_size
+    return np.asarray(np.where(legal, fleet.groups[berth.group].num_gpus // each, 0))
+
+
+def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
+    """All rows that some groups have room for, priced; and how many there were before.
+
+    ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual or
+    that the request limits.
+    """
+    (columns, number), berths = columns_of(fleet, wide=wide), berths_of(fleet)
+    whole = len(columns) == number
+    room = np.stack([_room(fleet, columns, berth) for berth in berths])
+    groups = np.array([berth.group for berth in berths])
+    most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))
+    kept = np.flatnonzero(most >= columns.pipeline_parallel_size)
+    able = _MOST_PRICED // len(berths)
+    if len(kept) > able:
+        whole, kept = False, kept[np.linspace(0, len(kept) - 1, able).astype(np.int64)]
+    columns, room = columns.take(kept), room[:, kept]
+    sent = [
+        sent_bytes(context_of(fleet.problems[b.group], at_berth(columns, b), fleet.profiles[b.group]))
+        for b in berths
+    ]
+    return Outer(
+        fleet=fleet,
+        columns=columns,
+        berths=berths,
+        rows=tuple(rows_at(fleet, columns, berth) for berth in berths),
+        room=room,
+        sent_bytes=np.stack(sent),
+        whole=whole,
+    ), number
+
+
+# --------------------------------------------------------------------------------------------------
+# What one node group can run as a class of replicas: every configuration of as many replicas as fit.
+
+
+_OF_ALL_REPLICAS = {"data_parallel_size", "num_gpus", "global_batch_size"}
+
+
+def limits_all_replicas(problem: Problem) -> bool:
+    """Whether the request limits what unlike classes only have together; then replicas are alike."""
+    options = problem.options
+    return not _OF_ALL_REPLICAS.isdisjoint({*options.named, *names_of(options.constraints)})
+
+
+def late_rules(problem: Problem) -> tuple[Rule, ...]:
+    """The request's rules on the number of micro-batches, which is known when sequences are shared out."""
+    return tuple(rule for rule in rules_of(problem) if rule.of_request and "num_microbatches" in rule.name)
+
+
+def options_of(outer: Outer, group: int) -> Rows:
+    """Every configuration of one group: as many replicas as fit, one micro-batch."""
+    parts = [_at_berth(outer, berth) for berth in berths_of(outer.fleet) if berth.group == group]
+    columns = Columns.concatenate([part.columns for part in parts])
+    prices = [part.prices for part in parts]
+    return replace(parts[0], columns=columns, prices=type(prices[0]).concatenate(prices))
+
+
+def _at_berth(outer: Outer, berth: Berth) -> Rows:
+    """The options of one tensor-parallel size."""
+    fleet = outer.fleet
+    columns = _distinct(fleet, outer.columns, berth)
+    rows = rows_at(fleet, columns, berth)
+    problem = fleet.problems[berth.group]
+    late = {BATCH_RULE, *(rule.name for rule in late_rules(problem))}
+    rules = [rule for rule in rules_of(problem) if rule.name not in late]
+    legal = np.flatnonzero(violation_masks(tuple(rules), rows.columns) == 0)
+    return rows.take(legal[fitting(rows.take(legal))])
+
+
+def _distinct(fleet: Fleet, columns: Columns, berth: Berth) -> Columns:
+    """The rows of a space with the number of replicas that fill the group, each once."""
+    each = berth.tensor_parallel_size * columns.context_parallel_size * columns.pipeline_parallel_size
+    replicas = fleet.groups[berth.group].num_gpus // each
+    shard = np.where(columns.zero_stage > 0, replicas * columns.context_parallel_size, 1)
+    filled = replace(
+        columns,
+        data_parallel_size=replicas,
+        zero_shard_size=shard,
+        num_microbatches=np.ones_like(replicas),
+    )
+    names = (
+        "context_parallel_size", "expert_parallel_size", "pipeline_parallel_size", "micro_batch_size",
+        "zero_stage", "recompute",
+    )  # fmt: skip
+    keys = np.stack([getattr(filled, name) for name in names])
+    _, first = np.unique(keys, axis=1, return_index=True)
+    first = np.sort(first)
+    return filled.take(first[replicas[first] > 0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Sets of node groups that classes of replicas may stand on.
+
+
+def sets_of(count: int) -> list[tuple[int, ...]]:
+    """Sets of two or more of ``count`` groups, the largest first."""
+    return [one for size in range(count, 1, -1) for one in combinations(range(count), size)]

@@ -1,0 +1,481 @@
+"""From columns to priced rows: each price is found once, and laid beside a row when somebody asks.
+
+Prices depend on neither the number of recomputed layers nor the number of chunks beyond one, so that
+a dozen rows share one (DeepSeek-V3 on 2 048 GPUs). With a calibrated residual, and under torch's pipeline
+runtime, which gathers weights by chunks, they do depend on the chunks. ``Priced`` holds every price once
+and, for every row, which one is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.profile import Profile
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.cost.memory import memory_budget_bytes
+from meshwright.solver.cost.objective import Weighing, is_plain, is_weighed_by_kind, weighing_of
+from meshwright.solver.cost.price import price, price_memory, price_unsharded
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
+from meshwright.solver.search.memory_limits import may_fit
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.space.factored import Crossing, Families, Kinds
+from meshwright.solver.splits import ANY_SPLIT, Prescribed
+
+CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
+_HASH_SEED = 20
+
+
+class PriceList:
+    """Prices by number, each of which is found once: at the start, or when somebody asks for it first."""
+
+    def __init__(
+        self, table: RowPrices, entry: IntArray, find: Callable[[IntArray], RowPrices] | None = None
+    ) -> None:
+        self.table = table  # one entry for each distinct price that was found, without its breakdown
+        self.entry = entry  # which of them a row's is (n,), or a kind's (k,); -1: none was found yet
+        self._find = find
+
+    def at(self, numbers: IntArray) -> RowPrices:
+        """The prices of these numbers, in that order."""
+        if self._find is not None:
+            missing = np.unique(numbers[self.entry[numbers] < 0])
+            if len(missing):
+                self.table = RowPrices.concatenate([self.table, self._find(missing)])
+                self.entry[missing] = np.arange(len(self.table) - len(missing), len(self.table))
+        return self.table.take(self.entry[numbers])
+
+    def afresh(self) -> PriceList:
+        """The same, which finds its prices anew and keeps them by itself."""
+        if self._find is None:
+            return self
+        return PriceList(self.table.take(slice(0)), np.full_like(self.entry, -1), self._find)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """Rows whose prices lie in a list; ``take`` lays them side by side."""
+
+    columns: Columns | Crossing
+    prices: PriceList  # of rows, or of kinds
+    layout: LayerLayout
+    budget_bytes: float
+    uneven_stages: bool
+    only_split: Prescribed = ANY_SPLIT
+    weighing: Weighing | None = None  # of rows, or outer rows (``weight_of``); None: the step time
+    kinds: Kinds | None = None
+    families: Families | None = None  # of the kinds that memory does not refute at sight
+    unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.columns)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers are of one kind."""
+        return len(self.layout.kinds) == 1
+
+    def latest(self, index: IntArray | int) -> FloatArray:
+        """The largest objective of rows that meets the request's deadline; +inf without one."""
+        if self.weighing is None:
+            return np.asarray(np.inf)
+        return np.asarray(self.weighing.latest[self.weight_of(index)])
+
+    def weight_of(self, index: IntArray | int) -> IntArray:
+        """Which entries of ``weighing`` are those of rows: their own, or their outer rows'."""
+        if isinstance(self.columns, Columns):
+            return np.asarray(index)
+        return np.asarray(np.searchsorted(self.columns.first, index, side="right") - 1)
+
+    def take(self, index: IntArray | list[int]) -> Rows:
+        """The rows at ``index``, in that order."""
+        picked = np.asarray(index, dtype=np.int64)
+        kind = picked if self.kinds is None else self.kinds.of(picked)
+        return self._beside(self.columns.take(picked), self.prices.at(kind))
+
+    def quickest(self, kinds: IntArray) -> Rows:
+        """The representatives of kinds (``Kinds.quickest``)."""
+        return self._beside(self._kinds.quickest(kinds), self.prices.at(kinds))
+
+    def quickest_of_families(self, kinds: IntArray) -> Rows:
+        """The same with times that those of no other kind of their families are less than."""
+        if self.unsharded is None:
+            raise ValueError("rows that were written down have no families")
+        return self._beside(self._kinds.quickest(kinds), self.unsharded(kinds))
+
+    @property
+    def _kinds(self) -> Kinds:
+        if self.kinds is None:
+            raise ValueError("rows that were written down have no kinds")
+        return self.kinds
+
+    def _beside(self, columns: Columns, prices: RowPrices) -> Rows:
+        """Rows with their prices."""
+        return Rows(
+            columns=columns,
+            prices=prices,
+            layout=self.layout,
+            budget_bytes=self.budget_bytes,
+            uneven_stages=self.uneven_stages,
+            only_split=self.only_split,
+        )
+
+
+def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
+    """Rows of a problem with their prices and the memory that each rank may use."""
+    return _rows(problem, profile, columns, price(problem, columns, profile))
+
+
+def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
+    """Rows with these prices."""
+    return Rows(
+        columns=columns,
+        prices=prices,
+        layout=LayerLayout.of(problem.model),
+        budget_bytes=memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability),
+        uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
+        only_split=Prescribed.of(problem),
+    )
+
+
+def priced_space(
+    problem: Problem,
+    profile: Profile,
+    columns: Columns | Crossing,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Priced:
+    """All rows of ``columns`` with their prices; none when ``interrupted`` gives up.
+
+    Rows of a crossing are priced by kind, when somebody asks for one. Where they are ranked by what no kind
+    has in common they are written down first.
+    """
+    if isinstance(columns, Crossing):
+        if is_weighed_by_kind(problem) and len(columns):
+            return _priced_kinds(problem, profile, columns, interrupted)
+        columns = columns.take(np.arange(len(columns)))
+    columns = columns.take(slice(0)) if interrupted() else columns
+    first, price_of = _distinct(_priced_by(columns, profile))
+    parts = list[RowPrices]()
+    for start in range(0, max(len(first), 1), CHUNK):
+        if len(first) and interrupted():
+            return priced_space(problem, profile, columns.take(np.arange(0)))
+        some = columns.take(first[start : start + CHUNK])
+        parts.append(_bare(price(problem, some, profile)))
+    found = _priced(problem, profile, columns, PriceList(RowPrices.concatenate(parts), price_of))
+    return found if is_plain(problem) else weighed(found, weighing_of(problem, profile, columns))
+
+
+def _priced(problem: Problem, profile: Profile, columns: Columns | Crossing, prices: PriceList) -> Priced:
+    """Rows with a list of prices."""
+    rows = priced_rows(problem, profile, columns.take(np.arange(0)))
+    return Priced(
+        columns=columns,
+        prices=prices,
+        layout=rows.layout,
+        budget_bytes=rows.budget_bytes,
+        uneven_stages=rows.uneven_stages,
+        only_split=rows.only_split,
+    )
+
+
+def _priced_kinds(
+    problem: Problem, profile: Profile, columns: Crossing, interrupted: Callable[[], bool]
+) -> Priced:
+    """Rows whose kinds are priced when somebody asks for one; none when ``interrupted`` gives up."""
+    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
+    families = _families_that_may_fit(problem, profile, kinds, interrupted)
+    if families is None:
+        return priced_space(problem, profile, columns.take(np.arange(0)))
+    weighing = least = None
+    if not is_plain(problem):
+        weighing = weighing_of(problem, profile, columns.outer)
+        scale, offset = map(kinds.least_of_family, (weighing.scale, weighing.offset))
+        least = replace(weighing, scale=scale, offset=offset)
+
+    def find(some: IntArray) -> RowPrices:
+        parts = [some[start : start + CHUNK] for start in range(0, max(len(some), 1), CHUNK)]
+        found = [_bare(price(problem, kinds.quickest(part), profile)) for part in parts]
+        prices = RowPrices.concatenate(found)
+        return prices if weighing is None else _scaled(prices, weighing, kinds.outer_of(some))
+
+    def unsharded(some: IntArray) -> RowPrices:
+        prices = price_unsharded(problem, kinds.quickest(some), profile)
+        return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
+
+    prices = PriceList(find(np.arange(0)), np.full(len(kinds), -1, dtype=np.int64), find)
+    return replace(
+        _priced(problem, profile, columns, prices), weighing=weighing, kinds=kinds, families=families,
+        unsharded=unsharded,
+    )  # fmt: skip
+
+
+def _families_that_may_fit(
+    problem: Problem, profile: Profile, kinds: Kinds, interrupted: Callable[[], bool]
+) -> Families | None:
+    """The kinds whose lightest representative may fit; None when ``interrupted`` gives up.
+
+    More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
+    set that fits is bisected.
+    """
+    families = kinds.families
+    low, high = np.zeros(len(families), dtype=np.int64), families.sizes
+    index, turn = np.arange(len(families)), 0
+    while len(index):  # most families fit with every size or with none: the ends are tried first
+        for start in range(0, len(index), CHUNK):
+            if interrupted():
+                return None  # a kind that nobody looked at is not refuted
+            here = index[start : start + CHUNK]
+            tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
+            columns = kinds.lightest(families.members[families.begin[here] + tried])
+            able = may_fit(_rows(problem, profile, columns, price_memory(problem, columns, profile)))
+            high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
+        index, turn = np.flatnonzero(low < high), turn + 1
+    return families.without(high)
+
+
+def weighed(rows: Priced, weighing: Weighing) -> Priced:
+    """Prices of another objective: ``straggler`` and ``fixed_s`` are those of ``scale * step + offset``.
+
+    Rows of one price have one weight each; memory stays what it is.
+    """
+    if not len(rows):
+        return rows
+    key = rows.prices.entry
+    for weights in (weighing.scale, weighing.offset):
+        look()
+        values, which = np.unique(weights, return_inverse=True)
+        key = key * len(values) + which
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    table = _scaled(rows.prices.table.take(rows.prices.entry[first]), weighing, first)
+    return replace(rows, prices=PriceList(table, inverse.ravel()), weighing=weighing)
+
+
+def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
+    """Prices as the objective weighs them; ``index`` says by which weights."""
+    scale, offset = weighing.scale[index], weighing.offset[index]
+    return replace(prices, straggler=prices.straggler * scale, fixed_s=prices.fixed_s * scale + offset)
+
+
+def _counts_chunks(profile: Profile) -> bool:
+    """Whether prices depend on the number of chunks and their order.
+
+    The residual of a calibrated cluster does, and so do gathers under torch's pipeline runtime
+    (``meshwright.solver.cost.sharding.gathers_in_passes``).
+    """
+    calibrated = profile.residual is not None or profile.memory_residual is not None
+    return calibrated or profile.framework.torch_pipelines
+
+
+def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
+    """The columns that a price depends on."""
+    residual = _counts_chunks(profile)
+    chunks = columns.virtual_pipeline_size
+    others = [
+        f.name for f in fields(columns) if f.name not in {"recompute_layers", "virtual_pipeline_size"}
+    ]
+    return [getattr(columns, name) for name in others] + [chunks if residual else np.minimum(chunks, 2)]
+
+
+def _distinct(values: list[IntArray]) -> tuple[IntArray, IntArray]:
+    """The first row of each distinct combination, and for every row which combination it has.
+
+    Combinations are told apart by a random linear hash, which is then checked value by value.
+    """
+    odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+    hashed = np.zeros(len(values[0]), dtype=np.int64)
+    with np.errstate(over="ignore"):
+        for value, factor in zip(values, odd, strict=True):
+            look()
+            hashed += value * factor
+    _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
+    if not _agree(values, first[inverse]):
+        _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
+    return first, inverse.ravel()
+
+
+def _agree(values: list[IntArray], representative: IntArray) -> bool:
+    """Whether every row has the values of its representative."""
+    for value in values:
+        look()
+        if not np.array_equal(value, value[representative]):
+            return False
+    return True
+
+
+def _bare(prices: RowPrices) -> RowPrices:
+    """Prices without their breakdown, which only predictions show."""
+    return replace(prices, breakdown_s={}, tail_breakdown_s={})
+
+
+# --------------------------------------------------------------------------------------------------
+# Kinds of rows that nobody looked at yet, best bound first: most of a million rows stay there.
+#
+# ``bounds.least_of_kind_s`` bounds every row of a kind, and memory refutes most kinds at sight, so a
+# kind's rows are numbered, priced and bounded one by one only when its turn comes. Kinds that differ in
+# the size of their shard sets alone are one *family*: its bound is that of prices that no size undercuts
+# (``cost.price.price_unsharded``), and its kinds are priced and bounded one by one once that comes first.
+
+
+AT_ONCE = 16384  # rows opened together
+_APART, _MANY = 2048, 16384  # kinds priced together at least, and at most
+
+
+def _none() -> FloatArray:
+    return np.zeros(0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Unopened:
+    """Kinds in the order of their bounds, those before ``at`` open, and families not taken apart."""
+
+    rows: Priced
+    kinds: Kinds
+    families: Families  # best bound first; kinds that memory refutes at sight are none of their members
+    families_s: FloatArray  # bounds of the families in that order
+    families_objective_s: FloatArray  # bounds on the closed form of each family, in that order
+    families_rows: IntArray  # rows of each family
+    order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
+    bound_s: FloatArray = field(default_factory=_none)  # of the kinds in that order
+    objective_s: FloatArray = field(default_factory=_none)  # bound on the closed form of each kind
+    behind: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    at: int = 0
+
+    @classmethod
+    def of(cls, rows: Priced, stopped: Callable[[], bool]) -> Unopened | None:
+        """All kinds that may fit; None when ``stopped`` says to give up."""
+        kinds, families = rows.kinds, rows.families
+        if kinds is None or families is None:
+            raise ValueError("rows that were written down have no kinds")
+        first = families.members[families.begin[:-1]]
+        bounds, objectives = np.zeros(len(first)), np.zeros(len(first))
+        for start in range(0, len(first), CHUNK):
+            if stopped():
+                return None
+            here = first[start : start + CHUNK]
+            quickest = rows.quickest_of_families(here)
+            bounds[start : start + CHUNK] = least_of_kind_s(quickest)
+            objectives[start : start + CHUNK] = objective_bound_s(quickest, kinds.least_fill[here])
+        order = np.argsort(bounds, kind="stable")
+        each = kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
+        found = cls(
+            rows=rows,
+            kinds=kinds,
+            families=families.take(order),
+            families_s=bounds[order],
+            families_objective_s=objectives[order],
+            families_rows=each[order],
+        )
+        found._settle()
+        return found
+
+    def _take_apart(self, index: IntArray) -> None:
+        """Price and bound the kinds of some families, and sort them in."""
+        fresh = self.families.members_of(index)
+        bounds, objectives = np.zeros(len(fresh)), np.zeros(len(fresh))
+        for start in range(0, len(fresh), CHUNK):
+            here = fresh[start : start + CHUNK]
+            quickest = self.rows.quickest(here)
+            bounds[start : start + CHUNK] = least_of_kind_s(quickest)
+            objectives[start : start + CHUNK] = objective_bound_s(quickest, self.kinds.least_fill[here])
+        left = np.ones(len(self.families), dtype=np.bool_)
+        left[index] = False
+        self.families, self.families_s = self.families.take(np.flatnonzero(left)), self.families_s[left]
+        self.families_objective_s, self.families_rows = (
+            self.families_objective_s[left],
+            self.families_rows[left],
+        )
+        order, bounds = np.append(self.order, fresh), np.append(self.bound_s, bounds)
+        waiting = self.at + np.lexsort((order[self.at :], bounds[self.at :]))
+        by_bound = np.concatenate([np.arange(self.at), waiting])
+        self.order, self.bound_s = order[by_bound], bounds[by_bound]
+        self.objective_s = np.append(self.objective_s, objectives)[by_bound]
+        self.behind = np.concatenate([[0], np.cumsum(self.kinds.sizes[self.order])])
+
+    def _settle(self) -> None:
+        """Take families apart until the next AT_ONCE rows are those of least bound, or nearly so.
+
+        Once _MANY kinds are taken apart for that, it is enough that the first of them are.
+        """
+        taken = 0
+        while len(self.families):
+            last = self._end() - 1
+            enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= AT_ONCE
+            sure = self.bound_s[last if taken < _MANY else self.at] if enough else -np.inf
+            if enough and sure < self.families_s[0]:
+                return
+            number = int(np.searchsorted(self.families_s, sure, side="right"))
+            most = int(np.searchsorted(self.families.begin, _MANY, side="right")) - 1
+            few = int(np.searchsorted(self.families.begin, _APART))
+            number = max(min(max(number, few), most, len(self.families)), 1)
+            taken += int(self.families.begin[number])
+            self._take_apart(np.arange(number))
+
+    def _end(self) -> int:
+        """Where the kinds of the next AT_ONCE rows, or a few more, end."""
+        enough = int(np.searchsorted(self.behind, self.behind[self.at] + AT_ONCE))
+        return min(max(enough, self.at + 1), len(self.order))
+
+    @property
+    def least_s(self) -> float:
+        """No row that is not open steps faster."""
+        waiting = float(self.bound_s[self.at]) if self.at < len(self.order) else np.inf
+        return min(waiting, float(self.families_s[0]) if len(self.families) else np.inf)
+
+    @property
+    def least_objective_s(self) -> float:
+        """No row's closed form is less, open or not."""
+        return float(
+            min(self.objective_s.min(initial=np.inf), self.families_objective_s.min(initial=np.inf))
+        )
+
+    def rows_within(self, limit_s: float) -> int:
+        """How many rows that are not open may have no larger bound."""
+        end = int(np.searchsorted(self.bound_s, limit_s, side="right"))
+        far = int(np.searchsorted(self.families_s, limit_s, side="right"))
+        waiting = int(self.behind[max(end, self.at)] - self.behind[self.at])
+        return waiting + int(self.families_rows[:far].sum())
+
+    def open(self) -> IntArray:
+        """The rows of the next kinds, AT_ONCE of them or a few more."""
+        self._settle()
+        begin, self.at = self.at, self._end()
+        return self.kinds.rows(self.order[begin : self.at])
+
+    def open_objectives(self, limit_s: float) -> IntArray:
+        """The rows that are not open and whose closed form may be less; they stay where they are."""
+        if len(near := np.flatnonzero(self.families_objective_s < limit_s)):
+            self._take_apart(near)
+        left = slice(self.at, None)
+        return self.kinds.rows(self.order[left][self.objective_s[left] < limit_s])
+
+
+# --------------------------------------------------------------------------------------------------
+# From the objective that rows were weighed by back to seconds of a step.
+
+
+def steps_s(rows: Priced | Rows, index: list[int], values: FloatArray) -> FloatArray:
+    """Step seconds of rows from values of the objective."""
+    if isinstance(rows, Rows) or rows.weighing is None:
+        return values
+    at = rows.weight_of(np.array(index, dtype=np.int64))
+    return np.asarray((values - rows.weighing.offset[at]) / rows.weighing.scale[at])
+
+
+def least_step_s(rows: Priced | Rows, row: int, bound: float | None) -> float | None:
+    """From a bound of the objective: no row of as many GPUs and sequences as ``row`` steps faster."""
+    if bound is None or isinstance(rows, Rows) or rows.weighing is None:
+        return bound
+    columns = rows.columns if isinstance(rows.columns, Columns) else rows.columns.outer
+    at = int(rows.weight_of(row))
+    batch, gpus = columns.global_batch_size, columns.num_gpus
+    alike = (gpus == gpus[at]) & (batch == batch[at])
+    weighing = rows.weighing
+    least = float(((bound - weighing.offset[alike]) / weighing.scale[alike]).min())
+    return least if least > 0.0 else None

@@ -1,0 +1,330 @@
+"""The gap: how fast any split of any row could simulate, beyond what the closed bounds see.
+
+``reach.least_bound_s`` bounds all splits at once. Where it leaves rows more than a hundredth below the
+first plan, they are held against that time rank by rank (``patterns``), as long as the effort lasts. Rows
+whose splits are few and known are simulated under all of them, the row with the least bound first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.solver.clock import Watch, look
+from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
+from meshwright.solver.search.branch import (
+    Effort,
+    Held,
+    are_tried,
+    is_branchable,
+    least_simulation_s,
+    makes_its_order,
+    passes_of,
+)
+from meshwright.solver.search.candidates import simulated_s
+from meshwright.solver.search.fill import can_beat, least_bound_s
+from meshwright.solver.search.fill_kinds import may_reach_objective
+from meshwright.solver.search.frontier import Frontier, Solved
+from meshwright.solver.search.placement.bounds import Floors, counts_of, least_stage_s
+from meshwright.solver.search.placement.frontier import PlacedFrontier, Waiting
+from meshwright.solver.search.placement.program import Field, Program
+from meshwright.solver.search.placement.replicas import GroupShares, best_split
+from meshwright.solver.search.placement.rows import sets_of
+from meshwright.solver.search.priced_space import CHUNK
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
+
+# --------------------------------------------------------------------------------------------------
+# Lower bounds on the closed form of rows of a mixed cluster, before any placement is looked at.
+#
+# With x the time of the slowest stage it is ``straggler (sum_s t_s + (m - 1) x + tail) + fixed``, the
+# tail at its least. No x is below tau (``bounds.least_stage_s``). In a given x the sum is least with as
+# many stages on the fastest berths as there is room for, each filled up to x, layers divisible: any other
+# has fewer stages and layers on the fastest one, two, … berths together, so that its layers cost no less.
+# That sum falls with x, so between two values of x the larger one's sum and the smaller one itself bound
+# it.
+
+
+_STEP, _STEPS = 1.0025, 64  # values of x from tau on, to 1.17 tau; the last one counts for all above
+_UNLIMITED = 1e6
+
+
+def placed_objective_bound_s(
+    floors: Floors, groups: IntArray | None, columns: Columns, layers: int
+) -> FloatArray:
+    """Lower bound of every row over all placements, (n,), as ``step_bound_s``."""
+    p, m = columns.pipeline_parallel_size, columns.num_microbatches
+    slowest_s = least_stage_s(floors, groups, p, layers)
+    known = np.where(np.isfinite(slowest_s), slowest_s, 0.0)
+    each, count, forced = _stages(floors, groups, p)
+    beside = floors.least(floors.beside_s)
+    least = np.full(len(p), np.inf)
+    for step in range(_STEPS):
+        below = known * _STEP**step
+        above = below * (_STEP if step < _STEPS - 1 else _UNLIMITED)
+        room = count * np.maximum(above - beside, 0.0) / each
+        least = np.minimum(least, (m - 1.0) * below + _filled_s(each, room, forced, layers))
+    ends = least + (p - 1) * beside + floors.least(floors.ends_s) + floors.least(floors.any_tail_s)
+    with np.errstate(invalid="ignore"):
+        found = floors.least(floors.straggler) * ends + floors.least(floors.fixed_s)
+    return np.asarray(np.where(np.isfinite(slowest_s), found * SAFETY**2, np.inf))
+
+
+def _stages(
+    floors: Floors, groups: IntArray | None, p: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of a layer, most stages and least layers by group, fastest first, (G, n).
+
+    Without ``groups`` every berth that has room has a stage with a layer.
+    """
+    if groups is not None:
+        each, count = counts_of(floors, groups, p)
+        return np.where(np.isfinite(each), each, 1.0), count, np.zeros_like(count)
+    present = floors.room > 0
+    each = np.where(present, floors.layer_s, np.inf)
+    order = np.argsort(each, axis=0, kind="stable")
+    each = np.take_along_axis(each, order, axis=0)
+    forced = np.take_along_axis(present, order, axis=0).astype(np.float64)
+    room = np.take_along_axis(np.maximum(floors.room - 1, 0), order, axis=0)
+    upto = np.minimum(np.cumsum(room, axis=0), p - present.sum(axis=0))
+    count = np.diff(upto, axis=0, prepend=0) + forced
+    return np.where(np.isfinite(each), each, 1.0), count, forced
+
+
+def _filled_s(each: FloatArray, room: FloatArray, forced: FloatArray, layers: int) -> FloatArray:
+    """Seconds of all layers, the fastest berths filled first; +inf where they have no room, (n,)."""
+    free = np.cumsum(np.maximum(room - forced, 0.0), axis=0)
+    taken = np.diff(np.minimum(free, layers - forced.sum(axis=0)), axis=0, prepend=0.0)
+    placed = (taken + forced).sum(axis=0) * (1.0 + 1e-9) >= layers
+    return np.asarray(np.where(placed, ((taken + forced) * each).sum(axis=0), np.inf))
+
+
+# --------------------------------------------------------------------------------------------------
+# How far the least closed form that is known may be from the least there is.
+#
+# Fields are opened best first under a bound on their closed form and the most promising ones are solved;
+# what is left bounds the rest (``objective_bounds``). That of a class of replicas stands in ``shares``.
+
+
+_SOLVED = 128  # fields at most
+_EXACT = 1.0 - 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """The least closed form known, and a bound that no configuration's is below; seconds."""
+
+    known_s: float
+    bound_s: float
+
+
+def least_objective(
+    frontier: PlacedFrontier, shares: Sequence[GroupShares], known_s: float, stopped: Callable[[], bool]
+) -> Least:
+    """Look for less than ``known_s`` among all placements, as far as the effort goes."""
+    known_s = min([known_s, *frontier.objectives.values()])
+    waiting, solved = _waiting(frontier, known_s), 0
+    while waiting and waiting[0][0] < known_s * _EXACT and solved < _SOLVED and not stopped():
+        _, row, berths = heapq.heappop(waiting)
+        solved += 1
+        best = Program(Field(outer=frontier.outer, row=row, berths=berths)).solve()
+        if best is not None:
+            known_s = min(known_s, best.objective_s)
+    least = min([known_s, *(bound for bound, _, _ in waiting[:1]), *_of_classes(frontier, shares)])
+    return Least(known_s=known_s, bound_s=known_s if least >= known_s * _EXACT else least)
+
+
+def _waiting(frontier: PlacedFrontier, known_s: float) -> list[Waiting]:
+    """Fields that were not solved and whose closed form may be less, by bound: a heap."""
+    outer = frontier.outer
+    bounds = placed_objective_bound_s(
+        frontier.floors, outer.group_of, outer.columns, outer.layout.num_layers
+    )
+    rows = np.flatnonzero(bounds < known_s)
+    found = [one for one in frontier.fields_of(rows, placed_objective_bound_s, known_s)
+             if one[1:] not in frontier.objectives]  # fmt: skip
+    heapq.heapify(found)
+    return found
+
+
+def _of_classes(frontier: PlacedFrontier, shares: Sequence[GroupShares]) -> list[float]:
+    """What no split of the batch over two or more groups is below."""
+    found = []
+    for groups in sets_of(len(shares)):
+        floors = [shares[at].objective_s for at in groups]
+        split = best_split(floors, len(floors[0]) - 1)
+        if split is not None:
+            found.append(split[0] + frontier.outer.fleet.exchange_s(groups))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Which row takes no longer than another one, whatever the split.
+
+
+def dominates(rows: Rows, one: int, other: int) -> bool:
+    """Whether no split takes less time on row ``other`` than it takes on row ``one``."""
+    columns, prices = rows.columns, rows.prices
+    same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
+    alike = all(getattr(columns, name)[one] == getattr(columns, name)[other] for name in same)
+    layers = columns.recompute_layers
+    if not alike or makes_its_order(rows.take([one])) or layers[one] not in (0, layers[other]):
+        return False
+    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", "transfer_s", "rank_tail_s",
+             "straggler", "fixed_s")  # fmt: skip
+    shorter = all(
+        bool((getattr(prices, name)[one] <= getattr(prices, name)[other]).all()) for name in names
+    )
+    inputs = prices.backward_s - prices.weight_gradient_s
+    shorter = shorter and bool((inputs[one] <= inputs[other]).all())
+    return shorter and bool(layers[one] == 0 or (prices.replay_s[one] <= prices.replay_s[other]).all())
+
+
+_SHARE = 0.01  # of the first plan's step: a gap that small is left as it is
+_EFFORT = 2**27  # passes simulated; about half a second
+_MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
+
+
+def least_step_bound_s(
+    rows: Rows, low_s: float, best_s: float, tick: Callable[[], object] = lambda: None
+) -> float:
+    """No split of any row simulates faster; at most ``best_s``, at least ``low_s``, which is a valid bound.
+
+    ``tick`` is called now and then.
+    """
+    bound, effort = least_bound_s(rows, low_s, best_s, tick), Effort(_EFFORT, tick)
+    target = best_s * (1.0 - _SHARE)
+    if bound < target and rows.is_uniform:
+        bound = max(bound, _beaten_s(rows, bound, target, effort))
+    return bound
+
+
+def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> float:
+    """The same up to ``target_s``."""
+    left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), target_s))))
+    left = left.take(np.argsort(whole_layers_s(left), kind="stable"))  # quick rows dominate others
+    tried = are_tried(left)
+    hopeless = left.take(np.flatnonzero(~tried))
+    if len(hopeless):  # they hold the bound down, so nothing more has to be shown of the others
+        target_s = least_bound_s(hopeless, low_s, target_s, effort.tick)
+    least, done = target_s, list[int]()
+    for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
+        effort.tick()
+        if any(dominates(left, known, row) for known in done):
+            continue
+        one = left.take([row])
+        if is_branchable(one, least):
+            held = least_simulation_s(one, least, effort)
+        else:
+            held = Held(least_bound_s(one, low_s, least, effort.tick), for_all=False)
+        least = min(least, held.step_s)
+        if held.for_all:
+            done.append(row)
+    return least
+
+
+def least_of_candidates_s(
+    rows: Rows, solved: list[Solved], best_s: float, tick: Callable[[], object] = lambda: None
+) -> float:
+    """No candidate of rows that have no other splits simulates faster; at most ``best_s``.
+
+    The row with the least bound is simulated under each of its candidates until that bound is one of a
+    simulation, a step has too many passes, or the effort is spent.
+    """
+    effort, simulated = Effort(_EFFORT, tick), set[int]()
+    waiting = [(one.bound_s, at) for at, one in enumerate(solved)]
+    heapq.heapify(waiting)
+    while waiting and waiting[0][0] < best_s:
+        bound, at = waiting[0]
+        row, splits = rows.take([at]), list(solved[at].candidates)
+        tried = passes_of(row) <= _MOST_PASSES and not makes_its_order(row) and at not in simulated
+        if not tried or not effort.takes(len(splits) * passes_of(row)):
+            return bound
+        tick()
+        simulated.add(at)
+        heapq.heapreplace(waiting, (max(bound, float(simulated_s(row, splits).min()) * SAFETY), at))
+    return best_s
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows whose closed form may be less than the first plan's: the least of all is found, and proved.
+
+
+_TOGETHER = 4096  # rows asked at once whether their closed form may be less
+_RIVALS = 64  # rows held against the least closed form between two looks at the clock
+
+
+class Rival(NamedTuple):
+    """A row and its least closed form."""
+
+    row: int
+    objective_s: float
+
+
+def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Rival], float]:
+    """Rows whose bound on the closed form is below the least known one, solved, best first.
+
+    And the least bound of those that are not solved when the time is over: +inf where none is left, -inf
+    where nothing is known.
+    """
+    least, rivals, left_s = limit_s, list[Rival](), frontier.least_objective_s
+    mixed = not (frontier.rows.is_uniform or frontier.rows.only_split)
+    with watch.cut():
+        bounds = _objective_bounds_s(frontier, limit_s, watch)
+        order = bounds.below(limit_s)
+        order = order[np.argsort(bounds[order], kind="stable")]
+        left_s = float(bounds[order].min(initial=np.inf))
+        while len(order):
+            look()
+            watch.tick()
+            batch, rest = order[:_RIVALS], order[_RIVALS:]
+            batch = batch[bounds[batch] < least]
+            if mixed:
+                batch = _that_may_reach(frontier, batch, least, watch)
+            found = _closed_forms(frontier, batch.tolist())
+            lower = min([least, *(rival.objective_s for rival in found)])
+            if mixed and (lower < least or not rivals):
+                rest = _that_may_reach(frontier, rest[bounds[rest] < lower], lower, watch)
+            least, rivals, order = lower, rivals + found, rest
+            left_s = float(bounds[order].min(initial=np.inf))
+    return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), left_s
+
+
+def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
+    """The least closed form of each row that has a split that fits."""
+    fresh = [row for row in indices if row not in frontier.solved]
+    splits = best_splits(frontier.rows.take(fresh)) if fresh else []
+    fitting = [(row, split) for row, split in zip(fresh, splits, strict=True) if split is not None]
+    found = [Rival(row, frontier.solved[row].objective_s) for row in indices if row in frontier.solved]
+    if fitting:
+        rows = frontier.rows.take([row for row, _ in fitting])
+        least = objective_s(rows.prices, rows.columns, rows.stages([split for _, split in fitting]))
+        found += [Rival(row, float(value)) for (row, _), value in zip(fitting, least, strict=True)]
+    return found
+
+
+def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, watch: Watch) -> IntArray:
+    """Those of the rows with layers of several kinds whose closed form may be so little, in their order."""
+    kept = [order[:0]]
+    for start in range(0, len(order), _TOGETHER):
+        watch.tick()
+        some = order[start : start + _TOGETHER]
+        kept.append(some[may_reach_objective(frontier.rows.take(some), objective_s)])
+    return np.concatenate(kept)
+
+
+def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> Bounds:
+    """Lower bound on every row's closed form; +inf where it is no less, or no split fits."""
+    bounds = Bounds(len(frontier.rows))
+    open_rows = frontier.rivals_below(least_s)
+    for start in range(0, len(open_rows), CHUNK):
+        watch.tick()
+        index = open_rows[start : start + CHUNK]
+        bounds[index] = objective_bound_s(frontier.rows.take(index))
+    return bounds

@@ -1,0 +1,474 @@
+"""The inner problem, exactly: which layers go to which rank, under the memory of every rank.
+
+Minimises the closed-form objective ``sum_s phi t_s + max_s ((m - phi) t_s + tail_s)`` of a row:
+
+(1) layers of one kind: t_s depends on a rank's number of layers alone and the sum is the same for
+    every split, so the largest (m - phi) t_s + tail_s is minimised by adding one layer at a time to
+    the rank where it costs least (``best_counts``; marginal costs never fall, so greedy is exact).
+(2) layers of several kinds, one chunk a rank: dynamic program over boundaries with the tables
+    h(i, j) = phi t(i, j) and g(i, j) = (m - phi) t(i, j) + tail(i, j) (``best_boundaries``).
+(3) layers of several kinds, several chunks a rank: the space offers some regular splits, all of them
+    are tried (``chunks.best_offered``).
+
+Of equally good splits the most even one is taken: (1) makes the sorted vector of rank costs
+lexicographically least, ties to earlier ranks; (2) makes the sum of squared stage times least.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise, product
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.search.bounds import split_s
+from meshwright.solver.search.memory_limits import Caps, layer_caps, lightest_chunks
+from meshwright.solver.search.rows import Rows
+from meshwright.solver.splits import even_split
+
+# --------------------------------------------------------------------------------------------------
+# Splits of interleaved rows: which ones the space offers, and the regular ones among them.
+
+
+Split = tuple[int, ...]
+
+
+def windows(
+    num_layers: int, chunks: int, *, first: int, last: int, smallest: int, starts: int
+) -> list[Split]:
+    """Splits into q and q + 1 layers whose larger chunks follow one another.
+
+    Args:
+        num_layers: of the model.
+        chunks: pp * vpp.
+        first: layers that the model's first chunk lacks.
+        last: layers that its last chunk lacks.
+        smallest: least number of layers of a chunk.
+        starts: how many beginnings of the window are tried, evenly spaced.
+    """
+    each, more = divmod(num_layers + first + last, chunks)
+    begins = np.unique(np.linspace(0, chunks - more, starts).astype(np.int64)) if more else np.zeros(1)
+    found = []
+    for begin in begins.astype(np.int64).tolist():
+        sizes = [each + int(begin <= chunk < begin + more) for chunk in range(chunks)]
+        sizes[0] -= first
+        sizes[-1] -= last
+        if min(sizes) >= smallest:
+            found.append(tuple(sizes))
+    return found
+
+
+@lru_cache(maxsize=256)
+def balanced(split: Split, ranks: tuple[int, ...]) -> list[Split]:
+    """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last.
+
+    Args:
+        split: layers of each chunk.
+        ranks: the rank that holds each chunk.
+    """
+    chunks = [[c for c, own in enumerate(ranks) if own == rank] for rank in range(max(ranks) + 1)]
+    found = []
+    for larger_first in (True, False):
+        sizes = [0] * len(split)
+        for own in chunks:
+            each, more = divmod(sum(split[c] for c in own), len(own))
+            for number, chunk in enumerate(own if larger_first else reversed(own)):
+                sizes[chunk] = each + int(number < more)
+        found.append(tuple(sizes))
+    return found
+
+
+def ends_in_a_v(split: Split, smallest: int, places: int) -> list[Split]:
+    """``split`` with the layers of a V's first rank moved between its chunks, the model's first and last.
+
+    Args:
+        split: layers of each chunk.
+        smallest: least number of layers of a chunk.
+        places: how many sizes of the first chunk are tried, evenly spaced up to half of the rank's layers.
+    """
+    own = split[0] + split[-1]
+    first = np.unique(np.linspace(smallest, max(own // 2, smallest), places).astype(np.int64)).tolist()
+    return [(size, *split[1:-1], own - size) for size in first]
+
+
+@lru_cache(maxsize=256)
+def tapers(num_layers: int, pp: int, *, smallest: int, places: int) -> list[Split]:
+    """Splits of a pipeline without chunks whose first and last ranks hold fewer layers than those between.
+
+    A pipeline that is not much shorter than its step has few micro-batches in flight at its ends: they
+    wait for what is between, whatever they hold. So the ends hold one layer less than an even share, or as
+    many as its whole layers, and what that leaves over is spread between them, larger ranks first, last, or
+    evenly strewn.
+
+    Args:
+        num_layers: of the model.
+        pp: ranks.
+        smallest: least number of layers of a rank.
+        places: how many lengths of either end are tried, evenly spaced up to half the ranks.
+    """
+    share = num_layers // pp
+    ends = np.unique(np.linspace(0, pp // 2, places).astype(np.int64)).tolist()
+    found: dict[Split, None] = {}
+    for few, first, last in product((share - 1, share), ends, ends):
+        between = pp - first - last
+        rest = num_layers - few * (first + last)
+        if few < smallest or between < 1 or rest < between * max(few, smallest):
+            continue
+        for middle in _laid_out(rest, between):
+            found[(few,) * first + middle + (few,) * last] = None
+    return list(found)
+
+
+def _laid_out(layers: int, ranks: int) -> list[Split]:
+    """Layers on neighbouring ranks as evenly as can be: larger ranks first, last, and evenly strewn."""
+    each, more = divmod(layers, ranks)
+    strewn = ((rank + 1) * more // ranks - rank * more // ranks for rank in range(ranks))
+    orders = ([1] * more + [0] * (ranks - more), [0] * (ranks - more) + [1] * more, strewn)
+    return [tuple(each + extra for extra in order) for order in orders]
+
+
+# --------------------------------------------------------------------------------------------------
+# Interleaved rows with layers of several kinds: the splits that the space offers for them.
+#
+# Which chunk a layer sits in couples the ranks' times through the order of the layers, so that over all
+# splits no dynamic program of a useful size is exact. The space offers the regular ones: windows of
+# larger chunks (``windows``) at a few places, the model's first and last chunk with fewer layers or not.
+# They are all tried, so that the best of them is exact; on rows of DeepSeek-V3 no other split that keeps
+# a rank's chunks alike had a smaller closed form.
+
+
+_STARTS = 8
+_TOGETHER = 16  # rows whose splits are priced at once
+_MOST_CUT = 4  # layers that the model's last chunk may lack, for head, loss and prediction layers
+
+
+@lru_cache(maxsize=512)
+def offered(num_layers: int, chunks: int, smallest: int) -> IntArray:
+    """Every split on offer into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks)."""
+    found = [
+        split for first, last in product((0, 1), range(_MOST_CUT + 1))
+        for split in windows(num_layers, chunks, first=first, last=last, smallest=smallest, starts=_STARTS)
+    ]  # fmt: skip
+    return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
+
+
+def best_offered(rows: Rows) -> list[Split | None]:
+    """The split on offer that minimises the closed form of each row; None where none fits."""
+    found: list[Split | None] = [None] * len(rows)
+    shapes = np.stack([rows.p * rows.v, rows.smallest_chunk], axis=1)
+    for chunks, smallest in np.unique(shapes, axis=0).tolist():
+        index = np.flatnonzero((shapes == (chunks, smallest)).all(axis=1))
+        splits = [tuple(split) for split in offered(rows.layout.num_layers, chunks, smallest).tolist()]
+        for start in range(0, len(index) if splits else 0, _TOGETHER):
+            look()
+            some = index[start : start + _TOGETHER]
+            many = rows.take(np.repeat(some, len(splits)))
+            stages = many.stages(splits * len(some))
+            fits = stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes
+            cost = np.where(fits, objective_s(many.prices, many.columns, stages), np.inf)
+            for row, costs in zip(some.tolist(), cost.reshape(len(some), -1), strict=True):
+                found[row] = splits[int(costs.argmin())] if np.isfinite(costs.min()) else None
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# A split that the request or the launcher prescribes: the bound, the split and the peak of every row.
+#
+# Whatever the sizes of the chunks, ``bounds.split_s`` bounds the simulation of one given split; the other
+# tiers reason about the splits that the search would offer and are left out.
+
+
+def only_splits(rows: Rows) -> list[Split | None]:
+    """The prescribed split of every row; None where it has none, or where it does not fit in memory."""
+    splits, layers = rows.only_split.splits(rows.columns), rows.layout.num_layers
+    able = [
+        split if split is not None and sum(split) == layers and smallest <= min(split) else None
+        for split, smallest in zip(splits, rows.smallest_chunk.tolist(), strict=True)
+    ]
+    index, given = _with_a_split(able)
+    if len(index):
+        peak_bytes = rows.take(index).stages(given).peak_memory_bytes.max(axis=1)
+        for row in index[peak_bytes > rows.budget_bytes].tolist():
+            able[row] = None
+    return able
+
+
+def only_fits(rows: Rows) -> BoolArray:
+    """Rows whose prescribed split fits in memory, shape (n,)."""
+    return np.array([split is not None for split in only_splits(rows)], dtype=np.bool_)
+
+
+def only_bound_s(rows: Rows) -> FloatArray:
+    """The bound of every row under its prescribed split; +inf where that does not fit, shape (n,)."""
+    bound = np.full(len(rows), np.inf)
+    index, given = _with_a_split(only_splits(rows))
+    if len(index):
+        found = rows.take(index)
+        bound[index] = split_s(found, found.stages(given))
+    return bound
+
+
+def _with_a_split(splits: list[Split | None]) -> tuple[IntArray, list[Split]]:
+    """The rows that have a split, and their splits."""
+    index = [row for row, split in enumerate(splits) if split is not None]
+    return np.array(index, dtype=np.int64), [split for split in splits if split is not None]
+
+
+_NS = 1e9  # tables of the dynamic program are whole nanoseconds, so that ties are ties
+_NEVER = np.int64(2**60)
+Path = tuple[int, ...]  # boundaries from the first to the last
+
+
+def best_splits(rows: Rows) -> list[Split | None]:
+    """The split of each row that minimises the closed-form objective; None where none fits."""
+    if rows.only_split:
+        return only_splits(rows)
+    if rows.is_uniform:
+        caps = layer_caps(rows)
+        fits = caps.feasible(rows.layout.num_layers)
+        return [_best_of_uniform(rows, caps, row) if fits[row] else None for row in range(len(rows))]
+    several = np.flatnonzero((rows.v > 1) & rows.uneven_stages)
+    offered = dict(zip(several.tolist(), best_offered(rows.take(several)), strict=True))
+    return [
+        offered[row] if row in offered else _best_with_tables(rows.take([row])) for row in range(len(rows))
+    ]
+
+
+def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
+    """The best split of a row with layers of one kind that has one."""
+    look()
+    if rows.per_stage[row]:
+        return _best_with_tables(rows.take([row]))
+    return best_counts(rows, caps, row)
+
+
+def _best_with_tables(row: Rows) -> Split | None:
+    """The best split of one row with layers of several kinds or counts by stage; or its even split."""
+    look()
+    if row.uneven_stages:
+        return best_boundaries(row)
+    split = even_chunks(row, int(row.p[0] * row.v[0]))
+    if split is None or min(split) < row.smallest_chunk[0]:
+        return None
+    return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
+
+
+def rank_offsets_s(rows: Rows, row: int) -> FloatArray:
+    """(m - phi) t + tail of each rank without its layers, shape (p,)."""
+    p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
+    offset = np.full(p, share * rows.v[row] * rows.chunk_s[row] + rows.prices.rank_tail_s[row])
+    offset[0] += share * rows.embedding_s[row] + rows.prices.tail_s[row, -2]
+    offset[rows.head_rank[row]] += share * rows.head_s[row] + rows.prices.tail_s[row, -1]
+    return offset
+
+
+def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
+    """Case (1) for a row that has a split that fits."""
+    p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
+    least, most = caps.least[row, :p], caps.most[row, :p]
+    each = share * rows.layer_s[row, 0] + rows.prices.tail_s[row, 0]
+    levels = np.arange(1, int(most.max()) + 1)[:, None]
+    cost = levels * each + rank_offsets_s(rows, row)[None, :]
+    cost = np.where((levels > least) & (levels <= most), cost, np.inf)
+    missing = rows.layout.num_layers - int(least.sum())
+    chosen = np.argsort(cost, axis=None, kind="stable")[:missing]
+    counts = least + np.bincount(chosen % p, minlength=p)
+    if not rows.uneven_stages:
+        return tuple((counts // rows.v[row]).tolist() * int(rows.v[row]))
+    smallest, shaped = int(rows.smallest_chunk[row]), bool(rows.in_a_v[row])
+    return lightest_chunks(counts, int(rows.v[row]), smallest, in_a_v=shaped)
+
+
+def even_chunks(rows: Rows, chunks: int) -> Split | None:
+    """The split of ``chunks`` chunks as even as it can be; None where the launcher does not run it."""
+    each, more = divmod(rows.layout.num_layers, chunks)
+    if each == 0 or (more and not rows.uneven_stages):
+        return None
+    return even_split(rows.layout.num_layers, chunks)
+
+
+class StageTables:
+    """Time, tail and memory of layers i … j-1 on each rank of one row, arrays (p, L + 1, L + 1).
+
+    Entries where a stage would be too small, too early or too large for its memory are not ``fits``.
+    """
+
+    def __init__(self, row: Rows) -> None:
+        self.p, self.num_layers = int(row.p[0]), row.layout.num_layers
+        self.row, self.prices = row, row.prices
+        edge = np.arange(self.num_layers + 1)
+        self.size = edge[None, :] - edge[:, None]
+        stage = np.arange(self.p)[:, None, None]
+        self.is_first, self.is_last = stage == 0, stage == self.p - 1
+        self.forward_s = self._spread(row.prices.forward_s) + row.prices.transfer_s[0]
+        beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0]
+        self.tail_s = self._spread(row.prices.tail_s) + row.prices.rank_tail_s[0]
+        self.fits = self._legal() & (self._memory() <= row.budget_bytes)
+        own = self._replayed_ends() if row.per_stage[0] else None
+        self.replays = np.asarray(own > edge[:, None]) if own is not None else None
+        self.time_s = self.forward_s + beside + self._between(row.prices.replay_s, replayed=True, own=own)
+
+    def _between(
+        self, price: FloatArray, *, replayed: bool = False, own: IntArray | None = None
+    ) -> FloatArray:
+        """Sum of a part price over layers i … j-1, or over the recomputed ones, (L + 1, L + 1).
+
+        ``own``: the ends of the recomputed layers by stage, (p, L + 1, L + 1).
+        """
+        sums = self.row.layout.cumulative @ price[0, :-2]
+        start = np.arange(self.num_layers + 1)[:, None]
+        end = np.broadcast_to(np.arange(self.num_layers + 1)[None, :], self.size.shape)
+        if own is not None:
+            end = own
+        elif replayed:
+            end = np.minimum(start + int(self.row.columns.recompute_layers[0]), end)
+        return np.asarray(np.where(self.size > 0, sums[end] - sums[start], 0.0))
+
+    def _spread(self, price: FloatArray) -> FloatArray:
+        """The same with embedding and head, (p, L + 1, L + 1)."""
+        ends = np.where(self.is_first, price[0, -2], 0.0) + np.where(self.is_last, price[0, -1], 0.0)
+        return np.asarray(self._between(price)[None] + ends)
+
+    def _legal(self) -> BoolArray:
+        """Stages in order, each large enough, the first and last at the ends."""
+        edge = np.arange(self.num_layers + 1)
+        starts = np.where(self.is_first, edge[:, None] == 0, edge[:, None] > 0)
+        ends = np.where(self.is_last, edge[None, :] == self.num_layers, edge[None, :] < self.num_layers)
+        return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends)
+
+    def _replayed_ends(self) -> IntArray:
+        """Ends of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed_layers`` counts it."""
+        prices, cumulative = self.prices, self.row.layout.cumulative.T.astype(np.float64)
+        held = self.row.held[0, : self.p].astype(np.float64)[:, None, None]
+        spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2] @ cumulative
+        whole = self._memory(lightest=False)
+        needed = (whole - self.row.budget_bytes + 1.0) / (prices.reserve[0] * held)
+        start, last = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
+        end = np.searchsorted(spared, spared[start] + needed)
+        return np.asarray(np.clip(end, start, np.maximum(last, start)))
+
+    def first_replay_s(self) -> FloatArray:
+        """Seconds that a stage's first layer replays, (L + 1, 1)."""
+        sums = self.row.layout.cumulative @ self.prices.replay_s[0, :-2]
+        return np.append(np.diff(sums), 0.0)[:, None]
+
+    def _memory(self, *, lightest: bool = True) -> FloatArray:
+        """Peak memory in bytes, as ``assemble`` adds it up; or without recomputation."""
+        prices, row = self.prices, self.row
+        held = row.held[0, : self.p].astype(np.float64)[:, None, None]
+        spared = prices.activation_bytes - prices.checkpoint_bytes
+        kept = self._spread(prices.activation_bytes)
+        if lightest:
+            kept = kept - self._between(spared, replayed=True)
+        head = np.where(self.is_last, prices.head_workspace_bytes[0], 0.0)
+        workspace = np.maximum(head, prices.replay_workspace_bytes[0])
+        used = self._spread(row.state_bytes) + held * kept + workspace + prices.buffer_bytes[0]
+        return np.asarray(used * prices.reserve[0] + prices.context_bytes[0])
+
+
+def min_max(tables: IntArray) -> IntArray:
+    """Least largest stage cost of a path 0 -> L over ``tables`` (p, L + 1, L + 1), by last boundary."""
+    reached = tables[0, 0]
+    for stage in tables[1:]:
+        look()
+        reached = np.maximum(reached[:, None], stage).min(axis=0)
+    return np.asarray(reached)
+
+
+def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Path] | None:
+    """The path of least ``first`` sum, among those the least ``second`` sum; None if there is none."""
+    size = first.shape[1]
+    best, tie = first[0, 0], second[0, 0]
+    back = [np.zeros(size, dtype=np.int64)]
+    columns = np.arange(size)
+    for h, square in zip(first[1:], second[1:], strict=True):
+        look()
+        sums = best[:, None] + h
+        ties = np.where(sums == sums.min(axis=0), tie[:, None] + square, np.inf)
+        chosen = ties.argmin(axis=0)
+        back.append(chosen)
+        best, tie = np.minimum(sums[chosen, columns], _NEVER), ties[chosen, columns]
+    if best[-1] >= _NEVER:
+        return None
+    path = [size - 1]
+    for chosen in reversed(back):
+        path.append(int(chosen[path[-1]]))
+    return int(best[-1]), tuple(path[::-1])
+
+
+def best_boundaries(row: Rows) -> Split | None:
+    """Case (2); a row with counts by stage recomputes a layer at least (``_with_a_replay``)."""
+    tables = StageTables(row)
+    path = _least_path(*_costs(tables, tables.time_s))
+    if path is None:
+        return None
+    if tables.replays is not None and not any(tables.replays[s, i, j] for s, i, j in _steps(path)):
+        path = _with_a_replay(tables, tables.replays)
+    return None if path is None else tuple(np.diff(np.array(path) % (tables.num_layers + 1)).tolist())
+
+
+def _costs(tables: StageTables, time_s: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """g, h and the squares of stage times, which are the last tie."""
+    share, phi = tables.row.m[0] - tables.row.phi[0], tables.row.phi[0]
+
+    def whole(values: FloatArray) -> IntArray:
+        return np.where(tables.fits, np.rint(values * _NS), _NEVER).astype(np.int64)
+
+    return (
+        whole(share * time_s + tables.tail_s),
+        whole(phi * time_s),
+        np.where(tables.fits, time_s**2, np.inf),
+    )
+
+
+def _with_a_replay(tables: StageTables, replays: BoolArray) -> Path | None:
+    """The best path on which some stage recomputes a layer, over boundaries that know whether one did.
+
+    Boundary L + 1 + j is j behind such a stage; a stage that need not replay may do so with one layer.
+    """
+    plain = _costs(tables, tables.time_s)
+    forced = _costs(tables, tables.time_s + np.where(replays, 0.0, tables.first_replay_s()))
+
+    def doubled(at: int, never: float) -> FloatArray:
+        one, other = plain[at], forced[at]
+        return np.block([[np.where(replays, never, one), other], [np.full(one.shape, never), one]])
+
+    never = float(_NEVER)  # whole nanoseconds below it are exact in float64 up to 2^53, 104 days
+    g, h = (doubled(at, never).astype(np.int64) for at in (0, 1))
+    return _least_path(g, h, doubled(2, np.inf))
+
+
+def _least_path(g: IntArray, h: IntArray, square: FloatArray) -> Path | None:
+    """Min-max of g first, then smaller sums of h for a larger maximum while that can still pay."""
+    floor = int(min_max(g)[-1])
+    if floor >= _NEVER:
+        return None
+    cap, least, best, path = floor, _least_sum(h), int(_NEVER), None
+    while cap >= floor:
+        found = _min_sum(np.where(g <= cap, h, _NEVER), square)
+        if found is None:
+            break
+        largest = max(int(g[step]) for step in _steps(found[1]))
+        if found[0] + largest < best:
+            best, path = found[0] + largest, found[1]
+        below = largest - 1 if cap > floor else int(_NEVER)
+        cap = min(below, best - least - 1)
+        if cap <= floor:
+            break
+    return path
+
+
+def _steps(path: Path) -> list[tuple[int, int, int]]:
+    """Stage, begin and end of every stage."""
+    return [(stage, *ends) for stage, ends in enumerate(pairwise(path))]
+
+
+def _least_sum(h: IntArray) -> int:
+    """Least sum of stage costs of any path."""
+    reached = h[0, 0]
+    for stage in h[1:]:
+        reached = np.minimum((reached[:, None] + stage).min(axis=0), _NEVER)
+    return int(reached[-1])

@@ -1,0 +1,546 @@
+"""The outer space: every configuration without its split, as columns, with a mask of broken rules.
+
+Variables and their candidates; what the request pins or bounds is always one, so that a broken rule shows:
+  tensor_parallel_size     1, 2, 4, … and the other divisors of the heads, within an island
+  context_parallel_size    1, 2, 4, … while a rank keeps MIN_TOKENS_PER_CONTEXT_RANK tokens
+  pipeline_parallel_size   divisors of the remaining GPUs, up to the number of layers
+  data_parallel_size       the GPUs that remain: tp * cp * pp * dp = GPUs used
+  expert_parallel_size     divisors of the experts
+  virtual_pipeline_size    1 … layers / pp
+  micro_batch_size         divisors of the batch up to MAX_MICRO_BATCH_SIZE
+  zero_stage               those of the launcher
+  recompute                none, selective, full in every layer, full in the first k of each chunk
+  pipeline_schedule        those of the launcher that run so many chunks, the plain one first
+Other slices of the sequence and larger micro-batches are candidates where that costs little
+(``meshwright.solver.space.enumerate``) and where nothing else is legal or fits (``wide``). What few
+requests turn is added
+by ``widening``. Derived: num_microbatches. Recomputing k layers of every chunk is left out where an even
+split has only k: there it is the row that recomputes every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    PER_STAGE,
+    RECOMPUTE,
+    SCHEDULES,
+    BoolArray,
+    Columns,
+    IntArray,
+)
+from meshwright.solver.cost.objective import is_plain
+from meshwright.solver.problem import Problem, batch_sizes, gpu_counts, usable_gpus, with_batch
+from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, plain_schedule, schedules_of
+from meshwright.solver.space.factored import Crossing, crossed, legal_rows, outer_legal
+from meshwright.solver.space.request_rules import names_of
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rules import common_island, rules_of, violation_masks
+from meshwright.solver.space.widening import widened
+
+# --------------------------------------------------------------------------------------------------
+# The inner factor of the outer space: chunks a rank, recomputation and schedule of each pipeline size.
+
+
+_MAX_NAMED = 64  # values that bounds add to the candidates
+_FULL = RECOMPUTE.index("full")
+
+
+def with_request(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
+    """The candidates, the pinned value, and what the request's bounds name beside them."""
+    pinned, bounds = problem.options.pin.get(variable), problem.options.bounds.get(variable)
+    named = [] if pinned is None else [int(pinned)]
+    if bounds is not None:
+        low = max(bounds[0], 0 if variable == "zero_stage" else 1)
+        named += range(low, min(bounds[1], low + _MAX_NAMED) + 1)
+    return sorted({*candidates, *named})
+
+
+def chunkings_of(problem: Problem, pp: int) -> IntArray:
+    """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
+    layers, options = problem.model.num_layers, problem.options
+    limited = "recompute_layers" in options.named | names_of(options.constraints)
+    # Energy's weights would depend on the split; the stages of a ramp would each have counts of their own.
+    alike = limited or options.objective == "energy_per_token" or bool(options.batch_ramp)
+    per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not alike
+    rows: list[tuple[int, int, int, int]] = []
+    virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]
+    for vpp in with_request(problem, "virtual_pipeline_size", virtual):
+        even = layers // (pp * vpp)
+        last = even if layers % (pp * vpp) else even - 1  # all of an even split: ALL_LAYERS
+        for name in _schedules(problem, pp, vpp):
+            word = SCHEDULES.index(name)
+            rows += [(vpp, recompute, 0, word) for recompute in range(_FULL)]
+            rows.append((vpp, _FULL, ALL_LAYERS, word))
+            if per_stage and vpp == 1 and pp > 1 and name not in SPLIT_BACKWARD:
+                rows.append((vpp, _FULL, PER_STAGE, word))
+            if name not in SPLIT_BACKWARD:  # where whole layers are not recomputed, one row says so
+                rows += [(vpp, _FULL, count, word) for count in range(1, last + 1)]
+    return np.array(rows, dtype=np.int64)
+
+
+def _schedules(problem: Problem, pp: int, vpp: int) -> list[str]:
+    """The plain schedule, and what else the launcher has or the request pins, for so many chunks."""
+    pinned = problem.options.pin.get("pipeline_schedule")
+    able = {*launcher_capabilities(problem.launcher).schedules, pinned}
+    plain, *others = schedules_of(pp, vpp) or (plain_schedule(pp, vpp),)
+    return [plain, *(name for name in others if name in able)]
+
+
+MIN_TOKENS_PER_CONTEXT_RANK = 2048  # shorter slices leave attention too little to hide its ring
+MAX_MICRO_BATCH_SIZE = 32
+_MAX_FALLBACKS = 64
+_MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
+_MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
+_NEARLY = 0.9  # of the largest of them
+LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
+MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
+_MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not
+_PROBED = 64  # rows that show how many others differ from each in what ``widening`` adds
+_SAMPLED = 256  # rows without their chunks in a sample, of all pipelines together
+_LISTED = 32  # chunkings tried with each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Enumerated configurations of a problem."""
+
+    rows: Columns | Crossing  # written down, or, of legal ones alone, as two factors
+    masks: IntArray  # (n,) bit b: breaks rules[b]
+    rules: tuple[Rule, ...]
+    num_gpus: int  # most GPUs that a row uses; fewer than the cluster has where those do not factor
+    warnings: tuple[str, ...]
+    refuted: int = 0  # rows that break a rule and are left out
+    every: bool = False  # of all candidates, not of the usual ones alone
+    whole: bool = True  # not a sample alone
+
+    @property
+    def size(self) -> int:
+        """Configurations covered."""
+        return len(self.rows) + self.refuted
+
+    @property
+    def columns(self) -> Columns:
+        """All rows, written down."""
+        return self.rows if isinstance(self.rows, Columns) else self.rows.take(np.arange(len(self.rows)))
+
+    @property
+    def num_legal(self) -> int:
+        """How many rows break no rule."""
+        return len(self.rows) if isinstance(self.rows, Crossing) else int(self.legal.sum())
+
+    @property
+    def legal(self) -> BoolArray:
+        """Rows that break no rule, shape (n,)."""
+        return np.asarray(self.masks == 0)
+
+
+def _divisors(n: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4, … up to ``limit``."""
+    return [1 << bit for bit in range(max(1, limit).bit_length())]
+
+
+def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
+    """Candidates of tensor_parallel_size and context_parallel_size."""
+    island = common_island(problem)
+    heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
+    slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
+    if wide:
+        slices = _divisors(problem.workload.seq_length)
+    return (
+        with_request(problem, "tensor_parallel_size", heads),
+        with_request(problem, "context_parallel_size", slices),
+    )
+
+
+def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
+    """(tp, cp, pp, dp, ep) rows whose product is the number of GPUs."""
+    model = problem.model
+    tensor, context = _inner_axes(problem, wide=wide)
+    experts = _divisors(model.moe.num_experts) if model.moe else [1]
+    experts = with_request(problem, "expert_parallel_size", experts)
+    rows = [
+        (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
+        for tp in tensor
+        for cp in context
+        if num_gpus % (tp * cp) == 0
+        for pp in _divisors(num_gpus // (tp * cp))
+        if pp <= model.num_layers
+        for ep in experts
+        if ep == 1 or num_gpus // pp % ep == 0
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
+    """(micro_batch_size, zero_stage) rows."""
+    able = launcher_capabilities(problem.launcher)
+    batch = problem.workload.global_batch_size
+    whole = [size for size in _divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
+    sizes = with_request(problem, "micro_batch_size", whole)
+    allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
+    stages = with_request(problem, "zero_stage", allowed)
+    return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
+
+
+def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[Columns, IntArray]]:
+    """The two factors of a cross product for each pipeline size: rows with one chunk, and chunkings."""
+    meshes = _meshes(problem, num_gpus, wide=wide)
+    for pp in np.unique(meshes[:, 2]).tolist():
+        outer = _outer_of(problem, meshes, pp, wide=wide)
+        yield widened(problem, outer, wide=wide), chunkings_of(problem, pp)
+
+
+def _outer_of(problem: Problem, meshes: IntArray, pp: int, *, wide: bool) -> Columns:
+    """Rows with one chunk of a pipeline size, before they are widened."""
+    mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp, wide=wide)
+    i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
+    outer = np.concatenate([mesh[i], step[j]], axis=1)
+    smallest, batch = step[:, 0].min(), problem.workload.global_batch_size
+    return _one_chunk(problem, outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)])
+
+
+def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
+    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero) rows: one chunk a rank, none recomputed."""
+    tp, cp, pp, dp, ep, micro_batch, zero = rows.T.copy()
+    ones = np.ones_like(tp)
+    sequence = launcher_capabilities(problem.launcher).sequence_parallel
+    return Columns(
+        tensor_parallel_size=tp,
+        sequence_parallel=((tp > 1) & sequence).astype(np.int64),
+        pipeline_parallel_size=pp,
+        virtual_pipeline_size=ones,
+        context_parallel_size=cp,
+        expert_parallel_size=ep,
+        expert_tensor_parallel_size=ones,
+        data_parallel_size=dp,
+        zero_stage=zero,
+        zero_shard_size=np.where(zero > 0, dp * cp, 1),
+        micro_batch_size=micro_batch,
+        num_microbatches=np.maximum(problem.workload.global_batch_size // (dp * micro_batch), 1),
+        pipeline_schedule=0 * ones,
+        recompute=0 * ones,
+        recompute_layers=0 * ones,
+    )
+
+
+def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
+    """All rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
+    batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
+    blocks = (block for one in batches for block in _blocks(one, num_gpus, wide=asked.wide))
+    if asked.legal_only:
+        rows, refuted = legal_rows(rules, blocks, asked.tick)
+        masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
+        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
+                     every=asked.wide)  # fmt: skip
+    columns = Columns.concatenate([crossed(*block) for block in blocks])
+    masks = violation_masks(rules, columns)
+    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
+
+
+def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[int]:
+    """The values of a variable that neither its pin nor its bounds exclude."""
+    options = problem.options
+    low, high = options.bounds.get(variable, (0, max(values)))
+    only = options.pin.get(variable)
+    return [value for value in values if low <= value <= high and only in (None, value)]
+
+
+def _fewer_gpus(problem: Problem) -> list[int]:
+    """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
+    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    tensor, context = _inner_axes(problem, wide=True)
+    stages = list(range(1, problem.model.num_layers + 1))
+    data = sorted({size for batch in batch_sizes(problem) for size in _divisors(batch)})
+    products = np.ones(1, dtype=np.int64)
+    for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
+        kept = np.array(_within_limits(problem, f"{axis}_parallel_size", sizes), dtype=np.int64)
+        products = np.unique(np.multiply.outer(products, kept))
+    products = products[products < usable_gpus(problem)][::-1]
+    whole = products % per_node == 0
+    return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How the space is enumerated."""
+
+    stopped: Callable[[], bool] = lambda: False
+    legal_only: bool = False
+    tick: Callable[[], object] = lambda: None
+    wide: bool = False
+
+
+def enumerate_space(
+    problem: Problem,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    legal_only: bool = False,
+    tick: Callable[[], object] = lambda: None,
+    wide: bool = False,
+) -> Space:
+    """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
+
+    Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
+    ``stopped`` is asked between two numbers of GPUs; what was found until then is returned. ``legal_only``
+    counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile. ``wide`` adds
+    candidates that are otherwise added where no row is legal without them.
+
+    Raises:
+        UnknownNameError: the launcher's limits are not known.
+    """
+    rules, counts = rules_of(problem), gpu_counts(problem)
+    asked = _Asked(stopped, legal_only, tick, wide)
+    whole = _of_counts(problem, counts, rules, asked)
+    if whole.num_legal or len(counts) > 1 or problem.options.num_nodes:
+        return whole
+    found: list[Space] = []
+    for num_gpus in _fewer_gpus(problem):
+        enough = len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus)
+        if enough or stopped():
+            break
+        fewer = _of_counts(problem, (num_gpus,), rules, asked)
+        if fewer.num_legal:
+            found.append(fewer)
+    return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
+
+
+def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
+    """About how many rows without their chunks there are, legal or not, from a few of them.
+
+    Every batch and number of GPUs is taken to have as many as the largest.
+    """
+    batch = with_batch(problem, batch_sizes(problem)[0])
+    meshes = _meshes(batch, gpu_counts(problem)[0], wide=wide)
+    sizes, counts = np.unique(meshes[:, 2], return_counts=True)
+    if not len(sizes):
+        return 0.0
+    number = sum(
+        int(count) * len(_steps(batch, pp, wide=wide))
+        for pp, count in zip(sizes.tolist(), counts.tolist(), strict=True)
+    )
+    few = _thinned(_outer_of(batch, meshes, int(sizes[counts.argmax()]), wide=wide), _PROBED)
+    each = len(widened(batch, few, wide=wide)) / max(len(few), 1)
+    return float(number * each * len(batch_sizes(problem)) * len(gpu_counts(problem)))
+
+
+def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
+    """About how many rows there are with their chunks; at most, as most chunkings are of few stages."""
+    outer, layers = estimated_outer(problem, wide=wide), problem.model.num_layers
+    return outer if outer > _MOST_WRITTEN else outer * len(chunkings_of(problem, min(2, layers)))
+
+
+def is_large(problem: Problem, *, wide: bool = False) -> bool:
+    """Whether so many rows are expected that a plan is sought among a sample before they are enumerated."""
+    return estimated_outer(problem, wide=wide) > LARGE_OUTER
+
+
+def is_too_large(problem: Problem, *, wide: bool = False) -> bool:
+    """Whether more rows are expected than are ever written down: only a sample of them is searched."""
+    return estimated_outer(problem, wide=wide) > MOST_OUTER
+
+
+def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = True) -> Space:
+    """Some rows of every part of the space, as columns; it proves nothing about the others.
+
+    Of every pipeline size rows from end to end and those of the smallest micro-batch, with
+    the fewest chunks and some others, and every kind of recomputation.
+    """
+    rules = rules_of(problem)
+    ways = [(batch, count) for batch in batch_sizes(problem) for count in gpu_counts(problem)]
+    parts, masks, refuted = list[Columns](), list[IntArray](), 0
+    chosen = _among(len(ways), _MOST_COUNTS)
+    for batch, count in (ways[at] for at in chosen.tolist()):
+        one = with_batch(problem, batch)
+        meshes = _meshes(one, count, wide=wide)
+        sizes = np.unique(meshes[:, 2]).tolist()
+        few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
+        for pp in sizes:
+            outer = _outer_of(one, meshes, pp, wide=wide)
+            outer = outer.take(outer_legal(rules, outer)) if legal_only else outer
+            light = outer.take(outer.micro_batch_size == outer.micro_batch_size.min(initial=2**31))
+            plain = Columns.concatenate([_thinned(outer, few), _thinned(light, few)])
+            more = widened(one, plain, wide=wide)
+            more = more.take(outer_legal(rules, more)) if legal_only else more
+            both = Columns.concatenate([plain, _thinned(more, 2 * few)])
+            written = crossed(both, _some_chunkings(chunkings_of(one, pp)))
+            broken = violation_masks(rules, written)
+            kept = (broken == 0) | (not legal_only)
+            parts.append(written.take(kept))
+            masks.append(broken[kept])
+            refuted += len(written) - int(kept.sum())
+    rows = Columns.concatenate(parts) if parts else _nothing()
+    return Space(
+        rows=rows, masks=np.concatenate([np.zeros(0, dtype=np.int64), *masks]), rules=rules,
+        num_gpus=gpu_counts(problem)[0], warnings=(), refuted=refuted, whole=False,
+    )  # fmt: skip
+
+
+def _nothing() -> Columns:
+    """No rows."""
+    none = np.zeros(0, dtype=np.int64)
+    return Columns(**{f.name: none for f in fields(Columns)})
+
+
+def empty_space(problem: Problem) -> Space:
+    """A space of which nothing was enumerated yet."""
+    return Space(
+        rows=_nothing(), masks=np.zeros(0, dtype=np.int64), rules=rules_of(problem),
+        num_gpus=gpu_counts(problem)[0], warnings=(), whole=False,
+    )  # fmt: skip
+
+
+def _among(count: int, most: int) -> IntArray:
+    """Up to ``most`` of the numbers below ``count``, from end to end."""
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
+
+
+def _thinned(columns: Columns, most: int) -> Columns:
+    """Up to ``most`` rows, from end to end."""
+    return columns.take(_among(len(columns), most))
+
+
+def _some_chunkings(every: IntArray) -> IntArray:
+    """The chunkings of one and of two chunks that recompute nothing or all, and others from end to end."""
+    chunks, _, layers, _ = every.T
+    plain = (chunks <= 2) & ((layers == 0) | (layers >= ALL_LAYERS))  # noqa: PLR2004 - chunks
+    both = [np.flatnonzero(which) for which in (plain, ~plain)]
+    kept = [index[_among(len(index), _LISTED // 2)] for index in both]
+    return every[np.sort(np.concatenate(kept))]
+
+
+def refuted_space(problem: Problem) -> Space:
+    """The rows that say why nothing fits: of all candidates, unless those are too many to write down.
+
+    Of a large space it is a sample.
+    """
+    if _estimated_rows(problem) > _MOST_WRITTEN:
+        return sampled_space(problem, legal_only=False)
+    space = enumerate_space(problem)
+    return space if space.size > _MOST_REFUTED else enumerate_space(problem, wide=True)
+
+
+def with_whole(problem: Problem, space: Space) -> Space:
+    """The space with the rows of the whole cluster, where the search went on with fewer GPUs.
+
+    None of those is legal; they say what it is that not all GPUs can be used.
+    """
+    counts = gpu_counts(problem)
+    if len(counts) > 1 or space.num_gpus == counts[0]:
+        return space
+    if _estimated_rows(problem, wide=True) > _MOST_WRITTEN:
+        return _joined([sampled_space(problem, wide=True, legal_only=False), space], *space.warnings)
+    return _joined([_enumerate(problem, counts[0], space.rules, _Asked(wide=True)), space], *space.warnings)
+
+
+def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
+    """The spaces of several GPU counts; of all candidates where none of the usual ones is legal."""
+    usual = _of_candidates(problem, counts, rules, asked)
+    if asked.wide or usual.num_legal or is_too_large(problem, wide=True):
+        return usual
+    wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
+    if not wider.num_legal:
+        return usual
+    return wider if asked.legal_only else _of_candidates(problem, counts, rules, replace(asked, wide=True))
+
+
+def _of_candidates(
+    problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
+) -> Space:
+    """The spaces of several GPU counts, of the candidates that are asked for alone."""
+    found = [_enumerate(problem, counts[0], rules, asked)]
+    if len(counts) == 1:
+        return found[0]
+    found += [_enumerate(problem, count, rules, asked) for count in counts[1:] if not asked.stopped()]
+    return _joined(found)
+
+
+def _fewer_are_used(problem: Problem, most: int) -> str:
+    """The warning that not all GPUs are used."""
+    return (
+        f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
+        f"them with a global batch of {problem.workload.global_batch_size}"
+    )
+
+
+def _joined(spaces: list[Space], *warnings: str) -> Space:
+    """Spaces of several GPU counts as one, largest count first."""
+    crossed_ones = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
+    written = len(crossed_ones) < len(spaces)
+    every = Columns.concatenate([space.columns for space in spaces]) if written else None
+    rows = Crossing.concatenate(crossed_ones) if every is None else every
+    none_broken = np.broadcast_to(np.int64(0), len(rows))
+    return Space(
+        rows=rows,
+        masks=none_broken if every is None else np.concatenate([space.masks for space in spaces]),
+        refuted=sum(space.refuted for space in spaces),
+        rules=spaces[0].rules,
+        num_gpus=spaces[0].num_gpus,
+        warnings=warnings,
+        every=all(space.every for space in spaces),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Which candidates a search goes through: all of them where that costs little, else the usual ones.
+#
+# Rows are bounded by kind, so that the many more of all candidates are mostly refuted together. They are
+# searched wherever the usual ones have few legal rows, and while those are not very many where the
+# request limits a variable that the usual ones narrow. An answer names which they were
+# (``Answer.space``).
+
+
+# Variables that have more candidates in ``enumerate_space(wide=True)``.
+NARROWED = frozenset(
+    {
+        "context_parallel_size",
+        "micro_batch_size",
+        "num_microbatches",
+        "expert_tensor_parallel_size",
+        "zero_shard_size",
+        "sequence_parallel",
+    }
+)
+_FEW = 200_000  # legal rows among the usual candidates; all of them are 2 to 250 times as many, most by few
+_NAMED = 1_000_000  # the same where the request limits a narrowed variable
+_WRITTEN = 10  # so many times fewer where rows are weighed one by one
+
+
+def searched_space(
+    problem: Problem,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    legal_only: bool = False,
+    tick: Callable[[], object] = lambda: None,
+    one_by_one: bool = False,
+) -> Space:
+    """The space that a search covers; ``Space.every`` says whether of all candidates.
+
+    ``one_by_one``: its rows are written down, which costs more than refuting them by kind.
+    Other arguments and errors as ``enumerate_space``.
+    """
+    usual = enumerate_space(problem, stopped, legal_only=legal_only, tick=tick)
+    if usual.every or stopped() or usual.num_legal > _most(problem, one_by_one):
+        return usual
+    if is_too_large(problem, wide=True):
+        return usual
+    return enumerate_space(problem, stopped, legal_only=legal_only, tick=tick, wide=True)
+
+
+def _most(problem: Problem, one_by_one: bool) -> int:
+    """Legal rows of the usual candidates up to which all are searched."""
+    named = NARROWED & (problem.options.named | names_of(problem.options.constraints))
+    most = _NAMED if named else _FEW
+    return most // _WRITTEN if one_by_one or not is_plain(problem) else most

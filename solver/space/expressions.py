@@ -1,0 +1,220 @@
+"""A small language for side constraints: its words, its grammar, and the tree of an expression.
+
+  implication  disjunction [=> implication]
+  disjunction  conjunction {or conjunction}
+  conjunction  negation {and negation}
+  negation     not negation | comparison
+  comparison   sum {(<= | < | >= | > | == | !=) sum}          chains mean what they mean in Python
+  sum          product {(+ | -) product}
+  product      unary {(* | // | %) unary}
+  unary        - unary | name | number | 'word' | true | false | ( implication )
+
+Nothing is ever executed: the tree is data, which ``constraints`` evaluates. ``//`` and ``%`` round down,
+as in Python.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from meshwright.profiles.errors import PlannerError
+
+MAX_LENGTH = 500  # characters
+MAX_WORDS = 120  # names, numbers and signs; bounds the depth of the tree as well
+MAX_DEPTH = 24  # parentheses, negations and implications inside one another
+MAX_NUMBER = 2**31 - 1
+COMPARISONS = ("<=", "<", ">=", ">", "==", "!=")
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)|(?P<word>'[^']*'|\"[^\"]*\")"
+    r"|(?P<sign>=>|<=|>=|==|!=|//|[<>+\-*%()]))"
+)
+
+
+class ExpressionError(PlannerError):
+    """A text that is no expression; ``at`` counts its characters from 1."""
+
+    code = "invalid_expression"
+
+    def __init__(self, at: int, message: str, *, nearest: str | None = None) -> None:
+        super().__init__(f"character {at}: {message}")
+        self.at = at
+        self.reason = message
+        self.nearest = nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation: a sign with its operands, or a leaf with its value; ``at`` is its first character."""
+
+    sign: str  # an operator, or "number", "name", "word", "logical"
+    at: int
+    operands: tuple[Node, ...] = ()
+    value: int | str = 0  # of a leaf
+    signs: tuple[str, ...] = ()  # of a chain of comparisons, one fewer than its operands
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """One word of a text."""
+
+    kind: str
+    text: str
+    at: int
+
+
+def _tokens(text: str) -> list[_Token]:
+    """The words of a text, and its end."""
+    found, at = [], 0
+    end = len(text.rstrip())
+    while at < end:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            start = len(text) - len(text[at:].lstrip())
+            raise ExpressionError(start + 1, _unreadable(text[start]))
+        kind = str(match.lastgroup)
+        found.append(_Token(kind, match.group(kind), match.start(kind) + 1))
+        at = match.end()
+        if len(found) > MAX_WORDS:
+            raise ExpressionError(match.start(kind) + 1, f"more than {MAX_WORDS} names, numbers and signs")
+    return [*found, _Token("end", "", end + 1)]
+
+
+def _unreadable(sign: str) -> str:
+    """What is wrong with a sign that begins no word of the language."""
+    if sign in "'\"":
+        return "a quoted word is not closed"
+    advice = {"=": "; write == or =>", "&": "; write and", "|": "; write or", "!": "; write not or !=",
+              "/": "; write //"}  # fmt: skip
+    shown = sign if sign.isprintable() else "a control character"
+    return f"{shown} is not understood{advice.get(sign, '')}"
+
+
+class _Parser:
+    """Recursive descent; one method for each line of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = _tokens(text)
+        self._next = 0
+        self._depth = 0
+
+    def whole(self) -> Node:
+        """The expression, and nothing behind it."""
+        node = self._implication()
+        token = self._tokens[self._next]
+        if token.kind != "end":
+            raise ExpressionError(token.at, f"an operator is missing before {token.text}")
+        return node
+
+    def _accept(self, *texts: str) -> _Token | None:
+        """The next word, taken, if it is one of ``texts``."""
+        token = self._tokens[self._next]
+        if token.kind in ("sign", "name") and token.text in texts:
+            self._next += 1
+            return token
+        return None
+
+    def _deeper(self) -> None:
+        """Count one level."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ExpressionError(self._tokens[self._next].at, f"nested deeper than {MAX_DEPTH} levels")
+
+    def _implication(self) -> Node:
+        """``disjunction => implication``."""
+        self._deeper()
+        left = self._binary(("or",), lambda: self._binary(("and",), self._negation))
+        token = self._accept("=>")
+        if token:
+            left = Node("=>", token.at, (left, self._implication()))
+        self._depth -= 1
+        return left
+
+    def _binary(self, signs: tuple[str, ...], operand: Callable[[], Node]) -> Node:
+        """Operands with signs between them, taken from the left."""
+        left = operand()
+        while token := self._accept(*signs):
+            left = Node(token.text, token.at, (left, operand()))
+        return left
+
+    def _negation(self) -> Node:
+        """``not``, any number of times."""
+        token = self._accept("not")
+        if not token:
+            return self._comparison()
+        self._deeper()
+        inner = self._negation()
+        self._depth -= 1
+        return Node("not", token.at, (inner,))
+
+    def _comparison(self) -> Node:
+        """A chain of comparisons."""
+        operands, signs = [self._sum()], []
+        while token := self._accept(*COMPARISONS):
+            signs.append(token.text)
+            operands.append(self._sum())
+        return (
+            Node("compare", operands[0].at, tuple(operands), signs=tuple(signs)) if signs else operands[0]
+        )
+
+    def _sum(self) -> Node:
+        """Sums of products."""
+        return self._binary(("+", "-"), lambda: self._binary(("*", "//", "%"), self._unary))
+
+    def _unary(self) -> Node:
+        """A sign in front."""
+        token = self._accept("-")
+        if not token:
+            return self._atom()
+        self._deeper()
+        inner = self._unary()
+        self._depth -= 1
+        return Node("-", token.at, (Node("number", token.at), inner))
+
+    def _atom(self) -> Node:
+        """A leaf, or an expression in parentheses."""
+        if self._accept("("):
+            inner = self._implication()
+            if not self._accept(")"):
+                raise ExpressionError(self._tokens[self._next].at, "a closing parenthesis is missing")
+            return inner
+        token = self._tokens[self._next]
+        if token.kind not in ("number", "name", "word") or token.text in ("and", "or", "not"):
+            found = f"before {token.text}" if token.text else "at the end"
+            raise ExpressionError(token.at, f"a variable or a number is missing {found}")
+        self._next += 1
+        return _leaf(token)
+
+
+def _leaf(token: _Token) -> Node:
+    """A number, a word in quotes, a truth value or a name."""
+    if token.kind == "number":
+        if len(token.text) > len(str(MAX_NUMBER)) or int(token.text) > MAX_NUMBER:
+            raise ExpressionError(token.at, f"the number is larger than {MAX_NUMBER}")
+        return Node("number", token.at, value=int(token.text))
+    if token.kind == "word":
+        return Node("word", token.at, value=token.text[1:-1])
+    if token.text in ("true", "false"):
+        return Node("logical", token.at, value=int(token.text == "true"))
+    return Node("name", token.at, value=token.text)
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Node:
+    """The tree of an expression.
+
+    Raises:
+        ExpressionError: it is too long, too deep, or not of the grammar.
+    """
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(MAX_LENGTH + 1, f"longer than {MAX_LENGTH} characters")
+    return _Parser(text).whole()
+
+
+def names_in(node: Node) -> set[str]:
+    """Every variable of an expression."""
+    inner = set().union(*(names_in(operand) for operand in node.operands))
+    return inner | ({str(node.value)} if node.sign == "name" else set())

@@ -1,0 +1,484 @@
+"""Rows from their two factors: what a row is without its chunks, and how it is cut into chunks.
+
+Most rules look at the first factor alone. Asked there, before the two are crossed, they spare a million
+rows that would break them; which rules those are is seen from what they read. The other rules are asked
+once for all outer rows that are alike in what these rules read. Legal rows stay two factors: a row is
+written down when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TypeVar, cast
+
+import numpy as np
+
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    PER_STAGE,
+    RECOMPUTE,
+    SCHEDULES,
+    BoolArray,
+    Columns,
+    Configuration,
+    FloatArray,
+    IntArray,
+)
+from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, fill_share
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rules import violation_masks
+
+Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
+OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
+_RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
+_DERIVED = ("num_gpus", "global_batch_size")
+_OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
+_READABLE = frozenset({f.name for f in fields(Columns)} | {*_DERIVED})
+_AT_ONCE = 2**18  # rows written at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Legal rows as two factors; an outer row's rows follow one another, in the order of its chunkings."""
+
+    outer: Columns
+    inner: IntArray  # (c, 4) lists of chunkings, one after the other; columns are OF_CHUNKS
+    begin: IntArray  # (o,) where an outer row's list begins; equal: the same list
+    first: IntArray  # (o + 1,) the number of each outer row's first row, and of all rows
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return int(self.first[-1])
+
+    def among(self, kept: IntArray | BoolArray) -> Crossing:
+        """The rows of some outer rows, with the lists that those have."""
+        sizes, begin = np.diff(self.first)[kept], self.begin[kept]
+        begins, one, which = np.unique(begin, return_index=True, return_inverse=True)
+        ends = np.cumsum(sizes[one])
+        inner = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
+            begins - ends + sizes[one], sizes[one]
+        )
+        return Crossing(
+            outer=self.outer.take(kept),
+            inner=self.inner[inner],
+            begin=(ends - sizes[one])[which.ravel()],
+            first=np.concatenate([[0], np.cumsum(sizes)]),
+        )
+
+    def take(self, index: IntArray) -> Columns:
+        """The rows at ``index``, in that order."""
+        row = np.searchsorted(self.first, index, side="right") - 1
+        lines, place = dict[str, IntArray](), self.begin[row] + index - self.first[row]
+        for name in _OUTER:
+            look()
+            lines[name] = getattr(self.outer, name)[row]
+        for at, name in enumerate(OF_CHUNKS):
+            look()
+            lines[name] = self.inner[place, at]
+        return Columns(**lines)
+
+    def recomputed(self, index: IntArray) -> IntArray:
+        """``recompute_layers`` of the rows at ``index``."""
+        row = np.searchsorted(self.first, index, side="right") - 1
+        return np.asarray(self.inner[self.begin[row] + index - self.first[row], _RECOMPUTE_LAYERS])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:
+        """All rows, part after part."""
+        inner = np.cumsum([0, *(len(part.inner) for part in parts)])
+        sizes = [np.diff(part.first) for part in parts]
+        return cls(
+            outer=Columns.concatenate([part.outer for part in parts]),
+            inner=np.concatenate([part.inner for part in parts]),
+            begin=np.concatenate([part.begin + start for part, start in zip(parts, inner, strict=False)]),
+            first=np.concatenate([[0], np.cumsum(np.concatenate(sizes))]),
+        )
+
+
+class _Watched:
+    """Columns that remember what was read of them."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self.names = set[str]()
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __getattr__(self, name: str) -> object:
+        self.names.add(name)
+        return getattr(self._columns, name)
+
+
+def crossed(outer: Columns, inner: IntArray) -> Columns:
+    """Every row of one factor with every row of the other; a column is written once."""
+    shape = (len(outer), len(inner))
+    chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
+    lines = {}
+    for f in fields(Columns):
+        look()
+        line = np.empty(shape, dtype=np.int64)
+        line[:] = chunked[f.name] if f.name in chunked else getattr(outer, f.name)[:, None]
+        lines[f.name] = line.ravel()
+    return Columns(**lines)
+
+
+def legal_rows(
+    rules: tuple[Rule, ...], blocks: Iterable[Block], tick: Callable[[], object] = lambda: None
+) -> tuple[Crossing, int]:
+    """The rows of all cross products that break no rule, in their order, and how many others there are.
+
+    ``tick`` is called meanwhile.
+    """
+    parts, size = list[Crossing](), 0
+    for outer, inner in blocks:
+        size += len(outer) * len(inner)
+        parts.append(_legal_of(rules, outer, inner, tick))
+    rows = Crossing.concatenate(parts)
+    return rows, size - len(rows)
+
+
+def _legal_of(
+    rules: tuple[Rule, ...], outer: Columns, inner: IntArray, tick: Callable[[], object]
+) -> Crossing:
+    """The legal rows of one cross product; those outer rows that have the same ones share a list."""
+    keeps, left = _outer_legal(rules, outer)
+    outer = outer.take(np.flatnonzero(keeps))
+    lists, which = np.ones((1, len(inner)), dtype=np.bool_), np.zeros(len(outer), dtype=np.int64)
+    for together, names in left:
+        own, of_row = _lists_of(together, names, outer, inner, tick)
+        codes, which = np.unique(which * len(own) + of_row, return_inverse=True)
+        before, here = np.divmod(codes, len(own))
+        lists, which = lists[before] & own[here], which.ravel()
+    counts = lists.sum(axis=1)
+    there = np.flatnonzero(counts[which] > 0)  # an empty list would begin where the next one does
+    outer, which = outer.take(there), which[there]
+    return Crossing(
+        outer=outer,
+        inner=inner[np.nonzero(lists)[1]],
+        begin=(np.cumsum(counts) - counts)[which],
+        first=np.concatenate([[0], np.cumsum(counts[which])]).astype(np.int64),
+    )
+
+
+def _lists_of(
+    rules: Sequence[Rule],
+    names: frozenset[str],
+    outer: Columns,
+    inner: IntArray,
+    tick: Callable[[], object],
+) -> tuple[BoolArray, IntArray]:
+    """The sets of chunkings that some rules leave, (k, c), and the number of each outer row's, (o,).
+
+    Outer rows that agree in all that the rules read are asked once; those that cannot break them, never.
+    """
+    lists, of_row = [np.ones((1, len(inner)), dtype=np.bool_)], np.zeros(len(outer), dtype=np.int64)
+    concerns = rules[0].concerns
+    asked = np.arange(len(outer)) if concerns is None else np.flatnonzero(concerns(outer))
+    first, alike = _alike(outer.take(asked), names)
+    of_first, size = np.zeros(len(first), dtype=np.int64), 1
+    for start in range(0, len(first), step := max(_AT_ONCE // len(inner), 1)):
+        look()
+        tick()
+        some = crossed(outer.take(asked[first[start : start + step]]), inner)
+        legal = (violation_masks(tuple(rules), some) == 0).reshape(-1, len(inner))
+        packed, number = np.unique(np.packbits(legal, axis=1), axis=0, return_inverse=True)
+        lists.append(np.unpackbits(packed, axis=1, count=len(inner)).astype(np.bool_))
+        of_first[start : start + step] = size + number.ravel()
+        size += len(packed)
+    of_row[asked] = of_first[alike]
+    return np.concatenate(lists), of_row
+
+
+def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
+    """The first of the outer rows that agree in ``names``, and for every row which of those it is like."""
+    code = np.zeros(len(outer), dtype=np.int64)
+    for name in sorted(names):
+        look()
+        _, value = np.unique(getattr(outer, name), return_inverse=True)
+        _, code = np.unique(code * (int(value.max(initial=0)) + 1) + value.ravel(), return_inverse=True)
+    _, first, alike = np.unique(code, return_index=True, return_inverse=True)
+    return first, alike.ravel()
+
+
+def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
+    """Rows that break no rule that looks at them alone, without their chunks, shape (n,)."""
+    return _outer_legal(rules, outer)[0]
+
+
+def _outer_legal(
+    rules: tuple[Rule, ...], outer: Columns
+) -> tuple[BoolArray, list[tuple[list[Rule], frozenset[str]]]]:
+    """Rows that break no rule on themselves alone; the rules that see chunks too, with what they read.
+
+    Those that any row may break are asked together, each of the others by itself.
+    """
+    keeps, read = np.ones(len(outer), dtype=np.bool_), set[str]()
+    together, alone = list[Rule](), list[tuple[list[Rule], frozenset[str]]]()
+    for rule in rules:
+        look()
+        watched = _Watched(outer)
+        broken = rule.violated(cast("Columns", watched))
+        if watched.names <= {*_OUTER, *_DERIVED}:
+            keeps &= ~broken
+        else:
+            names = _READABLE if watched.names - _READABLE else frozenset(watched.names)
+            if rule.concerns is None:
+                together.append(rule)
+                read |= names
+            else:
+                alone.append(([rule], names - {*OF_CHUNKS}))
+    return keeps, [*([(together, frozenset(read - {*OF_CHUNKS}))] if together else []), *alone]
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of one kind: what a million rows have in common, so that most of them are never looked at.
+#
+# Rows of one outer row that recompute alike and have one chunk a rank, or several, share their prices;
+# they differ in the number of chunks and of recomputed layers. A *kind* stands for them: its
+# representative has the fewest chunks and the fewest recomputed layers of its rows, so that what grows
+# with either is least.
+
+
+Values = TypeVar("Values", IntArray, FloatArray)
+_FULL = RECOMPUTE.index("full")
+_SPLIT = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+_APART = ("zero_shard_size", *OF_CHUNKS)  # what rows of one outer family differ in
+_HASH_SEED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Families:
+    """Kinds that differ in the size of their shard sets alone, family by family, smallest size first."""
+
+    members: IntArray  # kinds
+    begin: IntArray  # (f + 1,) where the members of each family begin, and their number
+
+    def __len__(self) -> int:
+        """Number of families."""
+        return len(self.begin) - 1
+
+    @property
+    def sizes(self) -> IntArray:
+        """Members of each family, (f,)."""
+        return np.diff(self.begin)
+
+    def members_of(self, index: IntArray) -> IntArray:
+        """The members of some families, family by family."""
+        sizes = self.sizes[index]
+        ends = np.cumsum(sizes)
+        return np.asarray(
+            self.members[np.arange(sizes.sum()) + np.repeat(self.begin[index] - ends + sizes, sizes)]
+        )
+
+    def take(self, index: IntArray) -> Families:
+        """Some families, in that order."""
+        return Families(
+            members=self.members_of(index), begin=np.concatenate([[0], np.cumsum(self.sizes[index])])
+        )
+
+    def without(self, dropped: IntArray) -> Families:
+        """The families without so many of their first members each, (f,); those with none left are gone."""
+        sizes = self.sizes
+        place = np.arange(len(self.members)) - np.repeat(self.begin[:-1], sizes)
+        left = sizes - dropped
+        return Families(
+            members=self.members[place >= np.repeat(dropped, sizes)],
+            begin=np.concatenate([[0], np.cumsum(left[left > 0])]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """The kinds of a crossing's rows, numbered outer row by outer row."""
+
+    crossing: Crossing
+    by_chunks: bool = False  # each number of chunks and schedule is a kind: prices depend on them
+
+    @cached_property
+    def _code(self) -> IntArray:
+        """The kind of each inner row, 0 … K - 1, shape (c,)."""
+        chunks, recompute, layers, schedule = self.crossing.inner.T
+        several = chunks if self.by_chunks else np.minimum(chunks, 2)
+        order = schedule if self.by_chunks else _SPLIT[schedule]
+        code = (recompute * (int(several.max(initial=1)) + 1) + several) * len(SCHEDULES) + order
+        code = code * 2 + (layers == PER_STAGE)
+        return np.unique(code, return_inverse=True)[1].ravel()
+
+    @cached_property
+    def _lists(self) -> tuple[IntArray, IntArray]:
+        """Where each list of chunkings begins in ``inner``, and the list of each outer row."""
+        return np.unique(self.crossing.begin, return_inverse=True)
+
+    @cached_property
+    def _sorted(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Inner rows by list and kind; where each pair of them begins, and its size, (lists * K,)."""
+        begins, width = self._lists[0], int(self._code.max(initial=-1)) + 1
+        key = (np.searchsorted(begins, np.arange(len(self._code)), side="right") - 1) * width + self._code
+        sizes = np.bincount(key, minlength=len(begins) * width)
+        return np.argsort(key, kind="stable"), np.cumsum(sizes) - sizes, sizes
+
+    @cached_property
+    def _pairs(self) -> tuple[IntArray, IntArray]:
+        """The outer row of every kind, and its pair of list and inner kind, (k,) each."""
+        width = int(self._code.max(initial=-1)) + 1
+        pair = self._lists[1].ravel()[:, None] * width + np.arange(width)[None, :]
+        outer, which = np.nonzero(self._sorted[2][pair] > 0)
+        return outer, pair[outer, which]
+
+    def __len__(self) -> int:
+        """Number of kinds."""
+        return len(self._pairs[0])
+
+    @cached_property
+    def families(self) -> Families:
+        """All kinds by family."""
+        outer, begin = self._outer_families
+        number = np.bincount(self._pairs[0], minlength=len(outer))  # kinds of each outer row
+        first = np.cumsum(number) - number
+        each, many = number[outer[begin[:-1]]], np.diff(begin)  # families of each run, and members of each
+        run = np.repeat(np.arange(len(each)), each)
+        kind = np.arange(len(run)) - np.repeat(np.cumsum(each) - each, each)
+        sizes = many[run]
+        ends = np.cumsum(sizes)
+        place = np.arange(sizes.sum()) + np.repeat(begin[run] - ends + sizes, sizes)
+        return Families(
+            members=first[outer[place]] + np.repeat(kind, sizes), begin=np.concatenate([[0], ends])
+        )
+
+    def least_of_family(self, values: FloatArray) -> FloatArray:
+        """The least of the values of the outer rows of each one's family, (o,)."""
+        outer, begin = self._outer_families
+        least = np.empty_like(values)
+        least[outer] = np.repeat(np.minimum.reduceat(values[outer], begin[:-1]), np.diff(begin))
+        return least
+
+    @cached_property
+    def _outer_families(self) -> tuple[IntArray, IntArray]:
+        """Outer rows in runs that differ in ``zero_shard_size`` alone, and where each run begins.
+
+        Rows with equal random linear hashes come together; what differs all the same is no run.
+        """
+        columns = self.crossing.outer
+        values = [getattr(columns, f.name) for f in fields(columns) if f.name not in _APART]
+        values = [value for value in [self.crossing.begin, *values] if (value != value[:1]).any()]
+        odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+        hashed = np.zeros(len(columns), dtype=np.int64)
+        with np.errstate(over="ignore"):
+            for value, factor in zip(values, odd, strict=True):
+                hashed += value * factor
+        order = np.lexsort((columns.zero_shard_size, hashed))
+        new = np.ones(len(order), dtype=np.bool_)
+        new[1:] = False
+        for value in values:
+            new[1:] |= np.diff(value[order]) != 0
+        return order, np.append(np.flatnonzero(new), len(order))
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Rows of each kind, shape (k,)."""
+        return np.asarray(self._sorted[2][self._pairs[1]])
+
+    def outer_of(self, kinds: IntArray) -> IntArray:
+        """The outer rows of some kinds."""
+        return np.asarray(self._pairs[0][kinds])
+
+    @cached_property
+    def _number(self) -> IntArray:
+        """The kind of each outer row and inner kind, (o, K); -1 where there is none."""
+        width = int(self._code.max(initial=-1)) + 1
+        outer, pair = self._pairs
+        number = np.full((len(self.crossing.outer), width), -1, dtype=np.int64)
+        number[outer, pair % width] = np.arange(len(outer))
+        return number
+
+    def of(self, index: IntArray) -> IntArray:
+        """The kinds of rows."""
+        crossing = self.crossing
+        outer = np.searchsorted(crossing.first, index, side="right") - 1
+        return np.asarray(
+            self._number[outer, self._code[crossing.begin[outer] + index - crossing.first[outer]]]
+        )
+
+    def rows(self, kinds: IntArray) -> IntArray:
+        """The numbers of all rows of some kinds, kind by kind."""
+        outer, pair = (values[kinds] for values in self._pairs)
+        order, begins, _ = self._sorted
+        sizes, crossing = self.sizes[kinds], self.crossing
+        steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        inner = order[np.repeat(begins[pair], sizes) + steps]
+        return np.asarray(inner + np.repeat(crossing.first[outer] - crossing.begin[outer], sizes))
+
+    def _least(self, values: Values) -> Values:
+        """The least of the inner rows' values in each pair."""
+        order, begins, sizes = self._sorted
+        there = np.flatnonzero(sizes)
+        least = np.zeros_like(values, shape=len(sizes))
+        if len(there):
+            least[there] = np.minimum.reduceat(values[order], begins[there])
+        return least
+
+    @cached_property
+    def least_fill(self) -> FloatArray:
+        """The least share of a pass that filling costs a row of each kind, shape (k,)."""
+        inner = dict(zip(OF_CHUNKS, self.crossing.inner.T, strict=True))
+        some = self.crossing.outer.take(np.zeros(len(self.crossing.inner), dtype=np.int64))
+        return self._least(fill_share(replace(some, **inner)))[self._pairs[1]]
+
+    def quickest(self, kinds: IntArray) -> Columns:
+        """A row for each kind with its fewest chunks and at most one recomputed layer a chunk.
+
+        It recomputes every layer where all rows of the kind do; it need not be one of them.
+        """
+        outer, pair = (values[kinds] for values in self._pairs)
+        order, begins, _ = self._sorted
+        first = self.crossing.inner[order[begins[pair]]].T
+        inner = dict(zip(OF_CHUNKS, first, strict=True))
+        chunks, _, layers, _ = self.crossing.inner.T
+        inner["virtual_pipeline_size"] = self._least(chunks)[pair]
+        inner["recompute_layers"] = self._least(
+            np.where(layers == ALL_LAYERS, layers, (layers > 0) & (layers < ALL_LAYERS))
+        )[pair]
+        return replace(self.crossing.outer.take(outer), **inner)
+
+    def lightest(self, kinds: IntArray) -> Columns:
+        """The same that recompute every layer where the kind recomputes any."""
+        columns = self.quickest(kinds)
+        again = np.where(columns.recompute == _FULL, ALL_LAYERS, columns.recompute_layers)
+        return replace(columns, recompute_layers=again)
+
+
+# --------------------------------------------------------------------------------------------------
+# Configurations known beforehand as rows of a search: what an earlier one, broken off, had found.
+
+
+def rows_of(rows: Crossing | Columns, configurations: Sequence[Configuration]) -> list[int]:
+    """The numbers of the rows that configurations belong to; one that is no legal row has none.
+
+    Nothing of what is said about them is believed: a search that adopts such a row solves and scores it
+    itself, so that its ranking is the same, and only found with fewer rows opened.
+    """
+    plain = [one for one in configurations if one.stage_layers and not (one.stage_groups or one.replicas)]
+    if not plain or not len(rows):
+        return []
+    wanted, found = Columns.of(plain), list[int]()
+    for at in range(len(plain)):
+        if isinstance(rows, Columns):
+            found += np.flatnonzero(_alike_by_value(rows, wanted, at, (*_OUTER, *OF_CHUNKS))).tolist()
+            continue
+        for outer in np.flatnonzero(_alike_by_value(rows.outer, wanted, at, _OUTER)):
+            numbers = np.arange(rows.first[outer], rows.first[outer + 1])
+            chunked = _alike_by_value(rows.take(numbers), wanted, at, OF_CHUNKS)
+            found += numbers[chunked].tolist()
+    return list(dict.fromkeys(found))
+
+
+def _alike_by_value(columns: Columns, wanted: Columns, at: int, names: Sequence[str]) -> BoolArray:
+    """Whether each row says the same as row ``at`` of ``wanted``, shape (n,)."""
+    same = np.ones(len(columns), dtype=np.bool_)
+    for name in names:
+        same &= getattr(columns, name) == getattr(wanted, name)[at]
+    return same

@@ -1,0 +1,374 @@
+"""What a launcher cannot express, as rules of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+
+from meshwright.profiles.capabilities import Capabilities, lacking_facts, launchers_stating
+from meshwright.profiles.errors import FieldError
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    CONTEXT_MODES,
+    OFFLOAD,
+    PER_STAGE,
+    RANK_ORDERS,
+    RECOMPUTE,
+    SCHEDULES,
+    BoolArray,
+    Columns,
+    Configuration,
+)
+from meshwright.solver.cost.communication import overlap_limits
+from meshwright.solver.cost.context import DEFAULT
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.request_rules import broken_by, constraint_of
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.splits import Prescribed, launcher_split
+
+# --------------------------------------------------------------------------------------------------
+# What one launcher asks beyond schedules, ZeRO stages and axes: its data as rules of the search.
+#
+# The same rules judge one finished configuration (``meshwright.solver.check`` and the exporters), so that
+# what the search finds for a launcher can be exported for it.
+
+
+def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """What the launcher cannot train, whatever the configuration."""
+    name, workload = able.launcher, problem.workload
+    for field, word, words in (
+        ("precision", workload.precision, able.precisions),
+        ("optimizer", workload.optimizer, able.optimizers),
+        (
+            "framework_options/precision_recipe",
+            str(workload.framework_options.get("precision_recipe", "none")),
+            able.recipes,
+        ),
+    ):
+        if words and word not in words:
+            yield FieldError(
+                pointer=f"/workload/{field}",
+                message=f"{name} is not planned with {word[:40]}",
+                allowed=", ".join(words),
+                nearest=words[0],
+            )
+    if workload.lora_rank and not able.adapters:
+        yield FieldError(
+            pointer="/workload/lora_rank",
+            message=f"{name} is not planned with adapters",
+            allowed="0",
+            nearest="0",
+        )
+    yield from _overlap_faults(problem, able)
+    model, seq = problem.model, workload.seq_length
+    positions = model.max_position_embeddings or seq
+    if model.learned_position_embeddings and seq > positions and name != "none":
+        yield FieldError(
+            pointer="/workload/seq_length",
+            message=f"{seq} is longer than the {positions} learned positions",
+            allowed=f"1 to {positions}",
+            nearest=str(positions),
+        )
+    yield from model_faults(model, able)
+
+
+def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
+    """Facts of the model that the launch file cannot state, with the launchers that state all of them."""
+    lacking = lacking_facts(able, model)
+    if lacking:
+        yield FieldError(
+            pointer="/model",
+            message=f"{able.launcher} cannot express {', '.join(lacking)}",
+            allowed=f"the launchers {', '.join((*launchers_stating(model), 'none'))}",
+        )
+
+
+def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Overlapped experts that are asked for: the launcher has them, and some configuration may use them.
+
+    The same limits judge each configuration
+    (``meshwright.solver.cost.communication.experts_overlap``); one that is
+    beyond them is neither priced nor written with overlapped experts.
+    """
+    if not problem.workload.framework_options.get("overlap_experts"):
+        return
+    model, pins = problem.model, problem.options.pin
+    reasons = (
+        (not able.overlaps_experts, f"{able.launcher} does not overlap the all-to-alls of experts"),
+        (model.moe is None, "a model without experts has none to overlap"),
+        (
+            model.num_mtp_layers > 1,
+            f"{model.num_mtp_layers} multi-token-prediction layers, beyond 1",
+        ),
+        (pins.get("expert_parallel_size") == 1, "expert_parallel_size 1 (pinned) has no all-to-alls"),
+        (pins.get("recompute_granularity") == "full", "recompute_granularity full (pinned) excludes it"),
+        (
+            pins.get("pipeline_parallel_size", 1) != 1 and pins.get("virtual_pipeline_size") == 1,
+            "pipeline stages (pinned) need virtual_pipeline_size above 1",
+        ),
+    )
+    for broken, reason in reasons:
+        if broken:
+            yield FieldError(
+                pointer="/workload/framework_options/overlap_experts",
+                message=reason,
+                allowed="false",
+                nearest="false",
+            )
+
+
+def overlap_obstacles(problem: Problem, config: Configuration) -> tuple[str, ...]:
+    """The rules that keep a configuration from overlapping its experts although the request asks for it."""
+    if not problem.workload.framework_options.get("overlap_experts"):
+        return ()
+    found = dict[str, None]()
+    for one in config.replicas or (config,):
+        if is_a_row(one):
+            limits = overlap_limits(Columns.of([one]), problem.model)
+            found |= dict.fromkeys(rule for rule, broken in limits.items() if broken[0])
+    return tuple(found)
+
+
+def overlap_notes(problem: Problem, config: Configuration) -> tuple[str, ...]:
+    """The same as a sentence; none where the configuration does what the request asks for."""
+    rules = overlap_obstacles(problem, config)
+    words = (
+        f"overlap_experts is requested, but the all-to-alls of experts do not overlap: {'; '.join(rules)}"
+    )
+    return (words,) if rules else ()
+
+
+def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Plans that do not overlap their experts as the request asks for, with the rules that they break."""
+    ranks: dict[tuple[str, ...], list[str]] = {}
+    for plan in plans:
+        ranks.setdefault(overlap_obstacles(problem, plan.config), []).append(f"#{plan.rank}")
+    return tuple(
+        f"overlap_experts is requested, but {', '.join(which)} cannot overlap the all-to-alls of experts "
+        f"and {'is' if len(which) == 1 else 'are'} priced and written without: {'; '.join(rules)}"
+        for rules, which in ranks.items()
+        if rules
+    )
+
+
+def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """The launcher's own rules, as few as there are: each is one bit of a row's mask."""
+    name, faults = able.launcher, tuple(problem_faults(problem, able))
+    if faults:
+        yield Rule(
+            name=f"{name} does not train this model or workload",
+            reason="; ".join(fault.message for fault in faults),
+            violated=lambda c: np.ones(len(c), dtype=np.bool_),
+        )
+    yield from _axis_rules(problem, able)
+    if able.balances_stages:
+        yield Rule(
+            name=f"{name} gives every stage a layer and the last one the output head",
+            reason="it splits the layers itself, by the weights of layers and output head",
+            violated=Prescribed(balanced=problem.model).lacking,
+        )
+    if able.constraints:
+        yield Rule(
+            name=f"{name} has the combination",
+            reason="; ".join(able.constraints),
+            violated=lambda c: broken_constraints(problem, able, c),
+        )
+
+
+def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """What heads and sequences are split over."""
+    name = able.launcher
+    kv_heads = problem.model.num_kv_heads
+    if able.heads_whole_on_ranks:
+        yield Rule(
+            name=f"{name} splits the key/value heads",
+            reason=f"it copies none of the {kv_heads} key/value heads",
+            violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
+        )
+    if able.sinks_need_all_to_all and problem.model.attention_sinks:
+        yield Rule(
+            name=f"{name} has attention sinks in each context-parallel rank",
+            reason="context parallelism of learned softmax offsets is all_to_all only",
+            violated=lambda c: (
+                (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring"))
+            ),
+        )
+    if able.halves_on_ranks:
+        yield Rule(
+            name=f"{name} splits the sequence",
+            reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
+            violated=lambda c: _unhalved(problem, c),
+        )
+    if not able.sequence_parallel:
+        yield Rule(
+            name=f"{name} has no sequence parallelism",
+            reason="tensor-parallel ranks hold whole sequences between their products",
+            violated=lambda c: c.sequence_parallel != 0,
+        )
+
+
+def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
+    """Rows whose two slices of a sequence cannot be split over the tensor-parallel ranks."""
+    cp = columns.context_parallel_size
+    ranks = columns.tensor_parallel_size * cp * np.where(cp > 1, 2, 1)
+    return np.asarray(problem.workload.seq_length % ranks != 0)
+
+
+def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -> BoolArray:
+    """Rows that break one of the launcher's constraints, shape (n,)."""
+    broken = np.zeros(len(columns), dtype=np.bool_)
+    for text in able.constraints:
+        broken |= broken_by(constraint_of(text), columns, num_layers=problem.model.num_layers)
+    return broken
+
+
+def is_a_row(config: Configuration) -> bool:
+    """Whether columns can hold the configuration: its words are known and it has a split."""
+    return bool(
+        config.stage_layers
+        and config.pipeline_schedule in SCHEDULES
+        and config.recompute_granularity in RECOMPUTE
+        and config.offload in OFFLOAD
+        and config.context_parallel_mode in CONTEXT_MODES
+        and config.rank_order in RANK_ORDERS
+    )
+
+
+def own_faults(problem: Problem, able: Capabilities, config: Configuration) -> Iterator[str]:
+    """The same for one configuration, as sentences, and a split that is not the launcher's own."""
+    own = launcher_split(problem, config)
+    if own and own != config.stage_layers:
+        yield f"{able.launcher} splits the layers itself, as {' '.join(map(str, own))}"
+    if not is_a_row(config):
+        return  # its words are refused elsewhere
+    one = Columns.of([config])
+    for rule in own_rules(problem, able):
+        if rule.violated(one).any():
+            yield f"{rule.name}: {rule.reason}"
+
+
+_FULL = RECOMPUTE.index("full")
+
+
+def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Every limit of a launcher."""
+    return chain(
+        _step_rules(able),
+        _mesh_rules(problem, able),
+        _order_rules(problem, able),
+        _state_rules(problem, able),
+        own_rules(problem, able),
+    )
+
+
+def _step_rules(able: Capabilities) -> Iterator[Rule]:
+    """What the launcher cannot express."""
+    name = able.launcher
+    schedules = np.array([SCHEDULES.index(word) for word in able.schedules])
+    recompute = np.array([RECOMPUTE.index(word) for word in able.recompute])
+    yield Rule(
+        name=f"{name} has the schedule",
+        reason=f"it runs {', '.join(able.schedules)}",
+        violated=lambda c: ~np.isin(c.pipeline_schedule, schedules),
+    )
+    yield Rule(
+        name=f"{name} has the ZeRO stage",
+        reason=f"stages {able.zero_stages}; up to {able.max_zero_stage_with_pipeline} with pipeline stages",
+        violated=lambda c: (
+            ~np.isin(c.zero_stage, np.array(able.zero_stages))
+            | ((c.pipeline_parallel_size > 1) & (c.zero_stage > able.max_zero_stage_with_pipeline))
+        ),
+    )
+    yield Rule(
+        name=f"{name} has the recomputation",
+        reason=f"it offers {', '.join(able.recompute)}",
+        violated=lambda c: (
+            ~np.isin(c.recompute, recompute)
+            | (
+                (c.recompute == _FULL)
+                & (c.recompute_layers < ALL_LAYERS)
+                & (not able.recompute_layer_counts)
+            )
+            | ((c.recompute_layers == PER_STAGE) & (not able.recompute_per_stage))
+        ),
+    )
+
+
+def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Shards, experts, sequences and host memory as the launcher has them."""
+    name, offload = able.launcher, np.array([OFFLOAD.index(word) for word in able.offload])
+    sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
+    yield Rule(
+        name=f"{name} has the shard sets",
+        reason="sharding inside groups, replicas across them, where the launcher has that",
+        violated=lambda c: (
+            (c.zero_stage > 0)
+            & (c.zero_shard_size != c.data_parallel_size * c.context_parallel_size)
+            & (not able.hybrid_sharding)
+        ),
+    )
+    yield Rule(
+        name=f"{name} has the split of experts and sequences",
+        reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
+        violated=lambda c: (
+            ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
+            | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & sequence)
+        ),
+    )
+    yield Rule(
+        name=f"{name} offloads so",
+        reason=f"it has {', '.join(able.offload)}" + (able.offload_note and f"; {able.offload_note}"),
+        violated=lambda c: ~np.isin(c.offload, offload),
+    )
+
+
+def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Axes and stages that the launcher cannot express."""
+    layers, name = problem.model.num_layers, able.launcher
+    modes = np.array([CONTEXT_MODES.index(word) for word in able.context_parallel_modes])
+    yield Rule(
+        name=f"{name} has the parallel axes",
+        reason="context or expert parallelism that the launcher lacks",
+        violated=lambda c: (
+            ((c.context_parallel_size > 1) & (not able.context_parallel))
+            | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
+            | ~np.isin(c.context_parallel_mode, modes)
+        ),
+    )
+    yield Rule(
+        name=f"{name} has stages of one size alone",
+        reason="it has no stages of different size",
+        violated=lambda c: (
+            (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
+        ),
+    )
+
+
+def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Orders of the mesh axes that the launcher lacks, and what goes with the others."""
+    name, orders = able.launcher, np.array([RANK_ORDERS.index(word) for word in able.rank_orders])
+    yield Rule(
+        name=f"{name} numbers the ranks so",
+        reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
+        violated=lambda c: ~np.isin(c.rank_order, orders),
+    )
+    if able.data_parallel_alike:
+        yield Rule(
+            name=f"{name} has as many replicas of experts as of attention",
+            reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
+            violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
+        )
+
+
+def equally_replicated(problem: Problem, columns: Columns) -> BoolArray:
+    """Rows with as many data-parallel ranks for experts as for attention, shape (n,).
+
+    Megatron-Core forms groups for experts in a dense model too, of the tensor-parallel size.
+    """
+    experts = columns.expert_parallel_size * columns.expert_tensor_parallel_size
+    tensor = columns.tensor_parallel_size if problem.model.moe is not None else 1
+    return np.asarray(experts == tensor * columns.context_parallel_size)

@@ -1,0 +1,281 @@
+"""The limits that a request adds: pins, forbidden values, bounds and side constraints."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from typing import Any, Literal
+
+import numpy as np
+
+from meshwright.solver.configuration import ALL_LAYERS, BoolArray, Columns, IntArray
+from meshwright.solver.problem import DERIVED_VARIABLES, LOGICAL_VARIABLES, VARIABLES, WORDS, Problem
+from meshwright.solver.space.expressions import ExpressionError, Node, names_in, parse
+from meshwright.solver.space.rule import Rule
+from meshwright.solver.splits import Prescribed
+
+
+def without_limits(problem: Problem, names: Sequence[str]) -> Problem:
+    """The problem without those of its own limits, named as its rules are."""
+    given = [rule.name for rule in request_rules(problem)]
+    kept = [name not in names for name in given]
+    options = problem.options
+    parts = iter(kept)
+    pin = {name: value for name, value in sorted(options.pin.items()) if next(parts)}
+    forbid = {name: values for name, values in sorted(options.forbid.items()) if next(parts)}
+    bounds = {name: ends for name, ends in sorted(options.bounds.items()) if next(parts)}
+    keeps_split = bool(options.stage_layers) and next(parts)
+    split = options.stage_layers if keeps_split else ()
+    constraints = tuple(text for text in options.constraints if next(parts))
+    changed = replace(
+        options, pin=pin, forbid=forbid, bounds=bounds, stage_layers=split, constraints=constraints
+    )
+    return replace(problem, options=changed)
+
+
+# --------------------------------------------------------------------------------------------------
+# Side constraints of a request: what their words mean, and which rows break them.
+#
+# In the row table that the search and CP-SAT share a constraint is exact: it is one rule more
+# (``rules.rules_of``), and a row that breaks it is in neither. Arithmetic is exact in 64 bits; what is
+# undefined (a division by zero, a number beyond ``LARGEST``) breaks the constraint.
+
+
+LARGEST = 2**62
+_LOGIC: Mapping[str, Callable[..., Any]] = {
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": lambda value: 1 - value,
+    "=>": lambda left, right: (1 - left) | right,
+}
+Sort = Literal["logical", "number", "word"]
+NAMES = (*VARIABLES, *DERIVED_VARIABLES)
+COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+}  # fmt: skip
+
+
+def constraint_of(text: str) -> Node:
+    """The checked tree of a constraint.
+
+    Raises:
+        ExpressionError: it is no expression, names something unknown, or mixes numbers, words and logic.
+    """
+    node = parse(text)
+    if _sort(node) != "logical":
+        raise ExpressionError(node.at, "a constraint is one comparison, or several with and, or, not, =>")
+    return node
+
+
+def names_of(texts: tuple[str, ...]) -> set[str]:
+    """Every variable that some constraint of a request names."""
+    return {name for text in texts for name in names_in(constraint_of(text))}
+
+
+def _sort(node: Node) -> Sort:
+    """What an expression yields; its operands are checked on the way."""
+    if node.sign == "name":
+        return _sort_of_name(node)
+    if node.sign in ("number", "word", "logical"):
+        return node.sign  # type: ignore[return-value]
+    if node.sign in ("and", "or", "not", "=>"):
+        _require("logical", node.operands)
+        return "logical"
+    if node.sign == "compare":
+        _check_comparison(node)
+        return "logical"
+    _require("number", node.operands)
+    return "number"
+
+
+def _sort_of_name(node: Node) -> Sort:
+    """What a variable holds."""
+    name = str(node.value)
+    if name not in NAMES:
+        near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
+        raise ExpressionError(node.at, f"{name[:64]} is no variable", nearest=next(iter(near), None))
+    return "word" if name in WORDS else "logical" if name in LOGICAL_VARIABLES else "number"
+
+
+def _require(sort: Sort, operands: tuple[Node, ...]) -> None:
+    """All operands yield ``sort``."""
+    words = {"logical": "a comparison or a logical variable", "number": "a number", "word": "a word"}
+    for operand in operands:
+        if _sort(operand) != sort:
+            raise ExpressionError(operand.at, f"{words[sort]} is expected here")
+
+
+def _check_comparison(node: Node) -> None:
+    """Like is compared with like; words and truth values are equal or not, and words are known."""
+    sort = _sort(node.operands[0])
+    if sort == "word" and node.operands[0].sign == "word":
+        sort = _sort(node.operands[-1])
+    _require(sort, node.operands)
+    if sort != "number" and (set(node.signs) - {"==", "!="} or len(node.signs) > 1):
+        raise ExpressionError(node.at, "words and truth values are compared by == or != alone")
+    if sort == "word":
+        if all(operand.sign == "name" for operand in node.operands):
+            raise ExpressionError(node.operands[1].at, "a word in quotes is expected here")
+        for one, other in (node.operands, node.operands[::-1]):
+            _check_word(one, other)
+
+
+def _check_word(variable: Node, word: Node) -> None:
+    """A quoted word is one of its variable's."""
+    if word.sign != "word":
+        return
+    if variable.sign != "name":
+        raise ExpressionError(variable.at, "a variable is expected beside a quoted word")
+    known = WORDS[str(variable.value)]
+    if word.value not in known:
+        near = difflib.get_close_matches(str(word.value).lower()[:64], known, n=1, cutoff=0.5)
+        message = f"{str(word.value)[:64]!r} is none of {', '.join(known)}"
+        raise ExpressionError(word.at, message, nearest=next(iter(near), known[0]))
+
+
+def broken_by(node: Node, columns: Columns, num_layers: int) -> BoolArray:
+    """Which rows break a constraint, shape (n,)."""
+    rows = _Rows(columns, num_layers)
+    holds = rows.value(node) != 0
+    return np.broadcast_to(~holds | rows.undefined, (len(columns),))
+
+
+class _Rows:
+    """Evaluates expressions over all rows at once, and remembers where one is undefined.
+
+    Every value is an int64 array: numbers, codes of words, 0 and 1 for false and true.
+    """
+
+    def __init__(self, columns: Columns, num_layers: int) -> None:
+        self._columns = columns
+        self._num_layers = num_layers
+        self.undefined: BoolArray = np.zeros(len(columns), dtype=np.bool_)
+
+    def value(self, node: Node, word_of: str = "") -> IntArray:
+        """Values of an expression; a word is one of the variable ``word_of``."""
+        if node.sign == "name":
+            return column_of(self._columns, str(node.value), self._num_layers)
+        if node.sign == "word":
+            return np.array(WORDS[word_of].index(str(node.value)))
+        if not node.operands:
+            return np.array(int(node.value))
+        named = next((str(one.value) for one in node.operands if one.sign == "name"), "")
+        values = [self.value(operand, named) for operand in node.operands]
+        if node.sign == "compare":
+            pairs = zip(node.signs, values, values[1:], strict=False)
+            holds = [np.asarray(COMPARE[sign](left, right)) for sign, left, right in pairs]
+            return np.asarray(reduce(np.logical_and, holds), dtype=np.int64)
+        if node.sign in _LOGIC:
+            return np.asarray(_LOGIC[node.sign](*values))
+        return self._number(node.sign, *values)
+
+    def _number(self, sign: str, left: IntArray, right: IntArray) -> IntArray:
+        """An operation, 0 where it is undefined."""
+        if sign in ("//", "%"):
+            zero = np.asarray(right == 0)
+            self.undefined = self.undefined | zero
+            return np.asarray(ARITHMETIC[sign](left, np.where(zero, 1, right)))
+        size = ARITHMETIC[sign](left.astype(np.float64), right.astype(np.float64))
+        lost = np.abs(size) > 1.5 * LARGEST  # safely between what is allowed and what overflows
+        exact = ARITHMETIC[sign](np.where(lost, 0, left), np.where(lost, 0, right))
+        lost = lost | (np.abs(exact) > LARGEST)
+        self.undefined = self.undefined | lost
+        return np.where(lost, 0, exact)
+
+
+def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
+    """A variable as a request means it, shape (n,)."""
+    if name == "num_gpus":
+        return columns.num_gpus
+    if name == "global_batch_size":
+        return columns.global_batch_size
+    if name == "recompute_granularity":
+        return columns.recompute
+    values: IntArray = getattr(columns, name)
+    if name == "recompute_layers":  # of a configuration that recomputes every layer: all
+        return np.where(values >= ALL_LAYERS, num_layers, values)
+    return values
+
+
+def holds_for(node: Node, values: Mapping[str, int | str | bool]) -> bool:
+    """Whether one configuration keeps a constraint; plain integers, the check's own evaluation."""
+    try:
+        return bool(_plain(node, values))
+    except ArithmeticError:
+        return False
+
+
+def _plain(node: Node, values: Mapping[str, int | str | bool]) -> int | str | bool:
+    """The value of an expression; ArithmeticError where it is undefined.
+
+    Every operand is evaluated: what is undefined anywhere breaks a constraint.
+    """
+    if not node.operands:
+        return values[str(node.value)] if node.sign == "name" else node.value
+    operands = [_plain(operand, values) for operand in node.operands]
+    if node.sign == "compare":
+        pairs = zip(node.signs, operands, operands[1:], strict=False)
+        return all(COMPARE[sign](left, right) for sign, left, right in pairs)
+    if node.sign in _LOGIC:
+        return bool(_LOGIC[node.sign](*map(int, operands)))
+    found = int(ARITHMETIC[node.sign](*operands))
+    if abs(found) > LARGEST:
+        raise OverflowError
+    return found
+
+
+def coded(variable: str, value: int | str) -> int:
+    """A word as columns store it; -1 for a word they do not know. Numbers stay."""
+    words = WORDS.get(variable)
+    if words is None:
+        return int(value)
+    return words.index(str(value)) if value in words else -1
+
+
+def request_rules(problem: Problem) -> Iterator[Rule]:
+    """Pins, forbidden values, bounds and constraints of the request."""
+    layers, options = problem.model.num_layers, problem.options
+
+    def rule(name: str, variable: str, breaks: Callable[[IntArray], BoolArray]) -> Rule:
+        return Rule(
+            name=name,
+            reason="the request asks for it",
+            violated=lambda c: breaks(column_of(c, variable, layers)),
+            of_request=True,
+        )
+
+    for variable, value in sorted(options.pin.items()):
+        yield rule(f"pin {variable} = {value}", variable, partial(np.not_equal, coded(variable, value)))
+    for variable, values in sorted(options.forbid.items()):
+        words = ", ".join(str(value) for value in values)
+        taboo = np.array([coded(variable, value) for value in values], dtype=np.int64)
+        yield rule(f"forbid {variable} = {words}", variable, partial(np.isin, test_elements=taboo))
+    for variable, (low, high) in sorted(options.bounds.items()):
+        name = f"bounds {low} <= {variable} <= {high}"
+        yield rule(name, variable, partial(_outside, low=low, high=high))
+    if options.stage_layers:
+        yield Rule(
+            name=f"pin stage_layers with {len(options.stage_layers)} chunks",
+            reason="the request asks for it",
+            violated=Prescribed.of(problem).lacking,
+            of_request=True,
+        )
+    for text in options.constraints:
+        yield Rule(
+            name=f"constraint {text}",
+            reason="the request asks for it",
+            violated=partial(broken_by, constraint_of(text), num_layers=layers),
+            of_request=True,
+        )
+
+
+def _outside(values: IntArray, low: int, high: int) -> BoolArray:
+    """Which values lie outside an inclusive range."""
+    return (values < low) | (values > high)

@@ -1,0 +1,21 @@
+"""One limit of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.solver.configuration import BoolArray, Columns
+
+Violated = Callable[[Columns], BoolArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One limit of the space."""
+
+    name: str  # in words, as explanations print it
+    reason: str  # one line: why the limit exists
+    violated: Violated  # columns -> which rows break it
+    concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
+    of_request: bool = False  # the request set it, so the request can drop it

@@ -1,0 +1,416 @@
+"""The rules of a legal configuration: a name, a reason, and an array expression for each.
+
+A rule looks at columns without a split and says which rows break it. Rules of the model and the
+batch, of the launcher, and of the request (pins, forbidden values, bounds) are alike: each is one
+bit of a row's mask, so that an answer without plans can name the rules that stand in each other's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from math import gcd
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.cluster import NodeGroup, host_of
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    RANK_ORDERS,
+    RECOMPUTE,
+    RING,
+    BoolArray,
+    Columns,
+    Configuration,
+    IntArray,
+)
+from meshwright.solver.cost.context import (
+    ACTIVATIONS_OFFLOADED,
+    OPTIMIZER_OFFLOADED,
+    context_of,
+    same_ranks,
+)
+from meshwright.solver.cost.memory import host_bytes
+from meshwright.solver.problem import Problem, batch_sizes
+from meshwright.solver.schedules.schedule import (
+    needs_two_a_stage,
+    runs_in_groups,
+    splits_backward,
+    takes_all_chunks,
+)
+from meshwright.solver.space.launcher_rules import launcher_rules
+from meshwright.solver.space.request_rules import request_rules
+from meshwright.solver.space.rule import Rule
+
+# --------------------------------------------------------------------------------------------------
+# What is offloaded fits into the memory of the hosts.
+#
+# Counted for the fullest stage of an even split, as though a whole node held ranks of that stage: a limit
+# of the row, whatever its split, and a little on the safe side where a node holds ranks of several
+# stages.
+
+
+USABLE = 0.9  # of a host's memory; the rest is the operating system's and the data loaders' (assumed)
+# What states on the host do not hang on: read by the other rule alone, so that this one is asked early.
+_OF_STEPS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule", "rank_order")
+_OF_ORDER = ("rank_order",)  # activations lie where they lie
+
+
+def host_rules(problem: Problem) -> Iterator[Rule]:
+    """The two limits."""
+    share = host_share_bytes(problem)
+    reason = f"{USABLE * share / GIB:.0f} GiB of host memory for each GPU ({USABLE:.0%} of it)"
+    yield Rule(
+        name="offloaded optimizer states fit the hosts",
+        reason=reason,
+        violated=lambda c: _too_large(problem, _aside(c, _OF_STEPS), OPTIMIZER_OFFLOADED, share),
+    )
+    yield Rule(
+        name="offloaded activations fit the hosts as well",
+        reason=reason,
+        violated=lambda c: _too_large(problem, _aside(c, _OF_ORDER), ACTIVATIONS_OFFLOADED, share),
+        concerns=lambda c: (c.offload & ACTIVATIONS_OFFLOADED) > 0,
+    )
+
+
+def host_share_bytes(problem: Problem) -> int:
+    """Host memory of one GPU, of the node group that has least."""
+    return min(host_of(group).memory_bytes for group in problem.cluster.groups)
+
+
+def host_warnings(problem: Problem) -> tuple[str, ...]:
+    """What is assumed about hosts whose memory nobody stated, where something may be offloaded."""
+    if "offload" not in problem.options.allow:
+        return ()
+    return tuple(
+        f"host memory of {group.gpu.slug} nodes is not stated: the usual node's {_node_gib(group)} GiB "
+        f"are assumed ({host_of(group).source}); host_memory_bytes says otherwise"
+        for group in problem.cluster.distinct_groups
+        if group.host_memory_bytes is None
+    )
+
+
+def _node_gib(group: NodeGroup) -> str:
+    """Host memory of one node."""
+    return f"{host_of(group).memory_bytes * group.gpus_per_node / GIB:.0f}"
+
+
+def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
+    """The same rows with the plain value of some variables: one chunk a rank, else the first word."""
+    zero = np.zeros_like(c.offload)
+    plain = {name: zero + (name == "virtual_pipeline_size") for name in names}
+    return Columns(
+        **{f.name: plain[f.name] if f.name in plain else getattr(c, f.name) for f in fields(Columns)}
+    )
+
+
+def _too_large(problem: Problem, c: Columns, bit: int, share: int) -> BoolArray:
+    """Rows that offload what ``bit`` stands for, and more than the host has in all."""
+    broken = np.zeros(len(c), dtype=np.bool_)
+    index = np.flatnonzero(c.offload & bit)
+    if len(index):
+        rows = Columns(**{f.name: getattr(c, f.name)[index] for f in fields(Columns)})
+        if bit == OPTIMIZER_OFFLOADED:
+            rows = replace(rows, offload=rows.offload & bit)
+        profile = default_profile(problem.cluster, problem.launcher)
+        broken[index] = host_bytes(context_of(problem, rows, profile)) > USABLE * share
+    return broken
+
+
+# --------------------------------------------------------------------------------------------------
+# The stages of a batch ramp: smaller global batches for the first tokens, then the workload's own.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampStage:
+    """One stage; ``problem`` has its batch and no ramp."""
+
+    problem: Problem
+    steps: float
+
+    @property
+    def batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.problem.workload.global_batch_size
+
+    def columns(self, columns: Columns) -> Columns:
+        """Rows of the last stage as this one runs them: with fewer micro-batches.
+
+        ``take`` because a rule may be shown columns that only remember what is read of them.
+        """
+        step = columns.data_parallel_size * columns.micro_batch_size
+        return replace(columns.take(slice(None)), num_microbatches=self.batch // step)
+
+    def configuration(self, config: Configuration) -> Configuration:
+        """A configuration of the last stage as this one runs it."""
+        step = config.data_parallel_size * config.micro_batch_size
+        return replace(config, num_microbatches=self.batch // step)
+
+
+def ramp_stages(problem: Problem) -> tuple[RampStage, ...]:
+    """Every stage in order; the last one is the workload's batch until the end of the run."""
+    options, seq = problem.options, problem.workload.seq_length
+    plain = replace(problem, options=replace(options, batch_ramp=(), batch_sizes=()))
+    ends = [*options.batch_ramp, (problem.workload.global_batch_size, options.total_tokens or 0)]
+    stages, start = [], 0
+    for batch, end in ends:
+        one = replace(plain, workload=replace(plain.workload, global_batch_size=batch))
+        stages.append(RampStage(problem=one, steps=max(end - start, 0) / (batch * seq)))
+        start = end
+    return tuple(stages)
+
+
+BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"
+_FULL = RECOMPUTE.index("full")
+_CHUNK = 16384  # rows looked at together: their arrays stay in the cache
+
+
+def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
+    """Layers of the smallest chunk of an even split."""
+    return num_layers // (columns.pipeline_parallel_size * columns.virtual_pipeline_size)
+
+
+def common_island(problem: Problem) -> int:
+    """GPUs that share the fast link whichever node group a rank is in: what divides every island."""
+    return gcd(*(group.island_gpus for group in problem.cluster.groups))
+
+
+def _tensor_rules(problem: Problem) -> Iterator[Rule]:
+    """Tensor parallelism splits heads, key/value heads and the MLP, inside an island."""
+    model = problem.model
+    island = common_island(problem)
+    yield Rule(
+        name="tensor_parallel_size divides the attention heads",
+        reason=f"{model.num_attention_heads} heads are split over the tensor-parallel ranks",
+        violated=lambda c: model.num_attention_heads % c.tensor_parallel_size != 0,
+    )
+    yield Rule(
+        name="tensor_parallel_size and the key/value heads divide one another",
+        reason=f"{model.num_kv_heads} key/value heads are split over the ranks, or copied to them",
+        violated=lambda c: (
+            (model.num_kv_heads % c.tensor_parallel_size != 0)
+            & (c.tensor_parallel_size % model.num_kv_heads != 0)
+        ),
+    )
+    yield Rule(
+        name="tensor_parallel_size divides the MLP width",
+        reason=f"ffn_hidden_size = {model.ffn_hidden_size} is split over the tensor-parallel ranks",
+        violated=lambda c: model.ffn_hidden_size % c.tensor_parallel_size != 0,
+    )
+    yield Rule(
+        name="tensor_parallel_size divides an island",
+        reason=f"{island} GPUs share the fast link; tensor parallelism beyond it is not offered",
+        violated=lambda c: island % c.tensor_parallel_size != 0,
+    )
+
+
+def _sequence_rules(problem: Problem) -> Iterator[Rule]:
+    """Context and sequence parallelism split the tokens of one sequence."""
+    seq = problem.workload.seq_length
+    yield Rule(
+        name="2 * context_parallel_size divides the sequence",
+        reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
+        violated=lambda c: (
+            (c.context_parallel_size > 1)
+            & (c.context_parallel_mode == RING)
+            & (seq % (2 * c.context_parallel_size) != 0)
+        ),
+    )
+    heads, kv_heads = problem.model.num_attention_heads, problem.model.num_kv_heads
+    yield Rule(
+        name="all_to_all splits heads over tensor_parallel_size * context_parallel_size",
+        reason=f"{heads} heads and {kv_heads} key/value heads are exchanged for tokens (arXiv:2309.14509)",
+        violated=lambda c: (
+            (c.context_parallel_mode != RING)
+            & (
+                (heads % (c.tensor_parallel_size * c.context_parallel_size) != 0)
+                | (kv_heads % (c.tensor_parallel_size * c.context_parallel_size) != 0)
+                | (c.context_parallel_size == 1)
+            )
+        ),
+    )
+    yield Rule(
+        name="tensor_parallel_size * context_parallel_size divides the sequence",
+        reason="sequence parallelism splits the tokens of a context-parallel rank again",
+        violated=lambda c: seq % (c.tensor_parallel_size * c.context_parallel_size) != 0,
+    )
+
+
+def _expert_rules(problem: Problem) -> Iterator[Rule]:
+    """Expert parallelism splits the experts over ranks that hold the same layers."""
+    moe = problem.model.moe
+    if moe is None:
+        yield Rule(
+            name="expert_parallel_size is 1 without experts",
+            reason="a dense model has no experts to split",
+            violated=lambda c: c.expert_parallel_size * c.expert_tensor_parallel_size > 1,
+        )
+        return
+    yield Rule(
+        name="expert_parallel_size divides the experts",
+        reason=f"{moe.num_experts} experts are split evenly",
+        violated=lambda c: moe.num_experts % c.expert_parallel_size != 0,
+    )
+    yield Rule(
+        name="expert_parallel_size divides the ranks of a stage",
+        reason="expert groups are formed among the tp * cp * dp ranks of a stage",
+        violated=lambda c: (
+            (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size)
+            % (c.expert_parallel_size * c.expert_tensor_parallel_size)
+            != 0
+        ),
+    )
+    yield Rule(
+        name="expert_tensor_parallel_size divides tensor_parallel_size and the experts' width",
+        reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island",
+        violated=lambda c: (
+            (c.tensor_parallel_size % c.expert_tensor_parallel_size != 0)
+            | (moe.ffn_hidden_size % c.expert_tensor_parallel_size != 0)
+        ),
+    )
+
+
+def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
+    """Stages and chunks hold at least one layer; interleaving needs whole groups."""
+    layers = problem.model.num_layers
+    yield Rule(
+        name="every chunk holds a layer",
+        reason=f"{layers} layers are split over pp * vpp chunks",
+        violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > layers,
+    )
+    yield Rule(
+        name="interleaving needs two stages",
+        reason="chunks of one stage have nothing to interleave with",
+        violated=lambda c: (c.virtual_pipeline_size > 1) & (c.pipeline_parallel_size == 1),
+    )
+    yield Rule(
+        name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
+        reason="the interleaved schedule runs micro-batches in groups of one for each stage",
+        violated=lambda c: runs_in_groups(c) & (c.num_microbatches % c.pipeline_parallel_size != 0),
+    )
+    yield Rule(
+        name="the schedule fits the stages",
+        reason="none without stages; 1f1b and the like with one chunk a stage, interleaved ones with more",
+        violated=lambda c: ~takes_all_chunks(c),
+    )
+    yield Rule(
+        name="dualpipe_v needs two micro-batches for each stage",
+        reason="each stage has two chunks, and its schedule needs a micro-batch for each of them",
+        violated=lambda c: needs_two_a_stage(c) & (c.num_microbatches < 2 * c.pipeline_parallel_size),
+    )
+    yield Rule(
+        name="a split backward pass recomputes no whole layers",
+        reason="what recomputation throws away is kept until the weight gradients are done",
+        violated=lambda c: splits_backward(c) & (c.recompute == _FULL),
+    )
+    yield Rule(
+        name="recompute_layers fits the smallest chunk",
+        reason="the same number of layers is recomputed in every chunk",
+        violated=lambda c: (
+            (c.recompute_layers < ALL_LAYERS) & (c.recompute_layers > _layers_per_chunk(c, layers))
+        ),
+    )
+
+
+def _order_rules() -> Iterator[Rule]:
+    """Orders of the mesh axes are told apart by where ranks lie."""
+    yield Rule(
+        name="rank_order puts some rank elsewhere",
+        reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
+        violated=_repeated_order,
+    )
+
+
+def _repeated_order(c: Columns) -> BoolArray:
+    """Rows whose order of the axes numbers every rank as one that stands before it."""
+    repeated = np.zeros(len(c), dtype=np.bool_)
+    for order in range(int(c.rank_order.max(initial=0))):
+        repeated |= (order < c.rank_order) & same_ranks(c, c.rank_order, order)
+    return repeated
+
+
+def _batch_rules(problem: Problem) -> Iterator[Rule]:
+    """Micro-batches make up the global batch; sharding needs somebody to share with."""
+    batches = np.array(batch_sizes(problem))
+    words = " or ".join(str(batch) for batch in batches)
+    yield Rule(
+        name=BATCH_RULE,
+        reason=f"a step processes {words} sequences, no more and no fewer",
+        violated=lambda c: ~np.isin(c.global_batch_size, batches),
+    )
+    yield Rule(
+        name="ZeRO needs data-parallel ranks",
+        reason="there is nobody to share optimizer states with when dp * cp = 1",
+        violated=lambda c: (c.zero_stage > 0) & (c.data_parallel_size * c.context_parallel_size == 1),
+    )
+    yield Rule(
+        name="zero_shard_size divides the ranks that share weights",
+        reason="shard sets have equal sizes, those of experts too",
+        violated=_uneven_shards,
+    )
+
+
+def _uneven_shards(c: Columns) -> BoolArray:
+    """Rows whose shard sets are single ranks, or do not make up dp * cp ranks or those of an expert."""
+    ranks = c.data_parallel_size * c.context_parallel_size
+    replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
+    experts = c.tensor_parallel_size * ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size)
+    alone = (c.zero_shard_size == 1) & (ranks > 1)  # shards nothing
+    uneven = (ranks % c.zero_shard_size != 0) | (experts % replicas != 0)
+    return np.asarray((c.zero_stage > 0) & (uneven | alone))
+
+
+def rules_of(problem: Problem) -> tuple[Rule, ...]:
+    """Every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
+
+    Raises:
+        UnknownNameError: the launcher's limits are not known.
+        ExpressionError: a constraint of the request is none.
+    """
+    able = launcher_capabilities(problem.launcher)
+    groups = (
+        _tensor_rules(problem),
+        _sequence_rules(problem),
+        _expert_rules(problem),
+        _pipeline_rules(problem),
+        _order_rules(),
+        host_rules(problem),
+        _batch_rules(problem),
+        launcher_rules(problem, able),
+        request_rules(problem),
+        _ramp_rules(problem),
+    )
+    return tuple(rule for group in groups for rule in group)
+
+
+def _ramp_rules(problem: Problem) -> Iterator[Rule]:
+    """Every earlier stage of a batch ramp is legal with the same layout."""
+    for stage in ramp_stages(problem)[:-1]:
+        rules = rules_of(stage.problem)
+        yield Rule(
+            name=f"the ramp's batch of {stage.batch} is legal",
+            reason="one layout runs every stage of the ramp",
+            violated=partial(_breaks_any, stage, rules),
+            of_request=True,
+        )
+
+
+def _breaks_any(stage: RampStage, rules: tuple[Rule, ...], columns: Columns) -> BoolArray:
+    """Rows that break a rule in one stage of a ramp."""
+    return np.asarray(violation_masks(rules, stage.columns(columns)) != 0)
+
+
+def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
+    """Bit b of entry i: row i breaks rule b."""
+    masks = np.zeros(len(columns), dtype=np.int64)
+    for start in range(0, len(columns), _CHUNK):
+        look()
+        part = columns.take(piece := slice(start, start + _CHUNK))
+        for bit, rule in enumerate(rules):
+            masks[piece] |= rule.violated(part).astype(np.int64) << bit
+    return masks

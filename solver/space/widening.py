@@ -1,0 +1,174 @@
+"""Variables that few requests turn: each widens the space by rows that differ from others in it alone.
+
+  expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
+  zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
+  sequence_parallel             with tensor parallelism; without it where the request names it, or wide
+  context_parallel_mode         ring, and all_to_all where the heads divide
+  rank_order                    the launcher's own, and others where some collective crosses other links
+  offload                       none, and what the request allows and the launcher has
+What the request pins or bounds is always a candidate; among all candidates (``wide``) so is every size of
+shard sets, and of the tensor parallelism of experts, that divides. Rows that were there come first, so that
+ties go to the plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import isqrt
+
+import numpy as np
+
+from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
+from meshwright.solver.clock import look
+from meshwright.solver.configuration import (
+    CONTEXT_MODES,
+    OFFLOAD,
+    RANK_ORDERS,
+    BoolArray,
+    Columns,
+    IntArray,
+)
+from meshwright.solver.cost.context import same_links, same_ranks
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import equally_replicated
+from meshwright.solver.space.request_rules import names_of
+
+Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
+_MOST_NAMED = 64  # values of a bound that become candidates
+
+
+def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Columns:
+    """The rows of ``columns``, then those that differ from them in one or several of these variables."""
+    able = launcher_capabilities(problem.launcher)
+    for variants in (
+        partial(_expert_tensor, wide=wide),
+        partial(_shard_sizes, wide=wide),
+        partial(_sequence_parallel, wide=wide),
+        _context_modes,
+        _offload,
+        _rank_orders,
+    ):
+        parts = [columns]
+        for name, values, rows in variants(problem, able, columns):
+            look()
+            taken = rows & (values != getattr(columns, name))
+            if taken.any():
+                changed: dict[str, IntArray] = {name: values[taken]}
+                parts.append(replace(columns.take(taken), **changed))
+        columns = Columns.concatenate(parts) if len(parts) > 1 else columns
+    return columns
+
+
+Variants = Callable[[Problem, Capabilities, Columns], Iterator[Variant]]
+
+
+def named_values(problem: Problem, name: str) -> list[int]:
+    """Values that a pin or a bound of the request names."""
+    options = problem.options
+    pinned, bounds = options.pin.get(name), options.bounds.get(name)
+    named = [] if pinned is None or isinstance(pinned, str) else [int(pinned)]
+    if bounds is not None:
+        low = max(bounds[0], 1)
+        named += range(low, min(bounds[1], low + _MOST_NAMED) + 1)
+    return list(dict.fromkeys(named))
+
+
+def is_named(problem: Problem, name: str) -> bool:
+    """Whether the request says anything about a variable."""
+    return name in problem.options.named | names_of(problem.options.constraints)
+
+
+def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Variant:
+    """One value for all of ``rows``."""
+    return name, np.full(len(columns), value, dtype=np.int64), rows
+
+
+def _expert_tensor(
+    problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
+    """Experts split as everything else, and as the request says."""
+    name, tp = "expert_tensor_parallel_size", columns.tensor_parallel_size
+    every = np.ones(len(columns), dtype=np.bool_)
+    if problem.model.moe is not None and able.expert_tensor_parallel:
+        yield name, tp, every
+        others = range(2, int(tp.max(initial=1))) if wide else ()
+        for value in set(others).difference(named_values(problem, name)):
+            yield _constant(columns, name, value, (tp % value == 0) & (tp != value))
+    if problem.model.moe is not None:
+        for value in named_values(problem, name):
+            yield _constant(columns, name, value, tp != value)
+
+
+def _shard_sizes(
+    problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
+    """Shard sets inside an island, and as the request says."""
+    name, ranks = "zero_shard_size", columns.data_parallel_size * columns.context_parallel_size
+    sharded = columns.zero_stage > 0
+    island = min(group.island_gpus for group in problem.cluster.groups)
+    inside = np.maximum(island // columns.tensor_parallel_size, 1)
+    inside = np.where(able.hybrid_sharding & (inside < ranks), inside, ranks)
+    yield name, inside, sharded & (inside > 1)
+    named = named_values(problem, name)
+    for value in named:
+        yield _constant(columns, name, value, sharded & (ranks >= value) & (inside != value))
+    others = _divisors_of_any(ranks).difference(named) if wide and able.hybrid_sharding else ()
+    batch = problem.workload.global_batch_size
+    whole = sharded & (batch % (columns.data_parallel_size * columns.micro_batch_size) == 0)
+    for value in sorted(others):
+        yield _constant(columns, name, value, whole & (ranks % value == 0) & (inside != value))
+
+
+def _divisors_of_any(numbers: IntArray) -> set[int]:
+    """Divisors beyond 1 of at least one of the numbers."""
+    return {
+        divisor
+        for number in np.unique(numbers).tolist()
+        for small in range(1, isqrt(number) + 1)
+        if number % small == 0
+        for divisor in (small, number // small)
+    } - {1}
+
+
+def _sequence_parallel(
+    problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
+) -> Iterator[Variant]:
+    """Tensor parallelism without it: heavier, and seldom faster; one sum may cost less than two halves."""
+    if (wide and able.sequence_parallel) or is_named(problem, "sequence_parallel"):
+        yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
+
+
+def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Heads exchanged for tokens, where there are enough of them."""
+    name, other = "context_parallel_mode", CONTEXT_MODES.index("all_to_all")
+    ranks = columns.tensor_parallel_size * columns.context_parallel_size
+    divides = (problem.model.num_attention_heads % ranks == 0) & (problem.model.num_kv_heads % ranks == 0)
+    if "all_to_all" in able.context_parallel_modes or is_named(problem, name):
+        yield _constant(columns, name, other, divides & (columns.context_parallel_size > 1))
+
+
+def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """What may go to the host."""
+    if "offload" in problem.options.allow:
+        every = np.ones(len(columns), dtype=np.bool_)
+        for word in able.offload:
+            yield _constant(columns, "offload", OFFLOAD.index(word), every)
+
+
+def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
+    """Orders of the mesh axes that put some group on other links than every order before.
+
+    Where the request names the order, every one that puts some rank elsewhere.
+    """
+    name, island = "rank_order", max(group.island_gpus for group in problem.cluster.groups)
+    named, seen = is_named(problem, name), list[int]()
+    able_rows = named or not able.data_parallel_alike or equally_replicated(problem, columns)
+    for order in map(RANK_ORDERS.index, able.rank_orders):
+        known = [
+            same_ranks(columns, order, one) if named else same_links(columns, order, one, island)
+            for one in seen
+        ]
+        seen.append(order)
+        yield _constant(columns, name, order, ~np.any(known, axis=0) & able_rows)

@@ -1,0 +1,5 @@
+"""``python -m meshwright``: the command line."""
+
+from meshwright.service.cli.main import main
+
+main()
