@@ -326,7 +326,9 @@ class Kinds:
         """The outer row of every kind, and its pair of list and inner kind, (k,) each."""
         width = int(self._code.max(initial=-1)) + 1
         pair = self._lists[1].ravel()[:, None] * width + np.arange(width)[None, :]
+        look()
         outer, which = np.nonzero(self._sorted[2][pair] > 0)
+        look()
         return outer, pair[outer, which]
 
     def __len__(self) -> int:
@@ -337,17 +339,22 @@ class Kinds:
     def families(self) -> Families:
         """All kinds by family."""
         outer, begin = self._outer_families
+        look()
         number = np.bincount(self._pairs[0], minlength=len(outer))  # kinds of each outer row
+        look()
         first = np.cumsum(number) - number
         each, many = number[outer[begin[:-1]]], np.diff(begin)  # families of each run, and members of each
         run = np.repeat(np.arange(len(each)), each)
         kind = np.arange(len(run)) - np.repeat(np.cumsum(each) - each, each)
         sizes = many[run]
         ends = np.cumsum(sizes)
+        look()
         place = np.arange(sizes.sum()) + np.repeat(begin[run] - ends + sizes, sizes)
-        return Families(
-            members=first[outer[place]] + np.repeat(kind, sizes), begin=np.concatenate([[0], ends])
-        )
+        look()
+        members = first[outer[place]]
+        look()
+        members += np.repeat(kind, sizes)
+        return Families(members=members, begin=np.concatenate([[0], ends]))
 
     def least_of_family(self, values: FloatArray) -> FloatArray:
         """The least of the values of the outer rows of each one's family, (o,)."""
@@ -369,11 +376,14 @@ class Kinds:
         hashed = np.zeros(len(columns), dtype=np.int64)
         with np.errstate(over="ignore"):
             for value, factor in zip(values, odd, strict=True):
+                look()
                 hashed += value * factor
+        look()
         order = np.lexsort((columns.zero_shard_size, hashed))
         new = np.ones(len(order), dtype=np.bool_)
         new[1:] = False
         for value in values:
+            look()
             new[1:] |= np.diff(value[order]) != 0
         return order, np.append(np.flatnonzero(new), len(order))
 
