@@ -8,19 +8,19 @@ bound is next, and when it cannot enter the best K nothing can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Status
-from meshwright.solver.check import violations
+from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown
 from meshwright.solver.cost.stages import objective_s
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.search.answers import versions
 from meshwright.solver.search.candidates import fastest
@@ -32,6 +32,7 @@ from meshwright.solver.space.factored import rows_of
 from meshwright.solver.space.rules import RampStage, ramp_stages
 
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
+_TOGETHER = 4  # plans predicted and checked, in every stage, between two looks at the clock
 _MOST_PRICED = 2_000_000  # rows of all stages that are written down; of more a sample is searched
 
 
@@ -140,7 +141,7 @@ def ramp_search(
         ramp = _ramp_of(problem, profile, space.columns)
         ramp.run(watch, first, rows_of(space.columns, known))
     ramp.finished &= space.whole
-    plans = tuple(_plan(problem, profile, ramp, at) for at in range(len(ramp.ranked)))
+    plans = _plans(problem, profile, ramp, watch.closing())
     return _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)
 
 
@@ -156,26 +157,43 @@ def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:
     return _Ramp(stages=stages, frontiers=frontiers, bound_s=bound, top_k=problem.options.top_k, found={})
 
 
-def _plan(problem: Problem, profile: Profile, ramp: _Ramp, at: int) -> Plan:
-    """One ranked row as a plan of the last stage, past the check of every stage."""
-    one, rows = ramp.ranked[at], ramp.frontiers[-1].rows
-    last = rows.take([one.row])
-    config = last.columns.configuration(0, one.split)
+def _plans(problem: Problem, profile: Profile, ramp: _Ramp, watch: Watch) -> tuple[Plan, ...]:
+    """The ranked rows as plans of the last stage, past the check of every stage.
+
+    As many as ``watch`` has time for, and at least the first few.
+    """
+    plans, ranked = list[Plan](), ramp.ranked
+    for start in range(0, len(ranked), _TOGETHER):
+        if start and watch.interrupted():
+            break
+        plans += _some_plans(problem, profile, ramp, ranked[start : start + _TOGETHER], start)
+    return tuple(plans)
+
+
+def _some_plans(
+    problem: Problem, profile: Profile, ramp: _Ramp, some: Sequence[_Scored], before: int
+) -> Iterator[Plan]:
+    """Some ranked rows as plans; ``before`` are ranked higher."""
+    last = ramp.frontiers[-1].rows.take([one.row for one in some])
+    splits = [one.split for one in some]
+    configs = [last.columns.configuration(at, split) for at, split in enumerate(splits)]
     for stage in ramp.stages:
-        faults = list(violations(stage.problem, profile, stage.configuration(config)))
+        here = [stage.configuration(config) for config in configs]
+        faults = [fault for found in violations_of_all(stage.problem, profile, here) for fault in found]
         if faults:
             raise InvalidPlanError("; ".join(faults))
-    prediction = predict(ramp.stages[-1].problem, profile, config)
-    return Plan(
-        plan_id=plan_id_of(problem_digest(problem), config),
-        rank=at + 1,
-        config=config,
-        prediction=prediction,
-        objective_s=float(objective_s(last.prices, last.columns, last.stages([one.split]))[0]),
-        outlook=_with_ramp(
-            problem, outlook_of(problem, profile, config, prediction), one.total_s, config.num_gpus
-        ),
-    )
+    predictions = predict_all(ramp.stages[-1].problem, profile, configs)
+    objectives = objective_s(last.prices, last.columns, last.stages(splits))
+    for at, (one, config, prediction) in enumerate(zip(some, configs, predictions, strict=True)):
+        outlook = outlook_of(problem, profile, config, prediction)
+        yield Plan(
+            plan_id=plan_id_of(problem_digest(problem), config),
+            rank=before + at + 1,
+            config=config,
+            prediction=prediction,
+            objective_s=float(objectives[at]),
+            outlook=_with_ramp(problem, outlook, one.total_s, config.num_gpus),
+        )
 
 
 def _with_ramp(problem: Problem, outlook: Outlook, total_s: float, num_gpus: int) -> Outlook:

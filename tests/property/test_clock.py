@@ -57,6 +57,14 @@ NAMED = {
             "groups": [{"gpu": gpu, "num_nodes": 256} for gpu in ("h100-sxm-80gb", "a100-sxm-80gb")]
         },
     },
+    "many plans of a batch ramp": request(
+        "deepseek-v3",
+        256,
+        32768,
+        4096,
+        top_k=100,
+        workload={"batch_ramp": [{"batch": 1024, "until_tokens": 10**9}], "total_tokens": 10**13},
+    ),
     "every launcher": request("deepseek-v3", 256, 8192, 4096, launcher="any", allow=["offload", "fp8"]),
 }
 
