@@ -11,7 +11,7 @@ COPY solver solver
 COPY service service
 COPY workers workers
 COPY migrations migrations
-RUN /opt/meshwright/bin/pip install --constraint constraints.txt .
+RUN /opt/meshwright/bin/pip install --constraint constraints.txt '.[service]'
 
 FROM python:3.11-slim-bookworm
 RUN groupadd --gid 10001 meshwright && useradd --system --uid 10001 --gid 10001 --create-home meshwright

@@ -19,7 +19,7 @@ import yaml
 from benchmarks.search import DOCUMENT, aligned, written
 from meshwright.profiles.measured.read import read_measured_profile
 from meshwright.service.requests.parse import parse_problem
-from meshwright.service.stores.profiles import profile_with
+from meshwright.service.requests.profiles import profile_with
 from meshwright.solver.answer import Plan
 from meshwright.solver.search.search import search
 

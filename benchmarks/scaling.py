@@ -31,7 +31,7 @@ from meshwright.service.db.records import NewJob, insert_job
 from meshwright.service.db.tables import jobs, leaders
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import CeleryQueue
-from meshwright.service.jobs.states import Claim, Outcome
+from meshwright.service.jobs.states import DEFAULT_PRIORITY, Claim, Outcome
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.job_records import TENANT, TINY_PROBLEM
 from tests.postgres_server import PostgresServer
@@ -117,7 +117,14 @@ def submitted(database: Database) -> list[str]:
     request = problem_to_mapping(parse_problem(dict(TINY_PROBLEM)))
     with database.write() as connection:
         for name in names:
-            new = NewJob(id=name, tenant=TENANT, request=request, time_limit_s=30.0, queue_timeout_s=3600.0)
+            new = NewJob(
+                id=name,
+                tenant=TENANT,
+                request=request,
+                time_limit_s=30.0,
+                queue_timeout_s=3600.0,
+                priority=DEFAULT_PRIORITY,
+            )
             insert_job(connection, new)
     return names
 

@@ -37,10 +37,10 @@ from meshwright.service.report.terminal import render_answer, render_prediction
 from meshwright.service.reporting import Asked, prediction_page, report_of
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.parts import places_stages
-from meshwright.service.stores.measurements import shape_of_plan
-from meshwright.service.stores.profiles import GivenProfile, profile_with, read_given
+from meshwright.service.requests.profiles import GivenProfile, profile_with, read_given
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
 from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why

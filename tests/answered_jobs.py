@@ -4,6 +4,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.records import NewJob, insert_job
 from meshwright.service.jobs.claiming import claim_first
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem
@@ -27,6 +28,7 @@ def add_answered_job(
         request=problem_to_mapping(problem),
         time_limit_s=30.0,
         queue_timeout_s=3600.0,
+        priority=DEFAULT_PRIORITY,
     )
     with database.write() as connection:
         insert_job(connection, new)

@@ -8,7 +8,7 @@ from meshwright.service.db.records import JobRecord, NewChild, NewJob, find_job,
 from meshwright.service.db.tables import jobs, plans
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import QueueHealth
-from meshwright.service.jobs.states import Claim, Outcome
+from meshwright.service.jobs.states import DEFAULT_PRIORITY, Claim, Outcome
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.builders import a_problem
 
@@ -45,6 +45,7 @@ def add_job(database: Database, job_id: str = "job", *, queue_timeout_s: float =
             request=problem_to_mapping(a_problem()),
             time_limit_s=30.0,
             queue_timeout_s=queue_timeout_s,
+            priority=DEFAULT_PRIORITY,
         )
         insert_job(connection, new)
     return job_id
@@ -62,6 +63,7 @@ def add_tiny_job(
             request=problem_to_mapping(problem),
             time_limit_s=limit_s,
             queue_timeout_s=3600.0,
+            priority=DEFAULT_PRIORITY,
         )
         insert_job(connection, new)
     return job_id
@@ -71,7 +73,14 @@ def add_tiny_sweep(database: Database, name: str, *, num_points: int) -> None:
     """A sweep and its points, whose ids are the sweep's with -0000, -0001, …."""
     request = problem_to_mapping(parse_problem(dict(TINY_PROBLEM)))
     with database.write() as connection:
-        new = NewJob(id=name, tenant=TENANT, request=request, time_limit_s=30.0, queue_timeout_s=3600.0)
+        new = NewJob(
+            id=name,
+            tenant=TENANT,
+            request=request,
+            time_limit_s=30.0,
+            queue_timeout_s=3600.0,
+            priority=DEFAULT_PRIORITY,
+        )
         points = [NewChild(values={"point": at}, request=request) for at in range(num_points)]
         insert_sweep(connection, new, points, f"{name}-")
 

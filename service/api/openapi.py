@@ -12,7 +12,7 @@ from meshwright.profiles.calibration import FORMAT as CALIBRATION
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.service.api.schemas import EventView
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
-from meshwright.service.db.records import DEFAULT_PRIORITY
+from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.launchers.reading.registry import reader_names
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES

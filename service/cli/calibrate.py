@@ -24,7 +24,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.cli.terminal import FOUND, say_warnings, screen
 from meshwright.service.files import write_text
 from meshwright.service.library import costs_of, is_measured, of_one_cluster
-from meshwright.service.stores.measurements import shape_of_plan
+from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
 from meshwright.solver.calibration.choose import Candidates, measuring_order
 from meshwright.solver.calibration.observations import Observation

@@ -51,7 +51,7 @@ from meshwright.service.cli.terminal import FOUND, say_warnings
 from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import version_of
 from meshwright.service.requests.documents import read_problem_file
-from meshwright.service.stores.measurements import (
+from meshwright.service.requests.measured_runs import (
     NEEDED,
     OF_A_PLAN,
     RunFacts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from typer.models import CommandInfo, TyperInfo
 from meshwright.profiles.errors import InternalError, PlannerError
 from meshwright.service.cli.examples import examples_of
 from meshwright.service.cli.terminal import report as report_fault
-from meshwright.service.cli.terminal import report_usage, spell_plainly
+from meshwright.service.cli.terminal import report_usage, service_packages_for, spell_plainly
 
 # name: where it is defined in service/cli, and its help (of which lists show what fits a line)
 COMMANDS = {
@@ -74,6 +75,10 @@ COMMANDS = {
 }
 
 
+# They need the packages of the extra ``service``; the others are the planner alone.
+SERVICE_COMMANDS = frozenset({"serve", "worker", "demo", "jobs", "keys", "db"})
+
+
 class _Commands(Mapping[str, Any]):
     """The commands by name, each built from its module when it is first asked for."""
 
@@ -93,8 +98,14 @@ class _Commands(Mapping[str, Any]):
 
 
 def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - the same
-    """The command or the group of commands that a module defines, with its examples."""
-    defined = getattr(import_module(f"meshwright.service.cli.{module}"), definition)
+    """The command or the group of commands that a module defines, with its examples.
+
+    Raises:
+        MissingExtraError: it is a command of the service, whose packages are not installed.
+    """
+    with service_packages_for(name) if name in SERVICE_COMMANDS else nullcontext():
+        loaded = import_module(f"meshwright.service.cli.{module}")
+    defined = getattr(loaded, definition)
     if isinstance(defined, typer.Typer):
         for command in defined.registered_commands:
             own = command.name or getattr(command.callback, "__name__", "")

@@ -33,8 +33,8 @@ from meshwright.service.cli.terminal import (
     screen,
 )
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
+from meshwright.service.jobs.joining import SolvedPoint, join
 from meshwright.service.jobs.states import EndState
-from meshwright.service.jobs.sweeps import SolvedPoint, join
 from meshwright.service.launchers.registry import export
 from meshwright.service.library import answer_document
 from meshwright.service.report.page import render_page

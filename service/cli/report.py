@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,15 +16,18 @@ from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.client import ServiceClient
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of
+from meshwright.service.cli.terminal import service_packages_for
 from meshwright.service.files import write_text
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import render_page
 from meshwright.service.report.trace import trace_of
 from meshwright.service.reporting import Asked, checked_timelines, report_of, settled_for
 from meshwright.service.what_if.grid import Method
+
+if TYPE_CHECKING:
+    from meshwright.service.cli.client import ServiceClient
 
 
 def report(
@@ -99,7 +102,7 @@ def timeline_of(wanted: Wanted) -> dict[str, Any]:
         InvalidProblemError: the plan has no timeline.
     """
     if wanted.url is not None:
-        with ServiceClient(wanted.url) as service:
+        with _service_at(wanted.url) as service:
             return service.timeline(wanted.name)
     kept = kept_answer(wanted)
     plan = plan_of(kept)
@@ -109,6 +112,17 @@ def timeline_of(wanted: Wanted) -> dict[str, Any]:
         message = "no timeline: its schedule has no known order, or other costs predicted it (--profile)"
         raise InvalidProblemError.of("plan", message)
     return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
+
+
+def _service_at(url: str) -> ServiceClient:
+    """A client of the service; it needs the packages of the extra ``service``.
+
+    Raises:
+        MissingExtraError: they are not installed.
+    """
+    with service_packages_for("report --url"):
+        from meshwright.service.cli.client import ServiceClient  # noqa: PLC0415 - the planner alone lacks httpx
+    return ServiceClient(url)
 
 
 def kept_answer(wanted: Wanted) -> KeptAnswer:
@@ -138,7 +152,7 @@ def write_file(path: Path, text: str, option: str) -> None:
 def _page(wanted: Wanted) -> tuple[str, str]:
     """The page and a short name for its file."""
     if wanted.url is not None:
-        with ServiceClient(wanted.url) as service:
+        with _service_at(wanted.url) as service:
             return service.report(wanted.name), wanted.name[:8]
     kept = kept_answer(wanted)
     asked = Asked(chosen=kept.plan_id, what_if=wanted.what_if, what_if_budget_s=WHAT_IF_BUDGET_S)

@@ -6,7 +6,8 @@ import codecs
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from typer.exceptions import TyperException
@@ -59,6 +60,32 @@ _OPTIONS = {
     "/workload/global_batch_size": "--global-batch-size",
     "/workload/seq_length": "--seq-length",
 }
+
+
+class MissingExtraError(PlannerError):
+    """What was asked for needs the service's packages, where only the planner is installed."""
+
+    code = "missing_extra"
+
+
+@contextmanager
+def service_packages_for(command: str) -> Iterator[None]:
+    """Import inside this what needs the packages of the extra ``service``.
+
+    Raises:
+        MissingExtraError: one of them is not installed; it names the command, the package and the remedy.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as fault:
+        if fault.name is None or fault.name.startswith("meshwright"):
+            raise
+        package = fault.name.partition(".")[0]
+        message = (
+            f"meshwright {command} needs the packages of the service ({package} is not installed): "
+            "pip install 'meshwright[service]'"
+        )
+        raise MissingExtraError(message) from None
 
 
 def code_of(answer: Answer, *, cancelled: bool) -> int:

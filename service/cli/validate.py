@@ -15,7 +15,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.cli.terminal import FOUND, screen
 from meshwright.service.files import write_text
 from meshwright.service.report.accuracy import render_report
-from meshwright.service.stores.measurements import shape_of_plan
+from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.accuracy import Report, validate
 from meshwright.solver.calibration.choose import Choice
 from meshwright.solver.runs.table import read_runs

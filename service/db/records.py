@@ -6,7 +6,7 @@ The tenant stands in every WHERE: a foreign id is simply not there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Double,
+    Row,
     and_,
     bindparam,
     func,
@@ -23,12 +24,11 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
+    update,
 )
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.tables import job_events, jobs, plans
-
-DEFAULT_PRIORITY = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class NewJob:
     request: Mapping[str, object]
     time_limit_s: float
     queue_timeout_s: float  # unclaimed this long: expired
-    priority: int = DEFAULT_PRIORITY
+    priority: int
     origin: Origin = field(default_factory=Origin)
 
 
@@ -361,3 +361,37 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
 def _is_plain(value: object) -> bool:
     """Whether a value is no expression of SQL."""
     return not hasattr(value, "self_group")
+
+
+# --------------------------------------------------------------------------------------------------
+# Plans as rows; and what a worker had found that had to leave, kept when its job is then cancelled.
+
+
+MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
+
+
+def plan_rows(job_id: str, tenant: str, found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plans of a job as rows."""
+    return [
+        {
+            "job_id": job_id,
+            "tenant": tenant,
+            "rank": plan["rank"],
+            "plan_id": plan["plan_id"],
+            "body": dict(plan),
+        }
+        for plan in found
+    ]
+
+
+def keep_found(connection: Connection, moved: Iterable[Row[tuple[object, ...]]]) -> None:
+    """Make the checkpoints of jobs that were just cancelled their answers, in the same transaction."""
+    for row in moved:
+        if row.state != "cancelled" or row.checkpoint is None:
+            continue
+        answer = dict(row.checkpoint)
+        found = answer.pop("plans", ())
+        own = update(jobs).where(jobs.c.id == row.id)
+        connection.execute(own.values(answer=answer, checkpoint=None))
+        if found:
+            connection.execute(insert(plans), plan_rows(row.id, row.tenant, found))

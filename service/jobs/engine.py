@@ -22,20 +22,12 @@ from sqlalchemy import Update, and_, case, insert, select, update
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
+from meshwright.service.db.records import MOVED, keep_found, plan_rows
 from meshwright.service.db.tables import jobs, plans
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
-from meshwright.service.jobs.states import (
-    MAX_EXCUSED,
-    MOVED,
-    Beat,
-    Claim,
-    Outcome,
-    Sweep,
-    keep_found,
-    plan_rows,
-)
+from meshwright.service.jobs.states import MAX_EXCUSED, Beat, Claim, Outcome, Sweep
 
 
 class JobEngine:

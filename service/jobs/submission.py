@@ -10,7 +10,6 @@ from sqlalchemy import Connection
 
 from meshwright.service.db import records
 from meshwright.service.db.records import (
-    DEFAULT_PRIORITY,
     JobRecord,
     NewChild,
     NewJob,
@@ -19,6 +18,7 @@ from meshwright.service.db.records import (
     insert_sweep,
 )
 from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.requests.jobs import Sweep
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.problem import Problem

@@ -13,8 +13,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, exists, func, null, select, update
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.records import MOVED
 from meshwright.service.db.tables import jobs
-from meshwright.service.jobs.states import MOVED, TERMINAL_STATES, Claim
+from meshwright.service.jobs.states import TERMINAL_STATES, Claim
 
 OPEN_STATES = ("queued", "running")
 STAGE = "sweeping"

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
 from meshwright.profiles.calibration import Calibration
-from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.inline import cluster_to_mapping
-from meshwright.profiles.measurements import MeasuredRun
-from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.reading import FieldReader
-from meshwright.profiles.units import GIB
 from meshwright.service.db import profile_records as records
 from meshwright.service.db.database import Database, compact_json
 from meshwright.service.db.profile_records import MeasurementRecord
@@ -29,15 +22,15 @@ from meshwright.service.errors import IdempotencyConflictError
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.service.stores.profiles import keep_profile, profile_id_of, read_given
-from meshwright.solver.answer import Plan, Prediction, plan_from_json
+from meshwright.service.requests.profiles import read_given
+from meshwright.service.stores.profiles import keep_profile, profile_id_of
+from meshwright.solver.answer import Prediction, plan_from_json
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
 from meshwright.solver.calibration.observations import Observation
-from meshwright.solver.configuration import Configuration, configuration_from_json
+from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
-from meshwright.solver.runs.layouts import READ_COLUMNS, RefusedRunError
-from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS, RunShape
+from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
 MAX_SECONDS = 1e6
@@ -204,258 +197,3 @@ def _require_possible(one: Observation) -> None:
         memory = impossible(replace(one, step_time_s=None), default_profile_of(one)) is not None
         field = "/peak_memory_bytes" if memory else "/step_time_s"
         raise InvalidProblemError.of(field, reason)
-
-
-# --------------------------------------------------------------------------------------------------
-# A training log as one row of a table of measured runs, which ``calibrate`` and ``validate`` read.
-
-
-NEEDED = (  # without these no run is predicted
-    "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-    "micro_batch_size", "global_batch_size", "seq_length",
-)  # fmt: skip
-_MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib", "memory_kind", "memory_rank", "oom")
-COLUMNS = (*READ_COLUMNS, "framework", "source", "model", *_MEASURED)
-PLAN = "plan"  # the column of a row whose facts are a plan's: its problem and configuration as JSON
-OF_A_PLAN = ("run_id", "cluster", "source", "memory_kind", "memory_rank")  # what may still be set
-_FAMILIES = {"deepspeed": "deepspeed-zero"}  # others are called as the table calls them
-_AXES = ("tensor", "pipeline", "context")
-# Whose logs a launcher's runs write; others than these are read from no log.
-_LOG_OF = {
-    "none": "megatron-lm",
-    "megatron-lm": "megatron-lm",
-    "megatron-bridge": "megatron-lm",
-    "ms-swift": "megatron-lm",
-    "llama-factory": "megatron-lm",
-    "torchtitan": "torchtitan",
-    "deepspeed": "deepspeed",
-    "nanotron": "nanotron",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What a log does not say."""
-
-    run_id: str
-    cluster: str
-    source: str
-    model: ModelSpec
-    gpu: GpuSpec
-    settings: Mapping[str, object]  # parts of the configuration, over what the log says
-
-
-def run_row(run: MeasuredRun, facts: RunFacts) -> dict[str, str]:
-    """The row of a log; what is not known stays empty.
-
-    Raises:
-        InvalidProblemError: a setting is no column of a run.
-    """
-    row: dict[str, object] = {
-        "run_id": facts.run_id,
-        "cluster": facts.cluster,
-        "source": facts.source,
-        "gpu": facts.gpu.slug,
-        "gpus_per_node": facts.gpu.gpus_per_node,
-        "framework": run.framework,
-        "framework_family": _FAMILIES.get(run.framework, run.framework),
-        "precision": "bf16" if "bf16" in facts.gpu.peak_flops else "fp16",
-        **_model_cells(facts.model),
-        **{name: value for name, value in run.configuration.items() if name in COLUMNS},
-        **run.words,
-        **facts.settings,
-        **_measured_cells(run),
-    }
-    unknown = row.keys() - set(COLUMNS)
-    if unknown:
-        raise InvalidProblemError.of("--set", "names no column of a run", allowed=", ".join(COLUMNS))
-    row.setdefault("data_parallel_size", _data_parallel_size(row))
-    return {name: _text(row.get(name)) for name in COLUMNS}
-
-
-def plan_row(run: MeasuredRun, plan: Plan, problem: Problem, names: Mapping[str, object]) -> dict[str, str]:
-    """The row of a log of a plan's run; every fact but what was measured is the plan's.
-
-    Args:
-        run: what the log says.
-        plan: what was run.
-        problem: the question that the plan answers.
-        names: ``run_id``, ``cluster`` and ``source`` of the row, and how its memory was measured.
-
-    Raises:
-        InvalidProblemError: the log contradicts the plan; one error for each fact, with both values.
-    """
-    settled = settled_problem(plan, problem)
-    if plan.config.is_placed:
-        message = "its stages are placed on unlike GPUs; a calibration learns from clusters of equal nodes"
-        raise InvalidProblemError.of("--plan", message)
-    faults = list(contradictions(run, plan, settled))
-    if faults:
-        raise InvalidProblemError(faults)
-    asked = {"problem": problem_to_mapping(replace(settled, profile=None)), "config": asdict(plan.config)}
-    row = {
-        "cluster": settled.cluster.name,
-        "framework": run.framework,
-        "model": settled.model.name,
-        **_measured_cells(run),
-        **names,
-        PLAN: json.dumps(asked, separators=(",", ":"), allow_nan=False),
-    }
-    return {name: _text(row.get(name)) for name in (*COLUMNS, PLAN)}
-
-
-def contradictions(run: MeasuredRun, plan: Plan, settled: Problem) -> Iterator[FieldError]:
-    """What a log states otherwise than the plan whose run it is said to be."""
-    log = _LOG_OF.get(settled.launcher)
-    if run.framework != log:
-        stands = f"plan {plan.plan_id} is for launcher {settled.launcher}"
-        message = f"the log is {run.framework}'s, {stands}; name the plan of that launcher"
-        yield FieldError(pointer="--plan", message=message, allowed=f"a log of {log}" if log else None)
-        return
-    wanted = _facts_of(plan.config, settled, run)
-    for name, value in (*run.configuration.items(), *run.words.items()):
-        allowed = wanted.get(name, (value,))
-        if value not in allowed:
-            message = f"{name} is {value} in the log, {allowed[0]} in plan {plan.plan_id}"
-            yield FieldError(pointer="--plan", message=message)
-
-
-def _facts_of(c: Configuration, settled: Problem, run: MeasuredRun) -> dict[str, tuple[int | str, ...]]:
-    """What a log may say of a plan, by the glossary's names; the plan's own value comes first.
-
-    DeepSpeed prints as world size the ranks that share no model (``DeepSpeedConfig``, runtime/config.py).
-    Where one rank holds every state, sharding is the same on and off.
-    """
-    model, workload = settled.model, settled.workload
-    ranks = c.data_parallel_size * c.context_parallel_size
-    found: dict[str, tuple[int | str, ...]] = {
-        name: (int(getattr(c, name)),)
-        for name in (
-            "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
-            "expert_parallel_size", "data_parallel_size", "virtual_pipeline_size", "micro_batch_size",
-            "num_microbatches", "sequence_parallel", "num_gpus",
-        )
-    }  # fmt: skip
-    if run.framework == "deepspeed":
-        found["num_gpus"] = (c.num_gpus, ranks)
-    if ranks > 1:
-        found["zero_stage"] = (c.zero_stage,)
-    for name in ("num_layers", "hidden_size", "num_attention_heads"):
-        found[name] = (int(getattr(model, name)),)
-    if model.moe is None:
-        found["ffn_hidden_size"] = (model.ffn_hidden_size,)
-    else:
-        found["num_experts"] = (model.moe.num_experts,)
-    return found | {
-        "global_batch_size": (workload.global_batch_size,),
-        "seq_length": (workload.seq_length,),
-        "precision": (workload.precision,),
-        "recompute": (c.recompute_granularity,),
-    }
-
-
-def shape_of_plan(text: str) -> RunShape:
-    """The shape of a row whose cell ``plan`` holds this text.
-
-    Raises:
-        RefusedRunError: the text is no plan of this version.
-        InvalidProblemError: its problem is wrong.
-    """
-    try:
-        asked = json.loads(text)
-        configuration = configuration_from_json(asked["config"])
-        problem = parse_problem(asked["problem"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RefusedRunError(
-            "the cell plan was written by another version; import the log again"
-        ) from None
-    return RunShape(
-        problem=problem,
-        configuration=configuration,
-        framework=framework_of(problem.launcher),
-        warnings=(),
-        recompute_known=True,
-    )
-
-
-def _model_cells(model: ModelSpec) -> dict[str, object]:
-    """The model's shape as the table writes it."""
-    moe = model.moe
-    cells: dict[str, object] = {
-        "model": model.name,
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "tied_embeddings": int(model.tied_embeddings),
-        "gated_mlp": int(model.gated_mlp),
-    }
-    if moe is not None:
-        cells |= {
-            "num_experts": moe.num_experts,
-            "moe_top_k": moe.top_k,
-            "moe_ffn_hidden_size": moe.ffn_hidden_size,
-            "num_shared_experts": moe.num_shared_experts,
-            "num_dense_layers": moe.num_dense_layers,
-        }
-    return cells
-
-
-def _measured_cells(run: MeasuredRun) -> dict[str, object]:
-    """What the run reported: reserved memory where it is known, else allocated."""
-    peak = run.peak_reserved_bytes or run.peak_allocated_bytes
-    kind = "reserved" if run.peak_reserved_bytes else "allocated"
-    return {
-        "step_time_s": run.step_time_s,
-        "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,
-        "peak_memory_gib": peak / GIB if peak else None,
-        "memory_kind": kind if peak else None,
-        "memory_rank": "worst" if peak and run.num_memory_ranks > 1 else None,
-        "oom": int(run.out_of_memory),
-    }
-
-
-def _data_parallel_size(row: Mapping[str, object]) -> int | None:
-    """GPUs over the other axes, where all are known."""
-    gpus = row.get("num_gpus")
-    others = [row.get(f"{axis}_parallel_size") or 1 for axis in _AXES]
-    if not isinstance(gpus, int) or not all(isinstance(size, int) for size in others):
-        return None
-    product = 1
-    for size in others:
-        product *= size if isinstance(size, int) else 1
-    return gpus // product or None
-
-
-def _text(value: object) -> str:
-    """A cell; empty where nothing is known."""
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def table_with(existing: str, row: Mapping[str, str]) -> str:
-    """The text of a table with one more row; a row of the same ``run_id`` is replaced.
-
-    Columns that the table lacks and the row fills are added; a cell left out means unknown.
-
-    Raises:
-        InvalidProblemError: the existing text is no such table.
-    """
-    rows: list[Mapping[str, str]] = []
-    columns: Sequence[str] = tuple(row)
-    if existing.strip():
-        reader = csv.DictReader(io.StringIO(existing))
-        columns = reader.fieldnames or ()
-        if "run_id" not in columns:
-            raise InvalidProblemError.of("--into", "is no table of runs: the column run_id is missing")
-        columns = (*columns, *(name for name, cell in row.items() if cell and name not in columns))
-        rows = [old for old in reader if old.get("run_id") != row["run_id"]]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*rows, row])
-    return out.getvalue()

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import Connection
 
-from meshwright.profiles.calibration import FORMAT as CALIBRATION
-from meshwright.profiles.calibration import Calibration, read_calibration
-from meshwright.profiles.capabilities import launchers_of
-from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.measured.profile import FORMAT as MEASURED
-from meshwright.profiles.measured.profile import MeasuredProfile
-from meshwright.profiles.measured.read import measured_profile_from_json
-from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
+from meshwright.profiles.profile import Profile
 from meshwright.service.db import profile_records as records
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
@@ -26,103 +20,8 @@ from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token
-from meshwright.solver.calibration.timed import with_measured
-from meshwright.solver.cost.residuals import NUM_FEATURES
+from meshwright.service.requests.profiles import GivenProfile, profile_with, read_given
 from meshwright.solver.problem import Problem
-
-# --------------------------------------------------------------------------------------------------
-# Profiles that somebody gives: a calibration, or what was timed on a machine; and what they change.
-
-
-GivenProfile: TypeAlias = Calibration | MeasuredProfile
-
-
-def read_given(document: Mapping[str, object]) -> GivenProfile:
-    """The calibration or measured profile of a JSON document.
-
-    Raises:
-        InvalidProblemError: neither, or broken; pointers start at the document.
-    """
-    named = document.get("format")
-    if named == MEASURED:
-        return measured_profile_from_json(document)
-    if named != CALIBRATION:
-        raise InvalidProblemError.of("/format", "is no profile", allowed=f"{CALIBRATION}, {MEASURED}")
-    calibration = read_calibration(document)
-    if not calibration.fits_features(NUM_FEATURES):
-        raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")
-    return calibration
-
-
-def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profile, tuple[str, ...]]:
-    """The profile of a problem with what was given, and what to know about it.
-
-    Of several measured profiles the one of the GPU that sets the pace counts.
-
-    Raises:
-        InvalidProblemError: nothing given holds for the problem's GPU, or two things at once.
-    """
-    profile = default_profile(problem.cluster, problem.launcher)
-    if not given:
-        return profile, ()
-    if profile.by_group and problem.launcher == PLACING_LAUNCHER:
-        return _by_group(problem, profile, given)
-    slug = profile.group.gpu.slug
-    others = {group.gpu.slug for group in problem.cluster.groups} - {slug}
-    warnings = [f"{gpu} was measured, {slug} sets the pace" for gpu in map(_gpu, given) if gpu in others]
-    fitting = [one for one in given if _gpu(one) not in others]
-    if len(fitting) > 1:
-        raise InvalidProblemError.of("/profile", f"several profiles for {slug}; give one")
-    if not fitting:
-        raise InvalidProblemError.of("/profile", f"none was measured on {slug}, which sets the pace")
-    one = fitting[0]
-    if isinstance(one, Calibration):
-        profile = _of_stack(problem, profile, one)
-        one.require_stack(profile)
-        return one.applied(profile), (*warnings, *one.mismatches(profile))
-    if one.machine.gpu is None and one.machine.kind != "cpu":
-        warnings.append(f"measured on {one.machine.device}, taken for {slug}")
-    if one.subject.dtype == "fp32":
-        warnings.append("layers were timed in fp32; a plan that runs in 16 bits may be faster")
-    return with_measured(problem, profile, one), tuple(warnings)
-
-
-def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> Profile:
-    """Of a problem for any launcher the profile of the first one on the calibration's stack."""
-    for launcher in launchers_of(problem.launcher) if problem.launcher == "any" else ():
-        one = default_profile(problem.cluster, launcher)
-        if one.framework.stack == calibration.stack:
-            return one
-    return profile
-
-
-def _by_group(
-    problem: Problem, profile: Profile, given: Sequence[GivenProfile]
-) -> tuple[Profile, tuple[str, ...]]:
-    """Each node group with what was given for its GPU; a group that has nothing is priced by the catalog's.
-
-    Raises:
-        InvalidProblemError: something given holds for no group.
-    """
-    left, warnings, groups = list(given), list[str](), list[Profile]()
-    for group in problem.cluster.distinct_groups:
-        alone = replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
-        mine = [one for one in given if _gpu(one) == group.gpu.slug]
-        own, told = profile_with(alone, mine)
-        left = [one for one in left if one not in mine]
-        groups.append(own)
-        warnings += told
-    if left:
-        raise InvalidProblemError.of("/profile", f"no node group has {_gpu(left[0]) or 'its GPU'}")
-    learnt = tuple(name for one in groups for name in one.learnt_from)
-    corrected = replace(profile, by_group=tuple(groups), uncalibrated=profile, learnt_from=learnt)
-    return corrected, tuple(warnings)
-
-
-def _gpu(one: GivenProfile) -> str | None:
-    """Where it was measured; None: not known."""
-    return one.gpu if isinstance(one, Calibration) else one.machine.gpu
-
 
 MAX_TITLE = 200
 

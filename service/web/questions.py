@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from meshwright.service.db.records import DEFAULT_PRIORITY
+from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.launchers.reading.registry import reader_names
 from meshwright.service.launchers.registry import launcher_names
 from meshwright.service.requests.jobs import MAX_PRIORITY

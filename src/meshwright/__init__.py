@@ -1,8 +1,7 @@
 """Meshwright: which parallel configuration should a training run use, and how sure are we?
 
-``meshwright.plan``, ``predict``, ``explain``, ``export``, ``validate`` and ``calibrate`` are the
-commands of
-that name as functions; ``meshwright.service.library`` documents them. They are loaded when first asked for:
+``plan``, ``predict``, ``explain``, ``export``, ``validate`` and ``calibrate`` are the commands of those
+names as functions; ``meshwright.service.library`` documents them. They are loaded when they are first used:
 importing a part of the package loads no other part.
 """
 

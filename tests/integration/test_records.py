@@ -11,6 +11,7 @@ from meshwright.service.errors import NotFoundError, TooManyRequestsError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs, Limits
 from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.stores.definitions import Definitions
@@ -78,7 +79,14 @@ def test_a_point_that_was_answered_is_copied_and_one_that_is_forgotten_by_now_is
     known = claimed(engine)
     engine.complete(known, SUCCESS)
     request = problem_to_mapping(a_problem())
-    new = NewJob(id="wide", tenant=TENANT, request=request, time_limit_s=30.0, queue_timeout_s=3600.0)
+    new = NewJob(
+        id="wide",
+        tenant=TENANT,
+        request=request,
+        time_limit_s=30.0,
+        queue_timeout_s=3600.0,
+        priority=DEFAULT_PRIORITY,
+    )
     points = [NewChild(values={}, request=request, known=name) for name in (known.job_id, "gone")]
     with database.write() as connection:
         insert_sweep(connection, new, points, "wide-")

@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a cancel loses what a worker had found",
-        file="service/jobs/states.py",
+        file="service/db/records.py",
         old='row.state != "cancelled" or row.checkpoint is None',
         new="row.state",
     ),

@@ -13,8 +13,9 @@ from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.profiles import profile_with
 from meshwright.service.stores.measurements import Measurements, scope_of
-from meshwright.service.stores.profiles import ProfileStore, profile_with
+from meshwright.service.stores.profiles import ProfileStore
 from meshwright.solver.answer import Plan
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.planner.plan import ask

@@ -7,7 +7,7 @@ import pytest
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
-from meshwright.service.stores.profiles import profile_with
+from meshwright.service.requests.profiles import profile_with
 from meshwright.solver.answer import Answer, ParetoFront, ParetoPoint
 from meshwright.solver.planner.pareto import STEP, undominated
 from meshwright.solver.planner.plan import ask

@@ -19,8 +19,8 @@ from meshwright.service.cli.import_file import ImportRequest, run_import
 from meshwright.service.cli.saved_plans import plan_of_file
 from meshwright.service.launchers.registry import export
 from meshwright.service.library import answer_document
+from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import problem_to_mapping
-from meshwright.service.stores.measurements import shape_of_plan
 from meshwright.solver.answer import Plan
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.service.jobs.joining import Joined, SolvedPoint, join
 from meshwright.service.jobs.states import EndState
-from meshwright.service.jobs.sweeps import Joined, SolvedPoint, join
 from meshwright.solver.answer import Answer, Plan
 from tests.builders import a_plan, a_prediction, an_answer, an_infeasible_answer
 
