@@ -93,7 +93,7 @@ WEAKNESSES = """## Known weaknesses
 
 
 def kept_section(document: str) -> str:
-    """What ``make cpu-training`` has written between its markers; empty where it has not."""
+    """What ``make bench ARGS=cpu-training`` has written between its markers; empty where it has not."""
     found = re.search(r"<!-- cpu-training -->.*<!-- /cpu-training -->\n", document, re.DOTALL)
     return f"\n{found.group()}" if found else ""
 

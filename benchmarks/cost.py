@@ -139,7 +139,7 @@ def document(peers: bool, checkout: Path | None) -> str:
     for batch in (gpt, Batch.of("deepseek-v3", "dgx-h100", 128, 4096, 4096)):
         lines += table(batch.name, ours(batch))
     where = f"Python {platform.python_version()}, NumPy {np.__version__}, one core of {processor()}"
-    return "\n".join([*lines, f"{where}; CPU seconds, {REPEATS} repeats. Command: `make bench-cost`."])
+    return "\n".join([*lines, f"{where}; CPU seconds, {REPEATS} repeats. Command: `make bench ARGS=cost`."])
 
 
 def processor() -> str:

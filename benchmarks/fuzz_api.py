@@ -1,4 +1,4 @@
-"""``make fuzz-api``: requests that mean the API no good, by schemathesis and by a corpus of our own.
+"""``make fuzz``: requests that mean the API no good, by schemathesis and by a corpus of our own.
 
 A server of this checkout is started with a key; schemathesis (in an environment of its own) draws requests,
 right and wrong ones, from the served OpenAPI document, and ``fuzz_pages`` sends others to the pages. Any

@@ -1,18 +1,24 @@
-"""``make house``: the shape of the product in figures, and the files that one plain ``plan`` runs."""
+"""``make house``: the shape of the product in figures, each beside the limit that it is held to.
+
+Exits with 1 where a limit is exceeded. ``--list`` names the files behind the last two figures.
+"""
+
+from __future__ import annotations
 
 import argparse
 import ast
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("profiles", "solver", "service", "workers")
+DIMENSION = "expert_tensor_parallel_size"  # the parallel size that was added last
 PLAN = (
     "plan --model llama-3.1-8b --cluster dgx-h100 --num-nodes 4"
     " --global-batch-size 256 --seq-length 8192 --json"
@@ -52,44 +58,92 @@ class Module:
     path: Path
 
     @cached_property
+    def text(self) -> str:
+        """Its source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
     def lines(self) -> int:
         """How long it is."""
-        return len(self.path.read_text().splitlines())
+        return len(self.text.splitlines())
 
     @cached_property
     def tree(self) -> ast.Module:
         """What Python reads in it."""
-        return ast.parse(self.path.read_text())
+        return ast.parse(self.text)
 
     @cached_property
     def head(self) -> int:
         """Lines of its docstring and of its imports at the top."""
-        spans = [
+        return sum(
             (node.end_lineno or node.lineno) - node.lineno + 1
             for at, node in enumerate(self.tree.body)
             if isinstance(node, ast.Import | ast.ImportFrom)
             or (at == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        ]
-        return sum(spans)
+        )
 
     def imported(self, names: frozenset[str]) -> set[str]:
-        """The modules among ``names`` that its top level imports."""
+        """The modules among ``names`` that it imports, inside functions too."""
         found = set()
-        for node in self.tree.body:
+        for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & names
                 found |= inner or ({node.module} & names)
         return found
 
+    @cached_property
+    def functions(self) -> list[str]:
+        """Names of its functions and methods."""
+        return [node.name for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
+
+    @cached_property
+    def private_used_once(self) -> int:
+        """Private functions that the file names once beside their definition."""
+        named = Counter(
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Name | ast.Attribute)
+        )
+        return sum(
+            name.startswith("_") and not name.endswith("__") and named[name] == 1 for name in self.functions
+        )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measure of the product; without a limit it is information alone."""
+
+    name: str
+    value: float
+    limit: float | None = None
+    unit: str = ""
+    where: str = ""  # what the value belongs to
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the limit does not hold."""
+        return self.limit is not None and self.value > self.limit
+
+    def line(self) -> str:
+        """The figure, its value and its limit."""
+        value = f"{self.value:.1f} {self.unit}" if self.unit else f"{self.value:.0f}"
+        limit = "" if self.limit is None else f"<= {self.limit:g} {self.unit}".rstrip()
+        verdict = "EXCEEDED" if self.exceeded else ""
+        return f"{self.name:<52}{value:>9}  {limit:<8} {verdict}{self.where}".rstrip()
+
 
 def modules(room: str) -> list[Module]:
     """The files of a room that hold something."""
     files = sorted((ROOT / room).rglob("*.py"))
-    found = [
-        Module(".".join(("meshwright", *file.relative_to(ROOT).with_suffix("").parts)), file)
-        for file in files
-    ]
+    names = [".".join(("meshwright", *file.relative_to(ROOT).with_suffix("").parts)) for file in files]
+    found = [Module(name.removesuffix(".__init__"), file) for name, file in zip(names, files, strict=True)]
     return [module for module in found if module.lines]
+
+
+def imports_of(found: Sequence[Module]) -> dict[str, set[str]]:
+    """The modules among ``found`` that each of them imports."""
+    names = frozenset(module.name for module in found)
+    return {module.name: module.imported(names) for module in found}
 
 
 def longest_chain(graph: Mapping[str, Iterable[str]]) -> int:
@@ -113,55 +167,80 @@ def longest_chain(graph: Mapping[str, Iterable[str]]) -> int:
     return max((visit(name) for name in graph), default=0)
 
 
-def shape(found: list[Module]) -> dict[str, str]:
-    """The figures of some modules."""
-    names = frozenset(module.name for module in found)
-    graph = {module.name: module.imported(names) for module in found}
-    folders = [module.path.parent for module in found]
-    lines = sorted(module.lines for module in found)
-    full = max(set(folders), key=folders.count)
-    return {
-        "files": str(len(found)),
-        "lines": str(sum(lines)),
-        "median": str(round(statistics.median(lines))),
-        "p95": str(lines[int(0.95 * (len(lines) - 1))]),
-        "longest": str(lines[-1]),
-        "heads": f"{sum(module.head for module in found) / sum(lines):.1%}",
-        "imports": str(sum(map(len, graph.values()))),
-        "chain": str(longest_chain(graph)),
-        "fullest folder": f"{full.relative_to(ROOT)} {folders.count(full)}",
-    }
+def in_folder(found: Sequence[Module]) -> Counter[str]:
+    """Files directly in each folder, by its path from the root."""
+    return Counter(str(module.path.parent.relative_to(ROOT)) for module in found)
+
+
+def files_of_a_dimension() -> list[str]:
+    """Product files that name the parallel size that was added last: code, templates and data."""
+    return [
+        str(path.relative_to(ROOT))
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*"))
+        if path.suffix in {".py", ".yaml", ".html", ".js"} and DIMENSION in path.read_text(encoding="utf-8")
+    ]
 
 
 def files_of_one_plan() -> list[str]:
     """Product files of which a function runs in one plain ``plan``."""
     code = f"ROOMS = {ROOMS!r}\n{TRACED}"
-    run = subprocess.run(
-        [sys.executable, "-c", code, *PLAN.split()],
-        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, *PLAN.split()]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [str(Path(line).relative_to(ROOT)) for line in run.stdout.split()]
 
 
-def main() -> None:
-    """Print the table, then the files of one plan by room."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", action="store_true", help="name the files that one plan runs")
-    arguments = parser.parse_args()
+def figures(plan: Sequence[str], dimension: Sequence[str]) -> list[Figure]:
+    """Every figure, given the files of one plan and of a parallel dimension."""
     rooms = {room: modules(room) for room in ROOMS}
-    table = {room: shape(found) for room, found in rooms.items()}
-    table["product"] = shape([module for found in rooms.values() for module in found])
-    columns = list(table["product"])
-    print(" " * 10 + "".join(f"{column:>10}" for column in columns[:-1]) + f"  {columns[-1]}")
-    for name, figures in table.items():
-        cells = "".join(f"{figures[column]:>10}" for column in columns[:-1])
-        print(f"{name:10}{cells}  {figures[columns[-1]]}")
-    ran = files_of_one_plan()
-    shares = ", ".join(f"{room} {sum(file.startswith(room) for file in ran)}" for room in ROOMS)
-    print(f"one plan runs functions of {len(ran)} files: {shares}")
-    if arguments.files:
-        print(*ran, sep="\n")
+    product = [module for found in rooms.values() for module in found]
+    lengths = [module.lines for module in product]
+    total, heads = sum(lengths), sum(module.head for module in product)
+    chains = {room: imports_of(rooms[room]) for room in ("solver", "service")}
+    fullest, count = in_folder(rooms["solver"]).most_common(1)[0]
+    functions = sum(len(module.functions) for module in product)
+    once = sum(module.private_used_once for module in product)
+    by_room = ", ".join(f"{room} {sum(file.startswith(room) for file in plan)}" for room in ROOMS)
+    return [
+        Figure("solver: files", len(rooms["solver"]), 85),
+        Figure("solver: most files in a folder", count, 15, where=fullest),
+        Figure("solver: longest chain of imports", longest_chain(chains["solver"]), 22),
+        Figure("solver: imports of its own modules", sum(map(len, chains["solver"].values())), 600),
+        Figure("service: files", len(rooms["service"]), 180),
+        Figure("service: files directly in it", in_folder(rooms["service"])["service"], 8),
+        Figure("service: longest chain of imports", longest_chain(chains["service"])),
+        Figure("service: imports of its own modules", sum(map(len, chains["service"].values()))),
+        Figure("profiles: files", len(rooms["profiles"]), 55),
+        Figure("profiles: files directly in it", in_folder(rooms["profiles"])["profiles"]),
+        Figure("product: files", len(product)),
+        Figure("product: lines", total),
+        Figure("product: median file", statistics.median(lengths), unit="lines"),
+        Figure("product: longest file", max(lengths), 600),
+        Figure("product: lines in docstrings and imports of files", 100 * heads / total, 9, "%"),
+        Figure("product: private functions used once", 100 * once / functions, unit="%"),
+        Figure("product files that one plan runs", len(plan), 110, where=by_room),
+        Figure(
+            "product files that a parallel dimension opens", len(dimension), where=f"naming {DIMENSION}"
+        ),
+    ]
+
+
+def main() -> int:
+    """Print the figures; 1 where a limit is exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="name the files behind the last two figures")
+    asked = parser.parse_args()
+    plan, dimension = files_of_one_plan(), files_of_a_dimension()
+    found = figures(plan, dimension)
+    print("\n".join(figure.line() for figure in found))
+    if asked.list:
+        print("", "files that one plan runs:", *plan, sep="\n")
+        print("", "files that a parallel dimension opens:", *dimension, sep="\n")
+    exceeded = [figure.name for figure in found if figure.exceeded]
+    if exceeded:
+        print(f"error: {len(exceeded)} limits are exceeded: {'; '.join(exceeded)}", file=sys.stderr)
+    return 1 if exceeded else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

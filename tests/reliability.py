@@ -240,12 +240,29 @@ def written(text: str, part: str, table: str) -> str:
     return re.sub(marks, lambda found: found[1] + table + "\n" + found[2], text, flags=re.DOTALL)
 
 
+def long_forms() -> Path:
+    """125 000 steps of the state machine, the mutants and a full storm; the file of the storm's figures.
+
+    Raises:
+        CalledProcessError: one of them found a fault.
+    """
+    figures = ROOT / "out" / "chaos.json"
+    machine = ["pytest", "--timeout=3600", "tests/unit/service/test_engine_machine.py"]
+    for module in (machine, ["tests.mutants"], ["tests.chaos", "--json", str(figures)]):
+        environment = {**os.environ, "MESHWRIGHT_TEST_LONG": "1"}
+        subprocess.run([sys.executable, "-m", *module], cwd=ROOT, env=environment, check=True)
+    return figures
+
+
 def main() -> None:
     """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chaos", type=Path, help="figures that make chaos wrote")
     parser.add_argument("--measure", action="store_true", help="run the tests of the faults first")
+    parser.add_argument("--long", action="store_true", help="the state machine's long form, mutants, chaos")
     asked = parser.parse_args()
+    if asked.long:
+        asked.chaos = long_forms()
     text = DOCUMENT.read_text(encoding="utf-8")
     figures = measure(ROOT / "out" / "faults.jsonl") if asked.measure else figures_in(text)
     text = written(text, "faults", faults_table(figures))

@@ -24,13 +24,6 @@ def test_what_the_document_names_exists(path: str, name: str) -> None:
         assert hasattr(module, name)
 
 
-def test_every_command_of_the_document_is_a_target() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = set(re.findall(r"`make ([a-z-]+)", PAGE))
-    assert "bench-cost" in named
-    assert named <= targets
-
-
 @pytest.mark.parametrize("block", ["ablation", "bench-cost"])
 def test_generated_blocks_open_and_close(block: str) -> None:
     assert PAGE.count(f"<!-- {block} -->") == PAGE.count(f"<!-- /{block} -->") == 1

@@ -1,15 +1,27 @@
 """The shape of the product: folders, the one importable name, and no cycle of imports."""
 
+import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import meshwright
-from benchmarks.house import ROOMS, longest_chain, modules
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.house import (
+    ROOMS,
+    Figure,
+    Module,
+    figures,
+    files_of_a_dimension,
+    imports_of,
+    in_folder,
+    longest_chain,
+    modules,
+)
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service import library
 
@@ -28,20 +40,61 @@ ONE_FILE_FOR_EACH = {  # a command, a launcher or a foreign format
 @pytest.mark.parametrize("room", ROOMS)
 def test_folders_hold_as_many_files_as_a_reader_takes_in(room: str) -> None:
     most = MOST_IN_SOLVER if room == "solver" else MOST_ELSEWHERE
-    counts = Counter(str(module.path.parent.relative_to(ROOT)) for module in modules(room))
+    counts = in_folder(modules(room))
     assert {name: n for name, n in counts.items() if n > most and name not in ONE_FILE_FOR_EACH} == {}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = [module for room in ROOMS for module in modules(room)]
-    names = frozenset(module.name for module in found)
-    assert longest_chain({module.name: module.imported(names) for module in found}) > 1
+    assert longest_chain(imports_of(found)) > 1
 
 
 def test_the_chain_of_imports_counts_modules_and_refuses_a_circle() -> None:
     assert longest_chain({"a": ["b"], "b": ["c"], "c": [], "d": ["c"]}) == 3
     with pytest.raises(ValueError, match="cycle"):
         longest_chain({"a": ["b"], "b": ["a"]})
+
+
+def test_the_figures_of_the_house_keep_their_limits() -> None:
+    found = figures(plan=[], dimension=files_of_a_dimension())
+    assert [figure.line() for figure in found if figure.exceeded] == []
+
+
+def test_a_figure_above_its_limit_is_exceeded_and_says_so() -> None:
+    assert not Figure("files", 85, 85).exceeded
+    assert not Figure("files", 10**6).exceeded
+    assert Figure("files", 86, 85).exceeded
+    assert Figure("files", 86, 85).line().split() == ["files", "86", "<=", "85", "EXCEEDED"]
+
+
+def test_a_private_function_that_is_named_once_counts_as_used_once(tmp_path: Path) -> None:
+    file = tmp_path / "one.py"
+    file.write_text("def _once(): pass\ndef _twice(): _once(); _never\ndef far(): _twice(); _twice()\n")
+    module = Module("one", file)
+    assert module.functions == ["_once", "_twice", "far"]
+    assert module.private_used_once == 1
+
+
+def test_every_command_that_a_document_or_a_file_names_exists() -> None:
+    targets = set(
+        re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    kinds = {".md", ".py", ".toml", ".txt", ""}
+    named, benchmarks = set[str](), set[str]()
+    for path in (ROOT / line for line in listed.stdout.splitlines()):
+        if path.suffix in kinds and path.is_file() and path != Path(__file__):
+            text = path.read_text(encoding="utf-8")
+            named |= set(re.findall(r"`make ([a-z-]+)", text))
+            benchmarks |= set(re.findall(r"""make bench ARGS="?([a-z-]+)""", text))
+    assert {"run", "test", "check", "bench"} <= named <= targets
+    assert {"search", "cost"} <= benchmarks <= set(BENCHMARKS)
+    assert len(targets) <= 16
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_is_a_module(name: str) -> None:
+    assert find_spec(BENCHMARKS[name].module) is not None
 
 
 def test_the_package_links_to_the_folders_at_the_root() -> None:

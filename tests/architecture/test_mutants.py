@@ -1,4 +1,4 @@
-"""The mutants that ``make mutants`` tries still fit the code."""
+"""The mutants that ``make bench ARGS=mutants`` tries still fit the code."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Exported plans before the launchers' own parsers: ``make test-launchers``.
+"""Exported plans before the launchers' own parsers: ``make launchers``.
 
 Hundreds of random plans of the search's own space must pass and mean what was planned; every mutant must be
 refused by our rules, and by the parser where it notices such. Where a launcher can build a rank without a

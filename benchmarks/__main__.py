@@ -1,0 +1,103 @@
+"""``make bench ARGS="NAME …"``: the benchmarks by name; what follows the name are options of its own.
+
+Most print their tables, and with ``--write`` put them into the document that is named.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SIMAI = "tests/unit/profiles/fixtures/importers/simai"
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A module to run with the options that it always has."""
+
+    title: str
+    module: str
+    options: tuple[str, ...] = ()
+    environment: str | None = None  # of .ci/environment; None: this one
+
+
+BENCHMARKS = {
+    "search": Benchmark("search times and proofs, docs/how-the-search-works.md", "benchmarks.search"),
+    "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
+    "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
+    "cost": Benchmark("configurations priced a second beside published tools", "benchmarks.cost"),
+    "ablation": Benchmark("what each part of the cost model buys; writes", "benchmarks.ablation"),
+    "peers": Benchmark("other planners on the same questions, minutes each", "benchmarks.bench_peers"),
+    "service": Benchmark(
+        "requests, claims and job starts, docs/reliability.md", "benchmarks.service_speed"
+    ),
+    "soak": Benchmark("the memory of a server under requests, the same", "benchmarks.service_soak"),
+    "cancels": Benchmark("how soon a running job is cancelled, the same", "benchmarks.service_cancels"),
+    "scaling": Benchmark("jobs a minute by 1 and 2 workers, docs/scaling.md", "benchmarks.scaling"),
+    "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
+    "faults": Benchmark(
+        "what the tests of F1 to F24 measured, docs/reliability.md; writes (--long: mutants and chaos too)",
+        "tests.reliability",
+        ("--measure",),
+    ),
+    "mutants": Benchmark("faults in fence and lease: each must turn the suite red", "tests.mutants"),
+    "cpu-training": Benchmark(
+        "plan, train on this CPU, send back, predict again, docs/accuracy.md",
+        "examples.cpu_training.closed_loop",
+        environment="torch",
+    ),
+    "pages": Benchmark(
+        "pictures, weight and speed of the page, docs/live-page.md; writes", "tests.browser", (), "browser"
+    ),
+    "operators": Benchmark(
+        "rebuilds the operator tables: --wheel aiconfigurator_core-0.12.0-….whl",
+        "benchmarks.catalog.aiconfigurator",
+        ("--out", "profiles/catalog/operators"),
+    ),
+    "backward": Benchmark(
+        "rebuilds the tables of backward operators",
+        "meshwright.profiles.importers.simumax",
+        (
+            "a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json",
+            "b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json",
+            "--out",
+            "profiles/catalog/operators/backward.json",
+        ),
+    ),
+    "collectives": Benchmark(
+        "rebuilds the shares of networks from SimAI's tables",
+        "benchmarks.catalog.network_shares",
+        (
+            *("--ring", f"{SIMAI}/nic_ratio.csv", "--all-to-all", f"{SIMAI}/ata_ratio.csv"),
+            *("--out", "profiles/catalog/collectives/network.json"),
+        ),
+    ),
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run one benchmark, or list them; its exit code."""
+    if not words or words[0] in {"-h", "--help"}:
+        print(__doc__)
+        for name, benchmark in BENCHMARKS.items():
+            print(f"  {name:<13}{benchmark.title}")
+        return 0
+    name, *rest = words
+    if name not in BENCHMARKS:
+        print(f"error: no benchmark {name}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    chosen = BENCHMARKS[name]
+    run = ["-m", chosen.module, *chosen.options, *rest]
+    if chosen.environment is not None:
+        command = [str(ROOT / ".ci" / "environment"), chosen.environment, "python", *run]
+    else:
+        command = [sys.executable, *run]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
