@@ -105,8 +105,9 @@ def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"rank_order = {order} numbers the ranks as {plain_order(config)} does"
     if able.data_parallel_alike and order != RANK_ORDERS[0]:
         inner = config.tensor_parallel_size * config.context_parallel_size
-        experts = config.expert_parallel_size * config.expert_tensor_parallel_size
-        if experts != (inner if problem.model.moe is not None else config.context_parallel_size):
+        if config.expert_ranks != (
+            inner if problem.model.moe is not None else config.context_parallel_size
+        ):
             yield f"{able.launcher} needs as many replicas of experts as of attention with {order}"
 
 
@@ -409,9 +410,10 @@ def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield "zero_shard_size must be 1 without ZeRO"
     if config.zero_stage and config.zero_shard_size == 1:
         yield "zero_shard_size = 1 shards nothing"
-    experts = config.expert_parallel_size * config.expert_tensor_parallel_size
     replicas = max(ranks // config.zero_shard_size, 1)
-    if config.zero_stage and (ranks % config.zero_shard_size or ranks * tensor // experts % replicas):
+    if config.zero_stage and (
+        ranks % config.zero_shard_size or ranks * tensor // config.expert_ranks % replicas
+    ):
         yield f"zero_shard_size = {config.zero_shard_size} does not divide the ranks that share weights"
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,28 +28,188 @@ class StageGroup:
     tensor_parallel_size: int
 
 
+# --------------------------------------------------------------------------------------------------
+# The variables of a configuration. A field of ``Configuration`` states all that is generally known of its
+# variable; ``VARIABLES`` collects it for columns, limits of requests, readers, tables and comparisons.
+
+
+SCHEDULES = (
+    "none", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zb",
+    "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v",
+)  # fmt: skip
+RECOMPUTE = ("none", "selective", "full")
+OFFLOAD = ("none", "optimizer", "activations", "optimizer+activations")  # bits: 1 optimizer, 2 activations
+CONTEXT_MODES = ("ring", "all_to_all")
+RING = CONTEXT_MODES.index("ring")
+# Orders in which ranks are numbered along the axes of the mesh, fastest first. Tensor-parallel ranks come
+# first in every one of them: they talk in every layer. Experts are split over the innermost ranks of a
+# stage, whichever axes those belong to. The first order is the launchers' own.
+RANK_ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp")
+MAX_SIZE = 2**31 - 1  # of an integer variable that somebody writes
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable of a configuration."""
+
+    meaning: str  # in one sentence
+    _: KW_ONLY
+    name: str = ""  # of its field in ``Configuration``
+    off: int | str | bool = 1  # value that does nothing: the field's default
+    short: str = ""  # ``tp``; empty: people write the name out
+    in_tables: bool = False  # has a column in tables of plans; the others are named where they are on
+    least: int = 1  # legal values of an integer
+    most: int = MAX_SIZE
+    words: tuple[str, ...] = ()  # legal values of a word
+    column: str = ""  # its column in ``Columns``, where that has another name
+    part_of: str = ""  # the variable that it refines: two configurations differ in both or in neither
+    needs: str = ""  # what ``Capabilities`` calls it, for a parallel axis that some launchers lack
+    follows: bool = False  # from the other variables and the batch, as a rule
+    uniform_only: bool = False  # off where stages are placed on unlike node groups
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its values are integers."""
+        return type(self.off) is int
+
+    def code(self, value: float | str) -> int:
+        """A value as the integer of a column."""
+        return self.words.index(str(value)) if self.words else int(value)
+
+    def value(self, code: int) -> int | str | bool:
+        """The value that an integer of a column stands for."""
+        if self.words:
+            return self.words[code]
+        return code if self.is_integer else bool(code)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """How one training job is split over GPUs; 1 is off."""
 
-    tensor_parallel_size: int = 1
-    sequence_parallel: bool = False
-    pipeline_parallel_size: int = 1
-    virtual_pipeline_size: int = 1  # model chunks per rank
-    context_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    expert_tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    zero_stage: int = 0
-    zero_shard_size: int = 1  # ranks that share one shard set; 1 for stage 0
-    micro_batch_size: int = 1  # sequences
-    num_microbatches: int = 1  # per pipeline and step
-    pipeline_schedule: str = "none"
-    recompute_granularity: str = "none"  # none, selective (core attention), full
-    recompute_layers: int = 0  # the first so many of each chunk; all of the model's: every layer
-    offload: str = "none"  # to the host: none, optimizer, activations, optimizer+activations
-    context_parallel_mode: str = "ring"  # or all_to_all: heads are exchanged for tokens
-    rank_order: str = "tp-cp-dp-pp"  # mesh axes, fastest first: which of them crosses which link
+    tensor_parallel_size: Annotated[
+        int,
+        Variable(
+            "Tensor parallel size: GPUs that split every layer's matrices", short="tp", in_tables=True
+        ),
+    ] = 1
+    sequence_parallel: Annotated[
+        bool,
+        Variable(
+            "Tensor-parallel ranks split the tokens between their products", part_of="tensor_parallel_size"
+        ),
+    ] = False
+    pipeline_parallel_size: Annotated[
+        int,
+        Variable("Pipeline parallel size: stages that hold consecutive layers", short="pp", in_tables=True),
+    ] = 1
+    virtual_pipeline_size: Annotated[
+        int,
+        Variable(
+            "Virtual pipeline size: chunks of layers that each stage holds; more chunks, smaller bubble",
+            short="vpp",
+            in_tables=True,
+            uniform_only=True,
+        ),
+    ] = 1
+    context_parallel_size: Annotated[
+        int,
+        Variable(
+            "Context parallel size: GPUs that split every sequence",
+            short="cp",
+            in_tables=True,
+            needs="context_parallel",
+        ),
+    ] = 1
+    expert_parallel_size: Annotated[
+        int,
+        Variable(
+            "Expert parallel size: GPUs that share out the experts",
+            short="ep",
+            in_tables=True,
+            needs="expert_parallel",
+        ),
+    ] = 1
+    expert_tensor_parallel_size: Annotated[
+        int,
+        Variable(
+            "Expert tensor parallel size: GPUs that split every expert",
+            short="etp",
+            part_of="expert_parallel_size",
+            needs="expert_tensor_parallel",
+            uniform_only=True,
+        ),
+    ] = 1
+    data_parallel_size: Annotated[
+        int,
+        Variable(
+            "Data parallel size: replicas that train on different sequences",
+            short="dp",
+            in_tables=True,
+            follows=True,
+        ),
+    ] = 1
+    zero_stage: Annotated[
+        int,
+        Variable(
+            "ZeRO stage: what replicas shard; 1 optimizer states, 2 gradients too, 3 weights too",
+            short="zero",
+            in_tables=True,
+            least=0,
+            most=3,
+        ),
+    ] = 0
+    zero_shard_size: Annotated[
+        int, Variable("Ranks that share one set of shards; 1 for ZeRO stage 0", follows=True)
+    ] = 1
+    micro_batch_size: Annotated[
+        int,
+        Variable(
+            "Micro-batch size: sequences that pass the pipeline together", short="mbs", in_tables=True
+        ),
+    ] = 1
+    num_microbatches: Annotated[
+        int, Variable("Micro-batches of every pipeline in one step", follows=True)
+    ] = 1
+    pipeline_schedule: Annotated[
+        str, Variable("Order in which a stage works off its passes", words=SCHEDULES, follows=True)
+    ] = "none"
+    recompute_granularity: Annotated[
+        str,
+        Variable(
+            "What is computed again instead of kept: nothing, core attention (selective), whole layers",
+            words=RECOMPUTE,
+            column="recompute",
+        ),
+    ] = "none"
+    recompute_layers: Annotated[
+        int,
+        Variable(
+            "Leading layers of each chunk that are recomputed; the number of all layers: every one",
+            least=0,
+            part_of="recompute_granularity",
+        ),
+    ] = 0
+    offload: Annotated[str, Variable("What is kept in host memory", words=OFFLOAD, uniform_only=True)] = (
+        "none"
+    )
+    context_parallel_mode: Annotated[
+        str,
+        Variable(
+            "Keys and values pass round a ring, or heads are exchanged for tokens",
+            words=CONTEXT_MODES,
+            part_of="context_parallel_size",
+            uniform_only=True,
+        ),
+    ] = "ring"
+    rank_order: Annotated[
+        str,
+        Variable(
+            "Mesh axes, fastest first: which of them crosses which link",
+            words=RANK_ORDERS,
+            uniform_only=True,
+        ),
+    ] = "tp-cp-dp-pp"
     stage_layers: tuple[int, ...] = ()  # pp * vpp entries: layers of each chunk in model order
     stage_recompute_layers: tuple[int, ...] = ()  # of each chunk, some above 0; empty: all alike
     stage_groups: tuple[StageGroup, ...] = ()  # mixed cluster; tensor_parallel_size is the largest stage's
@@ -75,12 +235,31 @@ class Configuration:
             return sum(one.global_batch_size for one in self.replicas)
         return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
 
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of a layer once: ep * etp."""
+        return self.expert_parallel_size * self.expert_tensor_parallel_size
+
     def layers_of_rank(self, stage: int) -> tuple[int, ...]:
         """Layers of each chunk that rank ``stage`` holds; chunk c sits on rank c mod pp, or in a V."""
         pp = self.pipeline_parallel_size
         if self.pipeline_schedule in ("zb_v", "dualpipe_v") and self.virtual_pipeline_size > 1:
             return (self.stage_layers[stage], self.stage_layers[2 * pp - 1 - stage])
         return self.stage_layers[stage::pp]
+
+
+VARIABLES: Mapping[str, Variable] = {
+    name: replace(one, name=name, off=getattr(Configuration(), name))
+    for name, hint in get_type_hints(Configuration, include_extras=True).items()
+    for one in getattr(hint, "__metadata__", ())
+}
+INTEGER_VARIABLES = tuple(one.name for one in VARIABLES.values() if one.is_integer)
+SIZES = tuple(name for name in INTEGER_VARIABLES if VARIABLES[name].least == 1)
+LOGICAL_VARIABLES = tuple(one.name for one in VARIABLES.values() if isinstance(one.off, bool))
+WORDS = {one.name: one.words for one in VARIABLES.values() if one.words}  # legal ones, by variable
+SHORT_NAMES = {one.name: one.short for one in VARIABLES.values() if one.short}
+# What each variable keeps where stages are placed on unlike node groups; columns may leave these out.
+PLACED_ONLY = {one.name: one.off for one in VARIABLES.values() if one.uniform_only}
 
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
@@ -143,17 +322,6 @@ def joined(classes: Sequence[Configuration]) -> Configuration:
     return replace(classes[0], data_parallel_size=replicas, stage_groups=(), replicas=tuple(classes))
 
 
-# --------------------------------------------------------------------------------------------------
-# Orders in which ranks are numbered along the axes of the mesh, fastest first.
-#
-# Tensor-parallel ranks come first in every one of them: they talk in every layer. Experts are split over
-# the innermost ranks of a stage, whichever axes those belong to.
-
-
-# Every order of the other three; the first is the launchers' own.
-RANK_ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp")
-
-
 def plain_order(config: Configuration) -> str:
     """The first order that numbers every rank as the configuration's own does."""
     sizes = {
@@ -174,14 +342,6 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-SCHEDULES = (
-    "none", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zb",
-    "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v",
-)  # fmt: skip
-RECOMPUTE = ("none", "selective", "full")
-OFFLOAD = ("none", "optimizer", "activations", "optimizer+activations")  # bits: 1 optimizer, 2 activations
-CONTEXT_MODES = ("ring", "all_to_all")
-RING = CONTEXT_MODES.index("ring")
 ALL_LAYERS = 2**20  # recompute_layers of a row that recomputes every layer, whatever the split
 PER_STAGE = ALL_LAYERS + 1  # the same of a row with a count of its own for every stage: the least that fits
 
@@ -193,32 +353,36 @@ def _nothing() -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Arrays of shape (n,), int64; names are the glossary's."""
+    """Arrays of shape (n,), int64: a column for each of ``VARIABLES``, words and flags as integers.
+
+    Declared here for type checkers; what may be left out is ``PLACED_ONLY``.
+    """
 
     tensor_parallel_size: IntArray
     sequence_parallel: IntArray  # 0 | 1
     pipeline_parallel_size: IntArray
-    virtual_pipeline_size: IntArray  # chunks per rank; 1: not interleaved
+    virtual_pipeline_size: IntArray = field(default_factory=_nothing)
     context_parallel_size: IntArray
     expert_parallel_size: IntArray
-    expert_tensor_parallel_size: IntArray
+    expert_tensor_parallel_size: IntArray = field(default_factory=_nothing)
     data_parallel_size: IntArray
     zero_stage: IntArray
-    zero_shard_size: IntArray  # ranks that share one shard set
+    zero_shard_size: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
-    pipeline_schedule: IntArray  # index into SCHEDULES
-    recompute: IntArray  # index into RECOMPUTE
+    pipeline_schedule: IntArray
+    recompute: IntArray
     recompute_layers: IntArray  # of each chunk, for "full"; ALL_LAYERS: every one; else 0
-    offload: IntArray = field(default_factory=_nothing)  # index into OFFLOAD
-    context_parallel_mode: IntArray = field(default_factory=_nothing)  # index into CONTEXT_MODES
-    rank_order: IntArray = field(default_factory=_nothing)  # index into RANK_ORDERS
+    offload: IntArray = field(default_factory=_nothing)
+    context_parallel_mode: IntArray = field(default_factory=_nothing)
+    rank_order: IntArray = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
-        """Unless said otherwise nothing is offloaded, attention runs in rings, stages are outermost."""
-        for name in ("offload", "context_parallel_mode", "rank_order"):
-            if len(getattr(self, name)) != len(self):
-                object.__setattr__(self, name, np.zeros(len(self), dtype=np.int64))
+        """Turn off what nobody filled in."""
+        rows = len(self.tensor_parallel_size)
+        for name, code in _OFF:
+            if len(getattr(self, name)) != rows:
+                object.__setattr__(self, name, np.full(rows, code, dtype=np.int64))
 
     def __len__(self) -> int:
         """Number of configurations."""
@@ -231,6 +395,11 @@ class Columns:
             self.tensor_parallel_size * self.pipeline_parallel_size
             * self.context_parallel_size * self.data_parallel_size
         )  # fmt: skip
+
+    @property
+    def expert_ranks(self) -> IntArray:
+        """Ranks that hold the experts of a layer once: ep * etp, shape (n,)."""
+        return self.expert_parallel_size * self.expert_tensor_parallel_size
 
     @property
     def global_batch_size(self) -> IntArray:
@@ -253,54 +422,42 @@ class Columns:
         A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``; a row says so
         by the number of all layers (``configuration``).
         """
-        rows: dict[str, list[int]] = {f.name: [] for f in fields(cls)}
+        rows: dict[str, list[int]] = {name: [] for name in VARIABLE_OF}
         for configuration in configurations:
-            every = configuration.recompute_layers >= max(configuration.stage_layers)
             for name, values in rows.items():
-                if name in _WORDS:
-                    values.append(_WORDS[name].index(getattr(configuration, name)))
-                elif name == "recompute":
-                    values.append(RECOMPUTE.index(configuration.recompute_granularity))
-                elif name == "recompute_layers":
-                    full = configuration.recompute_granularity == "full"
-                    alike = ALL_LAYERS if every else configuration.recompute_layers
-                    values.append(
-                        (PER_STAGE if configuration.stage_recompute_layers else alike) if full else 0
-                    )
-                else:
-                    values.append(int(getattr(configuration, name)))
+                variable = VARIABLE_OF[name]
+                values.append(variable.code(getattr(configuration, variable.name)))
+            rows["recompute_layers"][-1] = _recomputed(configuration)
         return cls(**{name: np.array(values, dtype=np.int64) for name, values in rows.items()})
 
     def configuration(
         self, row: int, stage_layers: Sequence[int], replayed: Sequence[int] = ()
     ) -> Configuration:
         """Row ``row`` with a split; ``replayed`` are its recomputed layers where each stage has its own."""
-
-        def get(name: str) -> int:
-            return int(getattr(self, name)[row])
-
-        layers = max(replayed) if replayed else min(get("recompute_layers"), sum(stage_layers))
-        sizes: dict[str, Any] = {name: get(name) for name in _PLAIN}
+        decided: dict[str, Any] = {
+            variable.name: variable.value(int(getattr(self, name)[row]))
+            for name, variable in VARIABLE_OF.items()
+        }
+        layers = max(replayed) if replayed else min(decided["recompute_layers"], sum(stage_layers))
+        decided["recompute_layers"] = layers
         return Configuration(
-            **sizes,
-            sequence_parallel=bool(get("sequence_parallel")),
-            pipeline_schedule=SCHEDULES[get("pipeline_schedule")],
-            recompute_granularity=RECOMPUTE[get("recompute")],
-            recompute_layers=layers,
-            offload=OFFLOAD[get("offload")],
-            context_parallel_mode=CONTEXT_MODES[get("context_parallel_mode")],
-            rank_order=RANK_ORDERS[get("rank_order")],
+            **decided,
             stage_layers=tuple(int(count) for count in stage_layers),
             stage_recompute_layers=tuple(int(count) for count in replayed),
         )
 
 
-_WORDS = {
-    "pipeline_schedule": SCHEDULES, "offload": OFFLOAD, "context_parallel_mode": CONTEXT_MODES,
-    "rank_order": RANK_ORDERS,
-}  # fmt: skip
-_PLAIN = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size",
-    "context_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size",
-    "data_parallel_size", "zero_stage", "zero_shard_size", "micro_batch_size", "num_microbatches",
-)  # fmt: skip
+def _recomputed(configuration: Configuration) -> int:
+    """``recompute_layers`` of a row."""
+    if configuration.recompute_granularity != "full":
+        return 0
+    if configuration.stage_recompute_layers:
+        return PER_STAGE
+    every = configuration.recompute_layers >= max(configuration.stage_layers)
+    return ALL_LAYERS if every else configuration.recompute_layers
+
+
+VARIABLE_OF = {one.column or one.name: one for one in VARIABLES.values()}  # by column
+_OFF = tuple(
+    (VARIABLES[name].column or name, VARIABLES[name].code(off)) for name, off in PLACED_ONLY.items()
+)

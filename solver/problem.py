@@ -12,14 +12,7 @@ from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.model import ModelSpec, model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
-from meshwright.solver.configuration import (
-    CONTEXT_MODES,
-    OFFLOAD,
-    RANK_ORDERS,
-    RECOMPUTE,
-    SCHEDULES,
-    Configuration,
-)
+from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
 # Errors of the solver; the tree is drawn in profiles/errors.py.
@@ -44,30 +37,6 @@ class InvalidPlanError(InternalError):
 Objective = Literal["step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token"]
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
 
-# The variables that a request may pin, forbid or bound.
-INTEGER_VARIABLES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "data_parallel_size",
-    "zero_stage",
-    "zero_shard_size",
-    "micro_batch_size",
-    "num_microbatches",
-    "recompute_layers",
-)
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "recompute_granularity": RECOMPUTE,
-    "pipeline_schedule": SCHEDULES,
-    "offload": OFFLOAD,
-    "context_parallel_mode": CONTEXT_MODES,
-    "rank_order": RANK_ORDERS,
-}
-LOGICAL_VARIABLES = ("sequence_parallel",)
-VARIABLES = (*INTEGER_VARIABLES, *WORDS, *LOGICAL_VARIABLES)
 # What follows from the others; constraints may name it.
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 

@@ -11,11 +11,9 @@ from meshwright.profiles.model import ModelSpec, MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.check import violations_of_all
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import INTEGER_VARIABLES, VARIABLES, Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import (
-    INTEGER_VARIABLES,
-    VARIABLES,
     Objective,
     Problem,
     SearchOptions,

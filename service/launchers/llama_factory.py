@@ -96,8 +96,7 @@ def values_of(target: Target) -> Values:
         additional["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     if target.model.moe:
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
-        # Without it Megatron-Core splits experts as it splits attention.
-        additional["expert_tensor_parallel_size"] = config.expert_tensor_parallel_size
+        additional["expert_tensor_parallel_size"] = values.pop("expert_tensor_parallel_size")
     values["additional_configs"] = additional
     return {name: value for name, value in values.items() if value is not None}
 

@@ -164,7 +164,6 @@ def _model_keys(values: Values) -> Values:
 def _parallel(target: Target) -> Values:
     values = _model_keys(parallel_values(target))
     if target.model.moe:
-        values["model.expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
         values["model.overlap_moe_expert_parallel_comm"] = overlapped(target, bridge_facts(target))
     if target.config.context_parallel_size > 1:
         values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]

@@ -117,7 +117,7 @@ def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
     """W % (etp * ep * pp) = 0 (``initialize_model_parallel``, only on the cluster)."""
     config = target.config
     stage = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
-    experts = config.expert_tensor_parallel_size * config.expert_parallel_size
+    experts = config.expert_ranks
     if target.model.moe and stage % experts:
         room = stage // math.gcd(stage, config.expert_tensor_parallel_size)
         yield fault(

@@ -16,14 +16,10 @@ from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.megatron_flags import FIRST_FSDP_STAGE, facts
 from meshwright.service.launchers.rules import Rule, fault, grouped_alike, near_divisors, near_multiples
 from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import SIZES
 from meshwright.solver.schedules.schedule import ANY_COUNT
 
 MAX_SHARDED_STAGE = 3
-SIZES = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
-    "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
-    "micro_batch_size", "num_microbatches",
-)  # fmt: skip
 
 
 def sizes_are_positive(target: Target) -> Iterator[FieldError]:

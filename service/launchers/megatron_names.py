@@ -164,6 +164,8 @@ def parallel_values(target: Target) -> Values:
     }
     if target.model.moe:
         values["expert_model_parallel_size"] = config.expert_parallel_size
+        # Unset, Megatron-Core splits experts as it splits attention.
+        values["expert_tensor_parallel_size"] = config.expert_tensor_parallel_size
     return values
 
 

@@ -96,7 +96,6 @@ def _parallel(target: Target) -> Values:
     known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
     values = parallel_values(target)
     if target.model.moe:
-        values["expert_tensor_parallel_size"] = target.config.expert_tensor_parallel_size
         values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
     if target.config.context_parallel_size > 1:
         values["cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]

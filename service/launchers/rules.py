@@ -9,7 +9,7 @@ from dataclasses import replace
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import RANK_ORDERS, Columns
+from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Columns
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.expressions import names_in
 from meshwright.solver.space.launcher_rules import is_a_row, model_faults, problem_faults
@@ -141,14 +141,9 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
 def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     """Parallel axes that the launcher lacks, and what it does not split."""
     config, model = target.config, target.model
-    lacking = {
-        "context_parallel_size": not able.context_parallel,
-        "expert_parallel_size": not able.expert_parallel,
-        "expert_tensor_parallel_size": not able.expert_tensor_parallel,
-    }
-    for name, lacks in lacking.items():
+    for name, variable in VARIABLES.items():
         value = getattr(config, name)
-        if lacks and value > 1:
+        if variable.needs and not getattr(able, variable.needs) and value > 1:
             yield fault(name, f"{able.launcher} is not planned with {value}", allowed="1", nearest=1)
     if config.sequence_parallel and not able.sequence_parallel:
         yield fault("sequence_parallel", f"{able.launcher} has none", allowed="false", nearest=False)
@@ -179,7 +174,7 @@ def grouped_alike(target: Target) -> Iterator[FieldError]:
     if config.rank_order == RANK_ORDERS[0]:
         return
     shared = config.context_parallel_size * (1 if dense else config.tensor_parallel_size)
-    if config.expert_parallel_size * config.expert_tensor_parallel_size != shared:
+    if config.expert_ranks != shared:
         yield fault(
             "rank_order",
             f"{config.rank_order} needs as many data-parallel ranks for experts as for attention"

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshwright.profiles.units import GIB, TERA
 from meshwright.solver.answer import Prediction
-from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.configuration import VARIABLES, Configuration, StageGroup
 
 # --------------------------------------------------------------------------------------------------
 # What the words of a report mean, in one sentence each: shown on hover, read by screen readers.
@@ -21,14 +21,7 @@ COLUMNS = {
     "GPUs": "Accelerators that the plan uses",
     "batch": "Sequences of one optimizer step",
     "with": "Precision or optimizer where it differs from what was asked",
-    "tp": "Tensor parallel size: GPUs that split every layer's matrices",
-    "pp": "Pipeline parallel size: stages that hold consecutive layers",
-    "vpp": "Virtual pipeline size: chunks of layers that each stage holds; more chunks, smaller bubble",
-    "cp": "Context parallel size: GPUs that split every sequence",
-    "ep": "Expert parallel size: GPUs that share out the experts",
-    "dp": "Data parallel size: replicas that train on different sequences",
-    "zero": "ZeRO stage: what replicas shard; 1 optimizer states, 2 gradients too, 3 weights too",
-    "mbs": "Micro-batch size: sequences that pass the pipeline together",
+    **{one.short: one.meaning for one in VARIABLES.values() if one.in_tables},
     "recompute": "Layers whose activations are computed again instead of kept: full ×2 the first two of "
     "each chunk (recompute_layers 2), full every one (all of the model)",
     "step": "Predicted seconds of one optimizer step, with its 80 % interval",
@@ -84,17 +77,8 @@ def sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# Short names of the glossary's sizes, in the order of the mesh.
-SHORT_NAMES = {
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "virtual_pipeline_size": "vpp",
-    "context_parallel_size": "cp",
-    "expert_parallel_size": "ep",
-    "data_parallel_size": "dp",
-    "zero_stage": "zero",
-    "micro_batch_size": "mbs",
-}
+# Short names of the sizes that tables of plans have a column for, in the order of the mesh.
+SHORT_NAMES = {name: one.short for name, one in VARIABLES.items() if one.in_tables}
 _USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # what pp and vpp say already
 _SMALL_RISK = 0.001
 _TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
@@ -167,12 +151,10 @@ def recompute(configuration: Configuration) -> str:
 def configuration_words(configuration: Configuration) -> str:
     """``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation."""
     always = {"micro_batch_size"}
-    sizes = {short: getattr(configuration, name) for name, short in SHORT_NAMES.items()}
-    off = {"zero": 0}
     words = [
-        f"{short} {sizes[short]}"
+        f"{short} {getattr(configuration, name)}"
         for name, short in SHORT_NAMES.items()
-        if name in always or sizes[short] != off.get(short, 1)
+        if name in always or getattr(configuration, name) != VARIABLES[name].off
     ]
     words += inner_words(configuration)
     if configuration.recompute_granularity != "none":
@@ -183,13 +165,17 @@ def configuration_words(configuration: Configuration) -> str:
 def inner_words(configuration: Configuration) -> list[str]:
     """What few plans choose, for those that do: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
     split = configuration.context_parallel_size
-    experts, shards = configuration.expert_tensor_parallel_size, configuration.zero_shard_size
+    shards = configuration.zero_shard_size
     hybrid = configuration.zero_stage > 0 and shards < split * configuration.data_parallel_size
     order = _order_words(configuration)
     said = {
         configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
         "cp by all-to-all": configuration.context_parallel_mode != "ring" and split > 1,
-        f"etp {experts}": experts > 1,
+        **{
+            f"{one.short} {getattr(configuration, one.name)}": getattr(configuration, one.name) != one.off
+            for one in VARIABLES.values()
+            if one.short and not one.in_tables
+        },
         f"shards of {shards}": hybrid,
         order: bool(order),
         f"{configuration.offload} in host memory": configuration.offload != "none",

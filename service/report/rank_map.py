@@ -12,7 +12,7 @@ from itertools import pairwise
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.units import GB
 from meshwright.service.report import formatting as figures
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import SHORT_NAMES, Configuration
 
 MOST_NODES = 16  # that are drawn
 _SHOWN_RANKS = 8  # of one group in words
@@ -118,15 +118,7 @@ class _Mesh:
     @property
     def sizes(self) -> dict[str, int]:
         """Ranks of every axis."""
-        c = self.config
-        return {
-            "tp": c.tensor_parallel_size,
-            "cp": c.context_parallel_size,
-            "dp": c.data_parallel_size,
-            "pp": c.pipeline_parallel_size,
-            "etp": c.expert_tensor_parallel_size,
-            "ep": c.expert_parallel_size,
-        }
+        return {short: getattr(self.config, name) for name, short in SHORT_NAMES.items() if short in _NAMES}
 
     @property
     def strides(self) -> dict[str, int]:
@@ -160,7 +152,7 @@ class _Mesh:
 
     def _expert_stride(self, axis: str) -> int:
         """Ranks of a stage between neighbours of an expert axis."""
-        return 1 if axis == "etp" else self.config.expert_tensor_parallel_size
+        return 1 if axis == "etp" else self.sizes["etp"]
 
 
 def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:

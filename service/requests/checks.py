@@ -16,16 +16,15 @@ from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.service.requests.parts import ramp_limits, run_limits
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
-from meshwright.solver.cost.context import linear_precision
-from meshwright.solver.problem import (
+from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
     LOGICAL_VARIABLES,
-    PRECISIONS,
+    MAX_SIZE,
     VARIABLES,
     WORDS,
-    Problem,
-    SearchOptions,
 )
+from meshwright.solver.cost.context import linear_precision
+from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.space.request_rules import constraint_of
@@ -45,9 +44,6 @@ def constraints(problem: Problem) -> Iterator[FieldError]:
 
 
 LAUNCHERS = ("any", *launcher_names())
-ZERO_IS_LEGAL = ("zero_stage", "recompute_layers")
-MAX_ZERO_STAGE = 3
-MAX_VALUE = 2**31 - 1
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
@@ -139,7 +135,7 @@ def _logical(value: int | str, at: str) -> Iterator[FieldError]:
 
 def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
     """A value of an integer variable."""
-    low, high = lowest(name), MAX_ZERO_STAGE if name == "zero_stage" else MAX_VALUE
+    low, high = VARIABLES[name].least, VARIABLES[name].most
     allowed = f"from {low} to {high}"
     if isinstance(value, str | bool):
         yield FieldError(pointer=at, message=f'"{shown(str(value))}" is not an integer', allowed=allowed)
@@ -156,11 +152,6 @@ def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
         yield from UnknownNameError.among(at, value, WORDS[name]).errors
 
 
-def lowest(name: str) -> int:
-    """The smallest value of an integer variable; 1 is "off" for sizes."""
-    return 0 if name in ZERO_IS_LEGAL else 1
-
-
 def _bounds(problem: Problem) -> Iterator[FieldError]:
     """Bounds limit integers, and hold at least one value."""
     for name, (low, high) in problem.options.bounds.items():
@@ -169,8 +160,8 @@ def _bounds(problem: Problem) -> Iterator[FieldError]:
             yield FieldError(pointer=at, message="only integer variables have bounds; use pin or forbid")
         elif low > high:
             yield FieldError(pointer=at, message=f"[{low}, {high}] is empty", nearest=f"[{high}, {low}]")
-        elif high < lowest(name):
-            allowed = f"from {lowest(name)}"
+        elif high < VARIABLES[name].least:
+            allowed = f"from {VARIABLES[name].least}"
             yield FieldError(pointer=at, message=f"[{low}, {high}] holds no legal value", allowed=allowed)
 
 
@@ -181,7 +172,7 @@ def _contradictions(problem: Problem) -> Iterator[FieldError]:
         at = pointer("search", "pin", name)
         if value in options.forbid.get(name, ()):
             yield FieldError(pointer=at, message=f"{value} is pinned and forbidden")
-        low, high = options.bounds.get(name, (0, MAX_VALUE))
+        low, high = options.bounds.get(name, (0, MAX_SIZE))
         if isinstance(value, int) and not low <= value <= high:
             nearest = str(min(max(value, low), high))
             message = f"{value} is pinned outside its bounds"

@@ -10,9 +10,14 @@ from typing import Any
 
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.service.requests.parts import PLACED_ONLY, places_stages
+from meshwright.service.requests.parts import places_stages
 from meshwright.solver.check import broken_on_groups
 from meshwright.solver.configuration import (
+    INTEGER_VARIABLES,
+    MAX_SIZE,
+    PLACED_ONLY,
+    VARIABLES,
+    WORDS,
     Columns,
     Configuration,
     StageGroup,
@@ -20,7 +25,7 @@ from meshwright.solver.configuration import (
     joined,
     settled,
 )
-from meshwright.solver.problem import WORDS, Problem, usable_gpus
+from meshwright.solver.problem import Problem, usable_gpus
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import even_split, launcher_split, usual_split
 
@@ -211,15 +216,8 @@ def _raise_placed(faults: Sequence[FieldError] | Iterator[FieldError]) -> None:
         raise InvalidProblemError(found)
 
 
-MAX_SIZE = 2**31 - 1
-MAX_ZERO_STAGE = 3
 _TEMPLATE: dict[str, Any] = asdict(Configuration())
 _KINDS = {bool: "true or false", int: "an integer", str: "text", tuple: "a list of integers"}
-_SIZES = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
-    "expert_parallel_size", "expert_tensor_parallel_size", "data_parallel_size", "zero_shard_size",
-    "micro_batch_size", "num_microbatches",
-)  # fmt: skip
 
 
 def completed(
@@ -284,7 +282,8 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
         elif not _fits(value, type(_TEMPLATE[name])):
             kind = _KINDS[type(_TEMPLATE[name])]
             bounded = isinstance(_TEMPLATE[name], int | tuple) and not isinstance(_TEMPLATE[name], bool)
-            allowed = f"from {int(name in _SIZES)} to {MAX_SIZE}" if bounded else None
+            least = VARIABLES[name].least if name in INTEGER_VARIABLES else 0
+            allowed = f"from {least} to {MAX_SIZE}" if bounded else None
             faults.append(FieldError(pointer=where, message=f"must be {kind}", allowed=allowed))
         if len(faults) == MAX_ERRORS:
             break
@@ -293,14 +292,13 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
 
 
 def _out_of_range(given: Configuration) -> Iterator[FieldError]:
-    """Sizes below 1, ZeRO stages there are not, unknown words."""
-    for name in _SIZES:
-        if getattr(given, name) < 1:
-            where = pointer("configuration", name)
-            yield FieldError(pointer=where, message="must be 1 or more", nearest="1")
-    if given.zero_stage > MAX_ZERO_STAGE:
-        where = pointer("configuration", "zero_stage")
-        yield FieldError(pointer=where, message="there is no such stage", allowed=f"0 to {MAX_ZERO_STAGE}")
+    """Integers that are no legal value of their variable, unknown words."""
+    for name in INTEGER_VARIABLES:
+        least, most, where = VARIABLES[name].least, VARIABLES[name].most, pointer("configuration", name)
+        if getattr(given, name) < least:
+            yield FieldError(pointer=where, message=f"must be {least} or more", nearest=str(least))
+        elif getattr(given, name) > most:
+            yield FieldError(pointer=where, message="is too large", allowed=f"{least} to {most}")
     for name, words in WORDS.items():
         if getattr(given, name) not in words:
             yield from UnknownNameError.among(

@@ -12,7 +12,8 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
-from meshwright.solver.problem import VARIABLES, Problem
+from meshwright.solver.configuration import VARIABLES
+from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
 # A sweep: one request with lists of values, and the problems that their product makes.

@@ -14,7 +14,7 @@ from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import PLACING_LAUNCHER
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import PLACED_ONLY, Configuration
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
@@ -107,15 +107,6 @@ def batches_to_json(problem: Problem) -> int | list[int]:
 
 
 Values = Mapping[str, tuple[int | str, ...]]
-
-# Sizes and words that ``meshwright.solver.mixed`` does not vary: its rows have no other value.
-PLACED_ONLY: Mapping[str, int | str] = {
-    "virtual_pipeline_size": 1,
-    "expert_tensor_parallel_size": 1,
-    "offload": "none",
-    "context_parallel_mode": "ring",
-    "rank_order": "tp-cp-dp-pp",
-}
 
 
 def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:

@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import (
+    SHORT_NAMES,
     Configuration,
     IntArray,
     StageGroup,
@@ -40,11 +41,6 @@ from meshwright.solver.splits import even_split, launcher_split
 # follows from the sizes follows; a split that no longer fits becomes an even one.
 
 
-_SHORT = {
-    "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "context_parallel_size": "cp",
-    "expert_parallel_size": "ep", "virtual_pipeline_size": "vpp", "zero_stage": "zero",
-    "micro_batch_size": "mbs", "data_parallel_size": "dp",
-}  # fmt: skip
 _MESH = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 
@@ -153,7 +149,7 @@ def _near(size: int) -> list[int]:
 
 def _set(c: Configuration, name: str, value: int) -> tuple[str, Configuration]:
     """One size changed alone."""
-    words = f"{_SHORT[name]} {value}" if value != getattr(c, name) else ""
+    words = f"{SHORT_NAMES[name]} {value}" if value != getattr(c, name) else ""
     changed: dict[str, int] = {name: value}
     return words, replace(c, **changed)  # type: ignore[arg-type]
 
@@ -175,7 +171,7 @@ def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Confi
             changed: dict[str, int | bool] = {name: size, other: product // size}
             if name == "tensor_parallel_size" and old == 1:
                 changed["sequence_parallel"] = True
-            words = f"{_SHORT[name]} {size}, {_SHORT[other]} {product // size}"
+            words = f"{SHORT_NAMES[name]} {size}, {SHORT_NAMES[other]} {product // size}"
             yield words, replace(c, **changed)  # type: ignore[arg-type]
 
 
@@ -271,7 +267,6 @@ def _judged(
 
 
 _ZERO_STAGES = (0, 1, 2, 3)
-_TRADED = {"context_parallel_size": "cp", "tensor_parallel_size": "tp"}
 
 
 def placed_moves_of(problem: Problem, config: Configuration, changed: int) -> list[Move]:

@@ -18,7 +18,7 @@ from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.check import broken_on_groups
-from meshwright.solver.configuration import Columns, Configuration, settled
+from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Columns, Configuration, settled
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.pipelines import Assembled
 from meshwright.solver.explain.alternatives import Judge, settle, short_bytes
@@ -33,24 +33,15 @@ from meshwright.solver.splits import even_split
 # What two configurations have otherwise, and the configurations that have some of it from each.
 
 
-_GROUPS = {
-    "num_gpus": ("num_gpus",),
-    "tensor_parallel_size": ("tensor_parallel_size", "sequence_parallel"),
-    "pipeline_parallel_size": ("pipeline_parallel_size",),
-    "context_parallel_size": ("context_parallel_size", "context_parallel_mode"),
-    "expert_parallel_size": ("expert_parallel_size", "expert_tensor_parallel_size"),
-    "zero_stage": ("zero_stage",),
-    "recompute": ("recompute_granularity", "recompute_layers"),
-    "virtual_pipeline_size": ("virtual_pipeline_size",),
-    "micro_batch_size": ("micro_batch_size",),
-    "offload": ("offload",),
-    "rank_order": ("rank_order",),
+_LAST = ("virtual_pipeline_size", "micro_batch_size", "offload", "rank_order")  # in this order
+_FREE = [one.name for one in VARIABLES.values() if not one.part_of and not one.follows]
+# What differs together, under the name of the variable that the others refine.
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    name: (name, *(one.name for one in VARIABLES.values() if one.part_of == name))
+    for name in ("num_gpus", *(name for name in _FREE if name not in _LAST), *_LAST)
 }
-_SHORT = {
-    "num_gpus": "GPUs", "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp",
-    "context_parallel_size": "cp", "expert_parallel_size": "ep", "zero_stage": "zero",
-    "virtual_pipeline_size": "vpp", "micro_batch_size": "mbs", "offload": "offload",
-}  # fmt: skip
+_RECOMPUTE = "recompute_granularity"
+_SHORT = {"num_gpus": "GPUs", "offload": "offload", **SHORT_NAMES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +58,7 @@ def differences_of(first: Configuration, second: Configuration) -> list[Differen
     for name, fields in _GROUPS.items():
         if any(getattr(first, one) != getattr(second, one) for one in fields):
             both = (_recompute(first), _recompute(second))
-            if name == "recompute" and both[0] == both[1]:
+            if name == _RECOMPUTE and both[0] == both[1]:
                 continue
             found.append(Difference(name=name, words=_words(name, first, second)))
     same_chunks = len(first.stage_layers) == len(second.stage_layers)
@@ -87,7 +78,7 @@ def _recompute(c: Configuration) -> str:
 
 def _words(name: str, first: Configuration, second: Configuration) -> str:
     """``tp 8 → 4``."""
-    if name == "recompute":
+    if name == _RECOMPUTE:
         return f"recompute {_recompute(second)}"
     if name == "rank_order":
         return (
@@ -98,9 +89,9 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
         return f"cp by {second.context_parallel_mode.replace('_', ' ')}"
     if name == "tensor_parallel_size" and old == new:
         return f"sequence parallel {'on' if second.sequence_parallel else 'off'}"
-    if name == "expert_parallel_size" and old == new:
-        return f"expert tp {first.expert_tensor_parallel_size} → {second.expert_tensor_parallel_size}"
-    return f"{_SHORT[name]} {old} → {new}"
+    sizes = [one for one in _GROUPS[name] if one in _SHORT]
+    changed = (one for one in sizes if getattr(first, one) != getattr(second, one))
+    return ", ".join(f"{_SHORT[one]} {getattr(first, one)} → {getattr(second, one)}" for one in changed)
 
 
 def _axes(first: Configuration, second: Configuration, one: Configuration) -> str:
@@ -143,7 +134,7 @@ def carried(
 
 def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) -> bool:
     """Whether the recomputation in force covers every layer of its own configuration."""
-    owner = second if "recompute" in done else first
+    owner = second if _RECOMPUTE in done else first
     return owner.recompute_layers >= max(owner.stage_layers)
 
 
@@ -214,10 +205,9 @@ def best_order(
 # is carried over at once: there is no configuration with some of each.
 
 
-_SIZES = {
-    "data_parallel_size": "dp", "context_parallel_size": "cp", "expert_parallel_size": "ep",
-    "micro_batch_size": "mbs", "zero_stage": "zero",
-}  # fmt: skip
+_SIZES = (
+    "data_parallel_size", "context_parallel_size", "expert_parallel_size", "micro_batch_size", "zero_stage",
+)  # fmt: skip
 _RANKS = ("data_parallel_size", "context_parallel_size")
 Path = list[tuple[str, Configuration]]
 
@@ -248,8 +238,8 @@ def _whole(second: Configuration) -> str:
 def placed_differences(first: Configuration, second: Configuration) -> list[Difference]:
     """In a fixed order; what follows from the others is none of its own."""
     found = [
-        Difference(name=name, words=f"{short} {getattr(first, name)} → {getattr(second, name)}")
-        for name, short in _SIZES.items()
+        Difference(name=name, words=f"{_SHORT[name]} {getattr(first, name)} → {getattr(second, name)}")
+        for name in _SIZES
         if getattr(first, name) != getattr(second, name)
     ]
     if first.recompute_granularity != second.recompute_granularity:
@@ -258,7 +248,7 @@ def placed_differences(first: Configuration, second: Configuration) -> list[Diff
     if _stands(first) != _stands(second):  # GPUs are those of stages times replicas: they go together
         found = [one for one in found if one.name not in _RANKS]
         ranks = [
-            f"{_SIZES[name]} {getattr(second, name)}" for name in _RANKS if _differ(first, second, name)
+            f"{_SHORT[name]} {getattr(second, name)}" for name in _RANKS if _differ(first, second, name)
         ]
         words = ", ".join([f"stages {_stands(second)}", *ranks])
         found.append(Difference(name="stage_groups", words=words))

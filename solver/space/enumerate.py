@@ -42,7 +42,7 @@ from meshwright.solver.space.factored import Crossing, crossed, legal_rows, oute
 from meshwright.solver.space.request_rules import names_of
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
-from meshwright.solver.space.widening import widened
+from meshwright.solver.space.widening import WIDENED, widened
 
 # --------------------------------------------------------------------------------------------------
 # The inner factor of the outer space: chunks a rank, recomputation and schedule of each pipeline size.
@@ -221,10 +221,8 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
         tensor_parallel_size=tp,
         sequence_parallel=((tp > 1) & sequence).astype(np.int64),
         pipeline_parallel_size=pp,
-        virtual_pipeline_size=ones,
         context_parallel_size=cp,
         expert_parallel_size=ep,
-        expert_tensor_parallel_size=ones,
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=np.where(zero > 0, dp * cp, 1),
@@ -503,16 +501,7 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
 
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
-NARROWED = frozenset(
-    {
-        "context_parallel_size",
-        "micro_batch_size",
-        "num_microbatches",
-        "expert_tensor_parallel_size",
-        "zero_shard_size",
-        "sequence_parallel",
-    }
-)
+NARROWED = frozenset({"context_parallel_size", "micro_batch_size", "num_microbatches"}) | WIDENED
 _FEW = 200_000  # legal rows among the usual candidates; all of them are 2 to 250 times as many, most by few
 _NAMED = 1_000_000  # the same where the request limits a narrowed variable
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one

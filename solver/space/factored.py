@@ -34,7 +34,7 @@ from meshwright.solver.space.rules import violation_masks
 Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
 OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
-_DERIVED = ("num_gpus", "global_batch_size")
+_DERIVED = ("num_gpus", "global_batch_size", "expert_ranks")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _READABLE = frozenset({f.name for f in fields(Columns)} | {*_DERIVED})
 _AT_ONCE = 2**18  # rows written at once

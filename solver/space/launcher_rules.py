@@ -369,6 +369,5 @@ def equally_replicated(problem: Problem, columns: Columns) -> BoolArray:
 
     Megatron-Core forms groups for experts in a dense model too, of the tensor-parallel size.
     """
-    experts = columns.expert_parallel_size * columns.expert_tensor_parallel_size
     tensor = columns.tensor_parallel_size if problem.model.moe is not None else 1
-    return np.asarray(experts == tensor * columns.context_parallel_size)
+    return np.asarray(columns.expert_ranks == tensor * columns.context_parallel_size)

@@ -11,8 +11,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from meshwright.solver.configuration import ALL_LAYERS, BoolArray, Columns, IntArray
-from meshwright.solver.problem import DERIVED_VARIABLES, LOGICAL_VARIABLES, VARIABLES, WORDS, Problem
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    LOGICAL_VARIABLES,
+    VARIABLES,
+    WORDS,
+    BoolArray,
+    Columns,
+    IntArray,
+)
+from meshwright.solver.problem import DERIVED_VARIABLES, Problem
 from meshwright.solver.space.expressions import ExpressionError, Node, names_in, parse
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed

@@ -248,7 +248,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name="expert_parallel_size is 1 without experts",
             reason="a dense model has no experts to split",
-            violated=lambda c: c.expert_parallel_size * c.expert_tensor_parallel_size > 1,
+            violated=lambda c: c.expert_ranks > 1,
         )
         return
     yield Rule(
@@ -260,9 +260,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
         name="expert_parallel_size divides the ranks of a stage",
         reason="expert groups are formed among the tp * cp * dp ranks of a stage",
         violated=lambda c: (
-            (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size)
-            % (c.expert_parallel_size * c.expert_tensor_parallel_size)
-            != 0
+            (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size) % c.expert_ranks != 0
         ),
     )
     yield Rule(
@@ -359,7 +357,7 @@ def _uneven_shards(c: Columns) -> BoolArray:
     """Rows whose shard sets are single ranks, or do not make up dp * cp ranks or those of an expert."""
     ranks = c.data_parallel_size * c.context_parallel_size
     replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
-    experts = c.tensor_parallel_size * ranks // (c.expert_parallel_size * c.expert_tensor_parallel_size)
+    experts = c.tensor_parallel_size * ranks // c.expert_ranks
     alone = (c.zero_shard_size == 1) & (ranks > 1)  # shards nothing
     uneven = (ranks % c.zero_shard_size != 0) | (experts % replicas != 0)
     return np.asarray((c.zero_stage > 0) & (uneven | alone))

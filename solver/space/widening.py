@@ -36,6 +36,8 @@ from meshwright.solver.space.launcher_rules import equally_replicated
 from meshwright.solver.space.request_rules import names_of
 
 Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
+# Variables that have more candidates where all are wanted (``wide``).
+WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence_parallel"})
 _MOST_NAMED = 64  # values of a bound that become candidates
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.solver.configuration import FloatArray
+from meshwright.solver.configuration import VARIABLE_OF, FloatArray
 from meshwright.solver.schedules.schedule import in_flight, rank_of_chunk
 from meshwright.solver.search.memory_limits import held_by_rank, room_bytes
 from meshwright.solver.search.rows import Rows
@@ -27,11 +27,7 @@ from meshwright.solver.search.splits import even_chunks, offered
 _NS = 1e9
 LARGEST = 2**52  # coefficients and sums stay exact in float64 and far from overflow in int64
 
-DECISIONS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size", "context_parallel_size",
-    "expert_parallel_size", "data_parallel_size", "zero_stage", "micro_batch_size", "num_microbatches",
-    "recompute", "recompute_layers", "pipeline_schedule",
-)  # fmt: skip
+DECISIONS = tuple(VARIABLE_OF)  # columns of a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Answer
-from meshwright.solver.configuration import Configuration
-from meshwright.solver.problem import INTEGER_VARIABLES, VARIABLES
+from meshwright.solver.configuration import INTEGER_VARIABLES, VARIABLES, Configuration
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
 
