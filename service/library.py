@@ -582,10 +582,11 @@ def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:
 
 
 def _recorded(shown: RenderableType) -> Console:
-    """A screen that keeps what it was shown."""
+    """A screen that keeps what it was shown; Rich's own one would show it in a notebook a second time."""
     console = Console(
-        file=io.StringIO(), width=_WIDTH, record=True, highlight=False, emoji=False, markup=False
-    )
+        file=io.StringIO(), force_jupyter=False,
+        width=_WIDTH, record=True, highlight=False, emoji=False, markup=False,
+    )  # fmt: skip
     console.print(shown)
     return console
 

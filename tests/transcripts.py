@@ -1,7 +1,8 @@
-"""Console blocks of a page: read, run in one shell, compared with what the page shows, or written anew.
+"""Console and Python blocks of a page: read, run in one shell, compared with the page, or written anew.
 
 Blocks of the language ``console`` run in order, in one empty folder. A block of another language with a
-title (``yaml title="a.yaml"``) is a file of that folder. In what is shown ``…`` stands for any text, a
+title (``yaml title="a.yaml"``) is a file of that folder. Blocks of ``python`` run in order, in one process;
+a block of ``text`` behind one is what it prints. In what is shown ``…`` stands for any text, a
 line of it alone for any number of lines; times, addresses and random names may differ.
 """
 
@@ -19,6 +20,9 @@ PORT = "8420"  # what pages say; while tests run, a free one
 COLUMNS = 120
 BLOCK = re.compile(r"^(?P<mark>```console *\n)(?P<body>.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r'^```\w+ title="(?P<name>[^"]+)"\n(?P<body>.*?)^```', re.DOTALL | re.MULTILINE)
+PYTHON = re.compile(
+    r"^```python *\n(?P<code>.*?)^```\n(?:\n```text *\n(?P<shown>.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 VARYING = [
     (re.compile(r"\b(in|after|elapsed) \d+(\.\d+)? (s|ms)\b"), r"\1 … s"),
     (re.compile(r"· \d+(\.\d+)? (s|ms)$"), "· … s"),  # how long a sweep took
@@ -75,6 +79,39 @@ def run_page(text: str, folder: Path) -> Iterator[tuple[Exchange, list[str]]]:
     assert len(outputs) > len(every), f"the shell ended early: {outputs[-1]}"
     for one, output in zip(every, outputs, strict=False):
         yield one, [line.rstrip() for line in output.rstrip("\n").splitlines()]
+
+
+def run_python(text: str, folder: Path) -> list[list[str]]:
+    """The lines that each block of ``python`` of a page printed.
+
+    Raises:
+        CalledProcessError: one of them failed.
+    """
+    _lay_out(text, folder)
+    code = [f"{block['code']}\nprint({_END!r}, end='')" for block in PYTHON.finditer(text)]
+    program = folder / "page.py"
+    program.write_text("\n".join(code), encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder / "page", env=_environment(folder, PORT), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return [[line.rstrip() for line in output.splitlines()] for output in run.stdout.split(_END)[:-1]]
+
+
+def with_outputs(text: str, printed: list[list[str]]) -> str:
+    """The page with what its blocks of ``python`` printed, where it shows that."""
+    remaining = iter(printed)
+
+    def anew(block: re.Match[str]) -> str:
+        lines = next(remaining)
+        if block["shown"] is None:
+            return block[0]
+        return (
+            f"```python\n{block['code']}```\n\n```text\n" + "".join(f"{line}\n" for line in lines) + "```\n"
+        )
+
+    return PYTHON.sub(anew, text)
 
 
 def _lay_out(text: str, folder: Path) -> None:

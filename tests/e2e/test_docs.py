@@ -9,11 +9,23 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+import meshwright
 from meshwright.service.cli.main import app
-from tests.transcripts import BLOCK, ROOT, agrees, exchanges, rewritten, run_page
+from tests.transcripts import (
+    BLOCK,
+    PYTHON,
+    ROOT,
+    agrees,
+    exchanges,
+    rewritten,
+    run_page,
+    run_python,
+    with_outputs,
+)
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
+IN_PYTHON = [page for page in PAGES if PYTHON.search(page.read_text(encoding="utf-8"))]
 SHELL = re.compile(r"^```sh *\n(?P<body>.*?)^```", re.DOTALL | re.MULTILINE)
 STARTS = ("meshwright ", ".venv/bin/meshwright ")
 
@@ -38,6 +50,23 @@ def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> Non
         ]
     for one, printed in results:
         assert agrees(one.shown, printed), f"{one.typed}\n" + "\n".join(printed) + "\n(UPDATE_DOCS=1)"
+
+
+@pytest.mark.parametrize("page", IN_PYTHON, ids=name_of)
+def test_a_page_shows_what_its_python_prints(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    printed = run_python(text, tmp_path)
+    if os.environ.get("UPDATE_DOCS") == "1":
+        text = with_outputs(text, printed)
+        page.write_text(text, encoding="utf-8")
+    for block, lines in zip(PYTHON.finditer(text), printed, strict=True):
+        shown = tuple((block["shown"] or "").splitlines())
+        assert agrees(shown, lines), f"{block['code']}\n" + "\n".join(lines) + "\n(UPDATE_DOCS=1)"
+
+
+def test_the_page_about_python_shows_every_function_of_the_package() -> None:
+    page = (ROOT / "docs" / "howto" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in meshwright.__all__ if f"`{name}" not in page] == []
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
