@@ -37,7 +37,15 @@ from meshwright.solver.cost.pipelines import (
     replayed_layers,
 )
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import Chunks, LayerLayout, RowPrices, Stages, assemble, chunks_of
+from meshwright.solver.cost.stages import (
+    Chunks,
+    LayerLayout,
+    RowPrices,
+    Stages,
+    assemble,
+    chunks_of,
+    step_of_end_s,
+)
 from meshwright.solver.cost.timed_layers import is_timed, log_sigma_of_timed
 from meshwright.solver.cost.uncertainty import log_time_sigma
 from meshwright.solver.problem import Problem
@@ -136,7 +144,7 @@ def _breakdown_s(
     """Causes of the critical rank; they sum to the step time, what is left over is ``rest``."""
     scale = float(priced.prices.straggler[row])
     ends = finish + priced.stages.rank_tail_s[row, : len(finish)]
-    step = scale * float(ends[rank]) + float(priced.prices.fixed_s[row])
+    step = step_of_end_s(float(ends[rank]), scale, float(priced.prices.fixed_s[row]))
     causes = {n: scale * v for n, v in _causes_s(priced, row, rank, configuration).items()}
     busy = configuration.num_microbatches * float(priced.stages.rank_time_s[row, rank])
     causes["bubble"] = max(scale * (float(finish[rank]) - busy), 0.0)
@@ -287,7 +295,7 @@ def _placed_breakdown_s(pipeline: PlacedPipeline, at: int, finish_s: float) -> d
     stage, m, scale = pipeline.stages[at], pipeline.config.num_microbatches, pipeline.straggler
     causes = {name: scale * value for name, value in causes_s(stage, m).items()}
     causes["bubble"] = scale * max(finish_s - m * stage.time_s, 0.0)
-    causes["rest"] = scale * (finish_s + stage.tail_s) + pipeline.fixed_s - sum(causes.values())
+    causes["rest"] = step_of_end_s(finish_s + stage.tail_s, scale, pipeline.fixed_s) - sum(causes.values())
     return causes
 
 

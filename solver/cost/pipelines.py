@@ -36,6 +36,7 @@ from meshwright.solver.cost.stages import (
     assemble,
     chunks_of,
     objective_s,
+    step_of_end_s,
 )
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.simulate import rank_finish_s
@@ -273,7 +274,7 @@ class PlacedPipeline:
         """The closed form: ``straggler (sum_s t_s + max_s ((m - 1) t_s + tail_s)) + fixed``."""
         more, last = self.config.num_microbatches - 1, self.last
         whole = sum(stage.time_s for stage in self.stages) + more * last.time_s + last.tail_s
-        return self.straggler * whole + self.fixed_s
+        return step_of_end_s(whole, self.straggler, self.fixed_s)
 
     @property
     def last(self) -> PlacedStage:

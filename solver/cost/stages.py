@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -335,5 +336,17 @@ def objective_s(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArr
     bottleneck = (m - phi)[:, None] * stages.rank_time_s + stages.rank_tail_s
     slowest = np.where(stages.rank_valid, bottleneck, 0.0).max(axis=1)
     pipeline = phi * stages.rank_time_s.sum(axis=1) + slowest
-    step: FloatArray = prices.straggler * pipeline + prices.fixed_s
-    return step
+    return step_of_end_s(pipeline, prices.straggler, prices.fixed_s)
+
+
+Seconds = TypeVar("Seconds", float, FloatArray)
+
+
+def step_of_end_s(end_s: Seconds, straggler: Seconds, fixed_s: Seconds) -> Seconds:
+    """The step in which the last rank has ended its tail at ``end_s``, of whole rows or of one."""
+    return straggler * end_s + fixed_s
+
+
+def end_of_step_s(step_s: Seconds, straggler: Seconds, fixed_s: Seconds) -> Seconds:
+    """When the last rank, with its tail, has ended in a step of ``step_s``: the inverse."""
+    return (step_s - fixed_s) / straggler

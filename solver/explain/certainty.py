@@ -25,7 +25,7 @@ from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.pipelines import GroupPrices, PlacedPipeline, PlacedStage
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import NUM_FEATURES, features
-from meshwright.solver.cost.stages import LayerLayout, assemble
+from meshwright.solver.cost.stages import LayerLayout, assemble, step_of_end_s
 from meshwright.solver.explain.waterfall import Placed, placed_all
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem
@@ -86,7 +86,7 @@ def _stretched_s(one: PlacedPipeline, group: int) -> float:
     tails = [stage.tail_s * factor for stage, factor in zip(one.stages, factors, strict=True)]
     more = one.config.num_microbatches - 1
     last = max(more * time + tail for time, tail in zip(times, tails, strict=True))
-    return one.straggler * (sum(times) + last) + one.fixed_s
+    return step_of_end_s(sum(times) + last, one.straggler, one.fixed_s)
 
 
 def _features(placed: Placed, group: int) -> FloatArray:

@@ -25,7 +25,7 @@ from meshwright.solver.cost.pipelines import (
     placed_pipelines,
 )
 from meshwright.solver.cost.price import price, straggler_share
-from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of, end_of_step_s
 from meshwright.solver.predict import groups_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
@@ -161,7 +161,7 @@ def waterfalls_of(
     terms |= _tails(found)
     busy_s = found.columns.num_microbatches * _time_of_slowest(found)
     scale, fixed = found.prices.straggler, found.prices.fixed_s
-    own = (steps_s - fixed) / scale  # of the rank that ends last, before stragglers and calibration
+    own = end_of_step_s(steps_s, scale, fixed)  # before stragglers and calibration
     share = straggler_share(found.columns, profile)
     terms["bubble"] = own - busy_s - terms["data_parallel_tail"] - terms["optimizer"]
     terms["data_parallel"] = terms["data_parallel"] + terms.pop("data_parallel_tail")
@@ -315,7 +315,7 @@ def _waterfall(placed: Placed, step_s: float, work: WorkOf) -> dict[str, float]:
     one, last = placed.classes[placed.slowest], placed.classes[placed.slowest].last
     scale, fixed, m = one.straggler, one.fixed_s, one.config.num_microbatches
     terms = _placed_inside(placed, one, work)
-    own = (step_s - placed.exchange_s - fixed) / scale
+    own = end_of_step_s(step_s - placed.exchange_s, scale, fixed)
     reduced = last.tail_s - last.optimizer_s
     terms["bubble"] = own - m * max(stage.time_s for stage in one.stages) - last.tail_s
     terms["data_parallel"] += reduced + placed.exchange_s

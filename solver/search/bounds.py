@@ -47,7 +47,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import Stages
+from meshwright.solver.cost.stages import Stages, end_of_step_s, step_of_end_s
 from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk, runs_all_forward_first
 from meshwright.solver.search.rows import Rows, column
 
@@ -225,12 +225,13 @@ class Bounds:
 
 def end_limit_s(rows: Rows, step_s: FloatArray | float) -> FloatArray:
     """When the last rank, with its tail, must end for a step within ``step_s``, (n,)."""
-    return np.asarray((step_s / SAFETY**2 - rows.prices.fixed_s) / rows.prices.straggler)
+    most = np.asarray(step_s / SAFETY**2)
+    return end_of_step_s(most, rows.prices.straggler, rows.prices.fixed_s)
 
 
 def _step_s(rows: Rows, pipeline_s: FloatArray) -> FloatArray:
     """A whole step from a bound on end_0 + tail_0."""
-    return np.asarray((rows.prices.straggler * pipeline_s + rows.prices.fixed_s) * SAFETY)
+    return step_of_end_s(pipeline_s, rows.prices.straggler, rows.prices.fixed_s) * SAFETY
 
 
 def end_tail_s(rows: Rows) -> FloatArray:

@@ -33,7 +33,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import Stages, assemble
+from meshwright.solver.cost.stages import Stages, assemble, step_of_end_s
 from meshwright.solver.schedules.orders import automatic_finish_of_many_s
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import finish_of_many_s
@@ -127,7 +127,7 @@ def fits(row: Rows, sizes: IntArray) -> BoolArray:
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
     """The step from the ends of the ranks, rounded down, shape (k,)."""
     last = (finish_s + stages.rank_tail_s).max(axis=1)
-    return np.asarray((row.prices.straggler[0] * last + row.prices.fixed_s[0]) * SAFETY)
+    return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]) * SAFETY)
 
 
 _MOST_PASSES = 2**15  # of a schedule whose splits are simulated side by side

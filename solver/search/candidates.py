@@ -21,7 +21,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, FloatArray, IntArray
-from meshwright.solver.cost.stages import Stages
+from meshwright.solver.cost.stages import Stages, step_of_end_s
 from meshwright.solver.schedules.schedule import rank_of_chunk
 from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, rank_finish_s
 from meshwright.solver.search.bounds import split_s
@@ -173,7 +173,7 @@ def _stages(row: Rows, splits: list[Split]) -> Stages:
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
     """Step time of several splits of one row from the ends of its ranks."""
     last = (finish_s + stages.rank_tail_s[:, : finish_s.shape[1]]).max(axis=1)
-    return np.asarray(row.prices.straggler[0] * last + row.prices.fixed_s[0])
+    return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]))
 
 
 def fastest(row: Rows, splits: list[Split], ends: Ends | None = None) -> tuple[float, Split]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.cost.stages import step_of_end_s
 from meshwright.solver.search.bounds import (
     SAFETY,
     end_limit_s,
@@ -387,7 +388,8 @@ def least_objective_s(rows: Rows) -> FloatArray:
         middle = (low + high) / 2.0
         able = have_room(rows, middle[:, None] + room, each)
         low, high = np.where(able, low, middle), np.where(able, middle, high)
-    return np.asarray((prices.straggler * (rows.phi * rows.total_s + low) + prices.fixed_s) * SAFETY)
+    ends: FloatArray = rows.phi * rows.total_s + low
+    return step_of_end_s(ends, prices.straggler, prices.fixed_s) * SAFETY
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Columns, FloatArray, IntArray
-from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.cost.stages import objective_s, step_of_end_s
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     Effort,
@@ -72,7 +72,7 @@ def placed_objective_bound_s(
         least = np.minimum(least, (m - 1.0) * below + _filled_s(each, room, forced, layers))
     ends = least + (p - 1) * beside + floors.least(floors.ends_s) + floors.least(floors.any_tail_s)
     with np.errstate(invalid="ignore"):
-        found = floors.least(floors.straggler) * ends + floors.least(floors.fixed_s)
+        found = step_of_end_s(ends, floors.least(floors.straggler), floors.least(floors.fixed_s))
     return np.asarray(np.where(np.isfinite(slowest_s), found * SAFETY**2, np.inf))
 
 

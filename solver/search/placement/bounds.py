@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import Berth, Fleet
+from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.search.bounds import SAFETY
 from meshwright.solver.search.placement.program import (
     Bands,
@@ -186,7 +187,7 @@ def step_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, laye
     with np.errstate(invalid="ignore"):
         ends = np.maximum(np.maximum(m * stage_s, chain_s), total + slope * stage_s)
         ends = ends + least(floors.tail_s)
-        step = least(floors.straggler) * ends + least(floors.fixed_s)
+        step = step_of_end_s(ends, least(floors.straggler), least(floors.fixed_s))
     return np.asarray(np.where(np.isfinite(stage_s), step * SAFETY**2, np.inf))
 
 
@@ -251,7 +252,7 @@ class Reach:
         """The placement of least sum; empty where it is not asked for; None: there is none."""
         if self.routes is None or not np.isfinite(self.tail_s):
             return None
-        room_s = (step_s / SAFETY**2 - self.field.fixed_s) / self.field.straggler
+        room_s = end_of_step_s(step_s / SAFETY**2, self.field.straggler, self.field.fixed_s)
         windows = self._windows(room_s)
         if windows is None:
             return None

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
+from meshwright.solver.cost.stages import step_of_end_s
 from meshwright.solver.schedules.simulate import rank_finish_s
 from meshwright.solver.search.placement.rows import Outer
 from meshwright.solver.search.rows import Rows
@@ -149,7 +150,7 @@ class Field:
         forward, backward, tail = self.stage_times_s(placement)
         times = [f + b for f, b in zip(forward, backward, strict=True)]
         slowest = max((self.m - 1) * time + last for time, last in zip(times, tail, strict=True))
-        return self.straggler * (sum(times) + slowest) + self.fixed_s
+        return step_of_end_s(sum(times) + slowest, self.straggler, self.fixed_s)
 
     def simulated_s(self, placement: Placement) -> float:
         """The step time by event simulation."""
@@ -162,7 +163,7 @@ class Field:
             schedule=SCHEDULES[int(self.outer.columns.pipeline_schedule[self.row])],
         )
         last = max(end + more for end, more in zip(finish, tail, strict=True))
-        return self.straggler * last + self.fixed_s
+        return step_of_end_s(last, self.straggler, self.fixed_s)
 
 
 _NS = 1e9

@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import Fleet
-from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.cost.stages import objective_s, step_of_end_s
 from meshwright.solver.search.bounds import split_s, whole_layers_s
 from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.feasible import fitting
@@ -157,13 +157,13 @@ class GroupShares:
         """(A) of the slowest stage for options under m micro-batches."""
         prices = self.options.prices
         ends = m * self.stage_s[index] + self.tail_s[index]
-        return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
+        return step_of_end_s(ends, prices.straggler[index], prices.fixed_s[index]) * _ROUNDING
 
     def objectives_s(self, index: IntArray, m: IntArray) -> FloatArray:
         """The closed form with its least sum and least slowest stage."""
         prices = self.options.prices
         ends = self.options.total_s[index] + (m - 1.0) * self.stage_s[index] + self.tail_s[index]
-        return np.asarray((prices.straggler[index] * ends + prices.fixed_s[index]) * _ROUNDING)
+        return step_of_end_s(ends, prices.straggler[index], prices.fixed_s[index]) * _ROUNDING
 
     def solve(self, n: int) -> None:
         """Find the score of ``n`` sequences: options by bound, a few at a time."""
