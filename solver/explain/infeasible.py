@@ -273,7 +273,7 @@ def _first(outer: Outer) -> First:
         split = solve_split(shares, groups, exchange)
         if split is not None:
             return of_split(outer.fleet, shares, split).config
-    return None if outer.whole else "unknown"
+    return None if frontier.outer.whole else "unknown"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -65,6 +65,24 @@ NAMED = {
         top_k=100,
         workload={"batch_ramp": [{"batch": 1024, "until_tokens": 10**9}], "total_tokens": 10**13},
     ),
+    "eight kinds of nodes": {
+        **request("llama-3.1-8b", 16, 4096, 64, time_limit_s=8.0, certify="none"),
+        "cluster": {
+            "groups": [
+                {"gpu": gpu, "num_nodes": 2}
+                for gpu in (
+                    "a100-sxm-80gb",
+                    "a100-pcie-80gb",
+                    "a100-pcie-40gb",
+                    "a100-sxm-40gb",
+                    "a10g",
+                    "a800-sxm-80gb",
+                    "b200-sxm-180gb",
+                    "b300",
+                )
+            ]
+        },
+    },
     "every launcher": request("deepseek-v3", 256, 8192, 4096, launcher="any", allow=["offload", "fp8"]),
 }
 

@@ -68,13 +68,17 @@ class Floors:
 def floors_of(outer: Outer) -> Floors:
     """The floors of all rows on all berths."""
     hops = [_least_hop_s(outer, at) for at in range(len(outer.berths))]
-    parts = [_of_berth(rows, hop) for rows, hop in zip(outer.rows, hops, strict=True)]
+    parts = []
+    for rows, hop in zip(outer.rows, hops, strict=True):
+        look()
+        parts.append(_of_berth(rows, hop))
     stacked = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
     return Floors(room=outer.room, **stacked)
 
 
 def _least_hop_s(outer: Outer, berth: int) -> FloatArray:
     """The cheapest transfer into a berth, its own group's included, (n,)."""
+    look()
     own, group = outer.rows[berth].prices.transfer_s, outer.berths[berth].group
     least, sent = own.copy(), outer.sent_bytes[berth]
     for other in {one.group for one in outer.berths} - {group}:
@@ -117,6 +121,7 @@ def _enough(
 
     Without ``groups`` every berth that has room has a stage.
     """
+    look()
     held = np.where(floors.room > 0, _held(floors, tau_s), 0.0)
     if groups is not None:  # berths of one group exclude one another
         each = np.minimum(floors.room, p) * held

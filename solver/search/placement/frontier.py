@@ -12,22 +12,24 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshwright.solver.clock import OutOfTime, look
-from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.search.placement.bounds import Floors, Reach, floors_of, step_bound_s
 from meshwright.solver.search.placement.program import Field, Placement, Program
-from meshwright.solver.search.placement.rows import Outer
+from meshwright.solver.search.placement.rows import MOST_USED, Outer, choices_of
 from meshwright.solver.space.request_rules import names_of
 
 _NS = 1e9
 _RUNG = 1.00025  # bounds are tried at its powers, in seconds
 _TRIES = 9  # times between the least that the bounds leave and what is known
 _OPENED = 64  # rows whose fields are bounded together
+_SAMPLED = 512  # choices of a row that has too many
+_MOST_CHOICES = 2**15  # of berths for a row, or rows opened together; of more a sample is searched
+_MOST_WAITING = 2**20  # fields, some 200 bytes each: while more wait, no further rows are opened
 Layout = tuple[int, ...]
 Waiting = tuple[float, int, tuple[int, ...]]  # a field under its bound: row, berths
 Bound = Callable[[Floors, IntArray | None, Columns, int], FloatArray]
@@ -69,7 +71,10 @@ class PlacedFrontier:
     def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
         """Bound every row; none is opened yet."""
         floors = floors_of(outer)
+        look()
         bound = step_bound_s(floors, outer.group_of, outer.columns, outer.layout.num_layers)
+        if (choices_of(outer, np.flatnonzero(np.isfinite(bound))) > _MOST_CHOICES).any():
+            outer = replace(outer, whole=False)
         order = np.argsort(bound, kind="stable")
         order = order[: int(np.isfinite(bound).sum())]
         return cls(outer=outer, floors=floors, top_k=top_k, bound_s=bound, _order=order)
@@ -111,9 +116,10 @@ class PlacedFrontier:
                 return
             if waiting > until_s:
                 return
-            if not self._heap or self._heap[0][0] > waiting:
-                self._open(self._order[self._next : self._next + _OPENED])
-                self._next += _OPENED
+            if not self._heap or (self._heap[0][0] > waiting and not self._settles_first):
+                rows = self._pieces(self._order[self._next : self._next + _OPENED])[0]
+                self._open(rows)
+                self._next += len(rows)
             else:
                 _, row, berths = entry = heapq.heappop(self._heap)
                 try:
@@ -122,37 +128,83 @@ class PlacedFrontier:
                     heapq.heappush(self._heap, entry)
                     raise
 
+    @property
+    def _settles_first(self) -> bool:
+        """Whether fields that wait are settled before rows of less bound are opened.
+
+        Where they are too many, and in a sample, which proves nothing, until it has its plans.
+        """
+        sampled = not self.outer.whole and len(self.ranked) < self.top_k
+        return sampled or len(self._heap) > _MOST_WAITING
+
     def _open(self, rows: IntArray) -> None:
         """Let the fields of rows wait under their bounds."""
-        for bound, row, berths in list(self.fields_of(rows, step_bound_s, self.cutoff_s)):
-            if (least := max(bound, float(self.bound_s[row]))) <= self.cutoff_s:
+        cutoff_s = self.cutoff_s
+        for bound, row, berths in list(self.fields_of(rows, step_bound_s, cutoff_s)):
+            if (least := max(bound, float(self.bound_s[row]))) <= cutoff_s:
                 heapq.heappush(self._heap, (least, row, berths))
 
     def fields_of(self, rows: IntArray, bound: Bound, limit_s: float) -> Iterator[Waiting]:
         """The fields of some rows whose bound is within a limit."""
         layers = self.outer.layout.num_layers
-        for start in range(0, len(rows), _OPENED):
+        for some in self._pieces(rows):
             look()
-            choices, of_row = self._choices(rows[start : start + _OPENED])
+            choices, of_row = self._choices(some)
             bounds = bound(self.floors.at(choices, of_row), None, self.outer.columns.take(of_row), layers)
             self.fields += len(of_row) if bound is step_bound_s else 0
             for at in np.flatnonzero(bounds <= limit_s).tolist():
                 berths = tuple(int(berth) for berth in choices[:, at] if berth >= 0)
                 yield float(bounds[at]), int(of_row[at]), berths
 
+    def _pieces(self, rows: IntArray) -> list[IntArray]:
+        """The rows in pieces of ``_OPENED`` of them at most that have few enough choices together."""
+        sizes = choices_of(self.outer, rows)
+        sizes = np.where(sizes > _MOST_CHOICES, _SAMPLED, sizes)
+        piece = np.maximum(np.cumsum(sizes) // _MOST_CHOICES, np.arange(len(rows)) // _OPENED)
+        return np.split(rows, np.flatnonzero(np.diff(piece)) + 1) if len(rows) else []
+
     def _choices(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """One berth of each group (-1: none), whose stages can be those of a row, (G, C); and the row."""
-        groups, every = self.outer.group_of, range(len(self.outer.fleet.groups))
-        by_group = [[-1, *np.flatnonzero(groups == at).tolist()] for at in every]
-        alike = self._counts_gpus
-        offered = [one for one in product(*by_group) if not alike or self._is_alike(one)]
-        choices = np.array(offered, dtype=np.int64).T[:, None, :]
-        room = np.where(choices < 0, 0, self.outer.room[choices, rows[None, :, None]])
-        there = ((room > 0) | (choices < 0)).all(axis=0)
-        used = np.broadcast_to((choices >= 0).sum(axis=0), there.shape)
-        p = self.outer.columns.pipeline_parallel_size[rows][:, None]
-        at, which = np.nonzero(there & (room.sum(axis=0) >= p) & (used <= p) & (used > 0))
-        return choices[:, 0, which], rows[at]
+        """One berth of each group (-1: none), whose stages can be those of a row, (G, C); and the row.
+
+        Of a row with more than ``_MOST_CHOICES`` a sample.
+        """
+        many = choices_of(self.outer, rows) > _MOST_CHOICES
+        parts = [self._every_choice(rows[~many]), *map(self._some_choices, rows[many])]
+        choices = np.concatenate([chosen for chosen, _ in parts], axis=1)
+        of_row = np.concatenate([own for _, own in parts])
+        p, used = self.outer.columns.pipeline_parallel_size[of_row], (choices >= 0).sum(axis=0)
+        room = np.where(choices < 0, 0, self.outer.room[choices, of_row])
+        able = (room.sum(axis=0) >= p) & (used <= np.minimum(p, MOST_USED)) & (used > 0)
+        able &= ((room > 0) | (choices < 0)).all(axis=0)
+        if self._counts_gpus:
+            able &= self._are_alike(choices)
+        return choices[:, able], of_row[able]
+
+    def _every_choice(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Every choice of berths that some rows have room on, group by group."""
+        outer, groups = self.outer, self.outer.group_of
+        p = np.minimum(outer.columns.pipeline_parallel_size, MOST_USED)
+        chosen, of_row = np.zeros((0, len(rows)), dtype=np.int64), rows
+        for group in range(len(outer.fleet.groups)):
+            look()
+            offered = np.append(-1, np.flatnonzero(groups == group))
+            there = (offered[:, None] < 0) | (outer.room[offered][:, of_row] > 0)
+            there &= (offered[:, None] < 0) | ((chosen >= 0).sum(axis=0) < p[of_row])
+            which, at = np.nonzero(there)
+            chosen = np.concatenate([chosen[:, at], offered[which][None]])
+            of_row = of_row[at]
+        return chosen, of_row
+
+    def _some_choices(self, row: int) -> tuple[IntArray, IntArray]:
+        """Choices drawn at random, the same ones whenever the row is asked for."""
+        outer, groups, draw = self.outer, self.outer.group_of, np.random.default_rng(int(row))
+        here = [np.flatnonzero((groups == at) & (outer.room[:, row] > 0)) for at in np.unique(groups)]
+        most = min(int(outer.columns.pipeline_parallel_size[row]), MOST_USED, len(here))
+        rank = draw.random((len(here), _SAMPLED)).argsort(axis=0)
+        used = rank < draw.integers(1, most + 1, _SAMPLED)
+        drawn = [draw.choice(some if len(some) else np.array([-1]), _SAMPLED) for some in here]
+        chosen = np.unique(np.where(used, np.stack(drawn), -1), axis=1)
+        return chosen, np.full(chosen.shape[1], row)
 
     @property
     def _counts_gpus(self) -> bool:
@@ -163,9 +215,11 @@ class PlacedFrontier:
         """
         return "num_gpus" in names_of(self.outer.fleet.problem.options.constraints)
 
-    def _is_alike(self, berths: Layout) -> bool:
-        """Whether berths (-1: none) have one tensor-parallel size."""
-        return len({self.outer.berths[at].tensor_parallel_size for at in berths if at >= 0}) <= 1
+    def _are_alike(self, choices: IntArray) -> BoolArray:
+        """Whether the berths of each choice (-1: none) have one tensor-parallel size, (C,)."""
+        sizes = np.array([berth.tensor_parallel_size for berth in self.outer.berths])[choices]
+        least = np.where(choices < 0, sizes.max(initial=0), sizes).min(axis=0)
+        return np.asarray(((choices < 0) | (sizes == least)).all(axis=0))
 
     def settle(self, one: Field, *, unconditionally: bool = False) -> None:
         """Refute a field, or solve it and rank its best candidate."""

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Plan
 from meshwright.solver.check import placed_violations
+from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Columns, Configuration, StageGroup, joined, plan_id_of
 from meshwright.solver.cost.pipelines import Berth, Fleet
 from meshwright.solver.predict import predict_mixed
@@ -88,15 +89,23 @@ def ranked(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
 
 
 def placed_plans_of(
-    problem: Problem, profile: Profile, candidates: list[Candidate], confirmed: frozenset[int]
+    problem: Problem,
+    profile: Profile,
+    candidates: list[Candidate],
+    confirmed: frozenset[int],
+    watch: Watch,
 ) -> tuple[Plan, ...]:
     """Ranked candidates as plans, each past the independent check; ``confirmed`` by CP-SAT, from 0.
+
+    As many as ``watch`` has time for, and at least the first.
 
     Raises:
         InvalidPlanError: the check refuses a plan (a bug).
     """
     digest, plans = problem_digest(problem), list[Plan]()
     for at, one in enumerate(candidates):
+        if at and watch.interrupted():
+            break
         plan = Plan(
             plan_id=plan_id_of(digest, one.config),
             rank=at + 1,

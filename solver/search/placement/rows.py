@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, product
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,7 +34,12 @@ from meshwright.solver.splits import Prescribed
 
 _MOST_ROWS = 400_000  # that are written down; of more some are searched, and nothing is proved
 _MOST_PRICED = 640_000  # rows times berths, some 700 bytes each
+MOST_USED = 6  # groups of one pipeline, whose exact program has 2^n states of n groups
+_MOST_SHARED = 10  # groups of which every set may share a batch; of more only pairs, and all or all but one
 _FULL = RECOMPUTE.index("full")
+
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +57,8 @@ class Outer:
 
     @classmethod
     def of_nothing(cls, fleet: Fleet) -> Outer:
-        """No rows, as before any was enumerated."""
-        columns, berths = _as_columns(fleet, np.zeros((0, 7), dtype=np.int64)), berths_of(fleet)
+        """No rows, as before any was enumerated; of one berth, for what has a shape at all."""
+        columns, berths = _as_columns(fleet, np.zeros((0, 7), dtype=np.int64)), berths_of(fleet)[:1]
         nothing = np.zeros((len(berths), 0))
         return cls(
             fleet=fleet,
@@ -194,12 +200,40 @@ def rows_at(fleet: Fleet, columns: Columns, berth: Berth) -> Rows:
     )
 
 
+def _looked(found: Found) -> Found:
+    """The same, after a look at the clock."""
+    look()
+    return found
+
+
 def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
     """Stages that a berth has GPUs for, by row; 0 where a rule is broken there."""
     there = at_berth(columns, berth)
     legal = violation_masks(rules_of(fleet.problems[berth.group]), there) == 0
     each = there.tensor_parallel_size * there.context_parallel_size * there.data_parallel_size
     return np.asarray(np.where(legal, fleet.groups[berth.group].num_gpus // each, 0))
+
+
+def _groups_with_room(room: IntArray, groups: IntArray) -> IntArray:
+    """How many groups have a berth with room for a stage of each row, (n,); ``room`` as ``Outer.room``."""
+    return np.asarray(
+        sum((room[groups == at] > 0).any(axis=0).astype(np.int64) for at in np.unique(groups))
+    )
+
+
+def choices_of(outer: Outer, rows: IntArray) -> FloatArray:
+    """How many choices of berths some rows have at most, (r,): of as many groups as they have stages.
+
+    Sets of k groups with n_g berths each have ``e_k(n)`` choices, the elementary symmetric polynomial.
+    """
+    most = min(MOST_USED, len(outer.fleet.groups))
+    number = np.zeros((len(rows), most + 1))
+    number[:, 0] = 1.0
+    for at in range(len(outer.fleet.groups)):
+        berths = (outer.room[outer.group_of == at][:, rows] > 0).sum(axis=0)
+        number[:, 1:] += berths[:, None] * number[:, :-1]
+    used = np.arange(most + 1) <= outer.columns.pipeline_parallel_size[rows][:, None]
+    return np.asarray((number * used).sum(axis=1))
 
 
 def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
@@ -209,9 +243,12 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
     that the request limits.
     """
     (columns, number), berths = columns_of(fleet, wide=wide), berths_of(fleet)
-    whole = len(columns) == number
-    room = np.stack([_room(fleet, columns, berth) for berth in berths])
+    whole = len(columns) == number and len(fleet.groups) <= _MOST_SHARED
+    room = np.stack([_looked(_room(fleet, columns, berth)) for berth in berths])
     groups = np.array([berth.group for berth in berths])
+    whole &= bool(
+        (_groups_with_room(room, groups) <= MOST_USED)[columns.pipeline_parallel_size > MOST_USED].all()
+    )
     most = sum(room[groups == at].max(axis=0, initial=0) for at in range(len(fleet.groups)))
     kept = np.flatnonzero(most >= columns.pipeline_parallel_size)
     able = _MOST_PRICED // len(berths)
@@ -219,14 +256,16 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
         whole, kept = False, kept[np.linspace(0, len(kept) - 1, able).astype(np.int64)]
     columns, room = columns.take(kept), room[:, kept]
     sent = [
-        sent_bytes(context_of(fleet.problems[b.group], at_berth(columns, b), fleet.profiles[b.group]))
+        _looked(
+            sent_bytes(context_of(fleet.problems[b.group], at_berth(columns, b), fleet.profiles[b.group]))
+        )
         for b in berths
     ]
     return Outer(
         fleet=fleet,
         columns=columns,
         berths=berths,
-        rows=tuple(rows_at(fleet, columns, berth) for berth in berths),
+        rows=tuple(_looked(rows_at(fleet, columns, berth)) for berth in berths),
         room=room,
         sent_bytes=np.stack(sent),
         whole=whole,
@@ -297,5 +336,6 @@ def _distinct(fleet: Fleet, columns: Columns, berth: Berth) -> Columns:
 
 
 def sets_of(count: int) -> list[tuple[int, ...]]:
-    """Sets of two or more of ``count`` groups, the largest first."""
-    return [one for size in range(count, 1, -1) for one in combinations(range(count), size)]
+    """Sets of two or more of ``count`` groups, the largest first; of many groups not every set."""
+    sizes = range(count, 1, -1) if count <= _MOST_SHARED else (count, count - 1, 2)
+    return [one for size in sizes for one in combinations(range(count), size)]

@@ -67,10 +67,11 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
     with Judge(problem.options) as judge:
         watch.report("enumerating", now=True)
         fleet = Fleet.of(problem, profile)
-        outer, size = Outer.of_nothing(fleet), 0
+        frontier, size = PlacedFrontier.of(Outer.of_nothing(fleet), problem.options.top_k), 0
         with watch.at_least(_FIRST_S).cut():
-            outer, size = outer_of(fleet, wide=wide)
-        frontier, shared = PlacedFrontier.of(outer, problem.options.top_k), _Shared(fleet, [], [])
+            outer, number = outer_of(fleet, wide=wide)
+            frontier, size = PlacedFrontier.of(outer, problem.options.top_k), number
+        outer, shared = frontier.outer, _Shared(fleet, [], [])
         waiting: list[tuple[float, tuple[int, ...]]] | None = None  # nobody looked yet
         every_split = False
         with watch.cut():
@@ -82,7 +83,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
                 frontier.rivals_s = tuple(split.score_s for split in shared.splits)
             every_split = True
             frontier.run(lambda state: _interrupt(watch, state))
-        if not frontier.ranked and outer.whole:
+        if not frontier.ranked and frontier.outer.whole:
             with watch.at_least(_FIRST_S).cut():
                 frontier.run(lambda state: bool(state.ranked))
         frontier.finished &= every_split
@@ -94,7 +95,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         with watch.cut():
             least = _least(frontier, shared, best, watch)
         certificate = _certified(problem, judge, frontier, best, watch)
-    plans = plans_of(problem, profile, best, certificate.rows)
+    plans = plans_of(problem, profile, best, certificate.rows, watch.closing())
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
     if least is not None:
         excess = relative_gap(best[0].objective_s, least.known_s)

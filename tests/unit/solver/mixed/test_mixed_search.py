@@ -9,10 +9,14 @@ import pytest
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
-from meshwright.solver.configuration import Configuration, configuration_from_json
+from meshwright.solver.configuration import (
+    Configuration,
+    configuration_from_json,
+)
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.placement.frontier import PlacedFrontier
 from meshwright.solver.search.placement.replicas import best_split, shares_of
+from meshwright.solver.search.placement.rows import choices_of
 from meshwright.solver.search.proof import least_objective
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
@@ -44,6 +48,37 @@ def test_an_answer_from_a_sample_of_the_rows_is_not_proved(monkeypatch: pytest.M
     sample = answered(problem)
     assert sample.status == "feasible"
     assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
+
+
+def test_an_answer_from_a_sample_of_the_berths_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    whole = answered(problem)
+    monkeypatch.setattr("meshwright.solver.search.placement.frontier._MOST_CHOICES", 4)
+    sample = answered(problem)
+    assert (sample.status, sample.bound_step_time_s, sample.gap) == ("feasible", None, None)
+    assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
+    for plan in sample.plans:
+        assert not list(violations(problem, default_profile(problem.cluster, problem.launcher), plan))
+
+
+def test_choices_of_berths_are_counted_and_listed_as_their_product() -> None:
+    third = a_group(speed=0.6, nodes=2, slug="third")
+    outer = outer_space(a_mixed_problem((FAST, SLOW_GROUP, third)))
+    rows = np.arange(0, len(outer), max(len(outer) // 40, 1))
+    frontier = PlacedFrontier.of(outer, 1)
+    limits = choices_of(outer, rows)
+    by_group = [[-1, *np.flatnonzero(outer.group_of == at)] for at in range(3)]
+    for row, limit in zip(rows.tolist(), limits.tolist(), strict=True):
+        p = int(outer.columns.pipeline_parallel_size[row])
+        listed = set()
+        for one in product(*by_group):
+            used = [int(berth) for berth in one if berth >= 0]
+            room = [int(outer.room[berth, row]) for berth in used]
+            if used and all(room) and len(used) <= p <= sum(room):
+                listed.add(tuple(used))
+        found = frontier.fields_of(np.array([row]), lambda *given: np.zeros(len(given[2])), np.inf)
+        assert {berths for _, _, berths in found} == listed
+        assert len(listed) <= limit
 
 
 def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_answer() -> None:
