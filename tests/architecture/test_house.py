@@ -1,5 +1,6 @@
 """The shape of the product: folders, the one importable name, and no cycle of imports."""
 
+import os
 import re
 import subprocess
 import sys
@@ -120,6 +121,32 @@ def test_our_code_never_imports_the_bare_folders() -> None:
     assert run.stdout.split() == []
 
 
+REFUSING = """
+import sys
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names!r}:
+            open({log!r}, "a").write(name + " by " + " ".join(sys.orig_argv) + chr(10))
+sys.meta_path.insert(0, Refusing())
+"""
+
+
+def test_no_process_of_the_service_looks_for_a_bare_folder(tmp_path: Path) -> None:
+    """From the root: the command line, the server, its worker and the CP-SAT judge."""
+    log = tmp_path / "imports.txt"
+    (tmp_path / "sitecustomize.py").write_text(REFUSING.format(names=LINKED, log=str(log)))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    for words in (["-c", "import solver"], ["-m", "meshwright", "demo", "--out", str(tmp_path / "run")]):
+        command = [sys.executable, *words]
+        run = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+    looked = log.read_text().splitlines()
+    assert len(looked) == 1, looked  # the first command, which shows that the log is written
+    assert looked[0].startswith("solver by ")
+
+
 def test_the_linter_refuses_an_import_of_a_bare_folder() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     banned = project["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
@@ -130,11 +157,34 @@ def test_the_linter_refuses_an_import_of_a_bare_folder() -> None:
         assert run.returncode == 1, line
 
 
-def test_importing_the_package_loads_no_solver() -> None:
-    code = "import meshwright, meshwright.profiles, sys; print(*sys.modules)"
+def loaded_by(code: str) -> set[str]:
+    """Modules that are loaded when this code has run from the root, in a process of its own."""
+    code += "\nimport sys; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
-    assert loaded.isdisjoint({"meshwright.solver", "numpy", "pydantic", "ortools", "yaml"})
+    return set(run.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_but_the_package() -> None:
+    added = loaded_by("import importlib, typing, meshwright") - loaded_by("import importlib, typing")
+    assert added == {"meshwright"}
+
+
+def test_importing_the_facts_loads_no_solver_no_service_and_no_pydantic() -> None:
+    facts = [module.name for module in modules("profiles") if ".measure." not in module.name]
+    loaded = loaded_by(f"import importlib\nfor name in {facts!r}: importlib.import_module(name)")
+    assert "meshwright.profiles.library" in loaded
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("meshwright.")}
+    assert rooms == {"profiles"}
+    assert loaded.isdisjoint({"pydantic", "ortools", "rich", "typer"})
+
+
+def test_a_name_of_the_interface_loads_what_it_needs_and_no_service() -> None:
+    loaded = loaded_by("import meshwright; meshwright.InvalidProblemError")
+    assert loaded.isdisjoint({"meshwright.solver", "meshwright.service", "numpy", "pydantic"})
+    loaded = loaded_by("import meshwright; meshwright.plan")
+    assert loaded.isdisjoint(
+        {"ortools", "fastapi", "sqlalchemy", "celery", "httpx", "meshwright.service.db"}
+    )
 
 
 def test_the_package_gives_the_interface_when_it_is_asked_for() -> None:
