@@ -93,6 +93,15 @@ def test_every_command_that_a_document_or_a_file_names_exists() -> None:
     assert len(targets) <= 16
 
 
+def test_every_file_that_the_guide_names_is_there() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(rf"`((?:{'|'.join(LINKED)}|tests|docs)/[\w/.-]+)`", guide))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    dimension = guide[guide.index("**A parallel dimension**") : guide.index("**A launcher**")]
+    assert [name for name in files_of_a_dimension() if f"`{name}`" not in dimension] == []
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_is_a_module(name: str) -> None:
     assert find_spec(BENCHMARKS[name].module) is not None
