@@ -1,12 +1,13 @@
 """Fits the constants of the software stacks on the open runs and writes them to stacks.yaml.
 
-Two levels: all stacks together round the values in ``stacks.yaml`` (global), then each stack round
-the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 loss on
+Two levels: all stacks together round counted and usual values (``TIME_CENTRES``, global), then each
+stack round the global ones. Each level is a maximum-a-posteriori fit in log space: soft-L1 loss on
 ``ln(measured / predicted)`` with a noise of 4 %, the log-normal priors of
 ``solver/calibration/fit.py``, and every cluster counting for at most a dozen runs. Each constant is
 written with its uncertainty, and marked where the runs do not identify it. The spreads of
-predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are those of the clusters that
-are left out of the fit one at a time, and of stacks left out whole, never those of the fit itself.
+predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are those of the pairs of GPU
+and framework that are left out of the fit one at a time, and of stacks left out whole, never those of the
+fit itself.
 
     .venv/bin/python benchmarks/fit_stacks.py              # both levels
     .venv/bin/python benchmarks/fit_stacks.py STACK …      # these stacks, round the global level there
@@ -24,11 +25,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.fit.evidence import CLUSTER_WEIGHT, MEMORY, TIME, Evidence, Linear, fitted, linearised
+from benchmarks.fit.evidence import CLUSTER_WEIGHT, MEMORY, TIME, TINY, Evidence, Linear, fitted, linearised
 from benchmarks.fit.leave_out import (
+    LAUNCH_FACTS,
     blind_profile_of,
-    cluster_of,
     left_out_log_errors,
+    pair_of,
     profile_of_unknown_stack,
     sigma_of,
 )
@@ -89,7 +91,8 @@ def fit_levels(wanted: list[str], evidence: Evidence) -> None:
     if quantity.global_widths and not wanted:
         shared, widths = evidence.shared, quantity.global_widths
         before = linearised(shared, general)
-        general = fitted(shared, general, start=general, widths=widths)
+        centre = replace(general, **quantity.centres)
+        general = fitted(shared, centre, start=general, widths=widths)
         after = linearised(shared, general)
         print(f"global: {_mean_error(before):.1%} -> {_mean_error(after):.1%}")
         found = level_constants(general, after, widths)
@@ -140,7 +143,7 @@ def fit_spreads() -> None:
 def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
     """What the stacks' own spreads are, and what else makes a step time doubtful."""
     evidence = Evidence.of_times(runs)
-    left_out = blind_profile_of(evidence, cluster_of)
+    left_out = blind_profile_of(evidence, pair_of, known=LAUNCH_FACTS, steps=1)
     errors = errors_of(validate(runs, profile_of=left_out).runs, left_out)
     general, added = fitted_causes(errors)
     foreign = profile_of_unknown_stack(evidence)
@@ -154,13 +157,13 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
 
 
 def _spreads_of_peaks(runs: Sequence[Run], levels: dict[str, Any]) -> None:
-    """The spread of each stack's peak memory; of stacks with few runs, that of all."""
+    """The spread of each stack's peak memory; of stacks with few runs of usual models, that of all."""
     errors = left_out_log_errors(Evidence.of_peaks(runs))
     levels["global"]["log_memory_sigma"] = _two_digits(sigma_of(errors))
     for stack, level in levels["stacks"].items():
         mine = [error for error in errors if error.stack == stack]
         level.pop("log_memory_sigma", None)
-        if len(mine) >= _MIN_RUNS:
+        if sum(not error.cluster.startswith(TINY) for error in mine) >= _MIN_RUNS:
             level["log_memory_sigma"] = _two_digits(sigma_of(mine))
 
 
@@ -196,7 +199,7 @@ def _coverage(runs: Sequence[Run], profile_of: ProfileOf) -> float:
 def fit_scale() -> None:
     """Choose the scale of calibrated spreads, between two that are tried."""
     runs = [run for run in read_runs(CATALOG_RUNS) if run.shape is not None]
-    profile_of = blind_profile_of(Evidence.of_times(runs), cluster_of)
+    profile_of = blind_profile_of(Evidence.of_times(runs), pair_of, known=LAUNCH_FACTS, steps=1)
     held = {}
     for scale in SCALES:
         _set_scale(scale)

@@ -15,10 +15,11 @@ import numpy as np
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.collectives.tables import IndexArray, SlowdownTable
+from meshwright.profiles.model import MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.compute import PassSeconds
+from meshwright.solver.cost.compute import PassSeconds, floored
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
@@ -36,6 +37,21 @@ def _no_passes(ctx: Context, *_rest: object, **_named: object) -> PassSeconds:
 def _zeros(ctx: Context, *_rest: object) -> FloatArray:
     """No time."""
     return np.zeros_like(ctx.t)
+
+
+def _whole(*_any: object) -> float:
+    """A share of 1."""
+    return 1.0
+
+
+def _every_expert(_ctx: Context, moe: MoeSpec) -> float:
+    """A token travels to each of its experts."""
+    return float(moe.top_k)
+
+
+def _never_blocking(ctx: Context, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
+    """The CPU never waits for a kernel."""
+    return floored(busy, floor_s, ctx.constants.floor_backward)
 
 
 def _no_fill(columns: Columns) -> FloatArray:
@@ -86,6 +102,15 @@ def _formulas(gpu: GpuSpec) -> GpuOperators:
 INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     "nothing": (),
     "CPU floor": (("meshwright.solver.cost.price.layer_floor_s", _zeros),),
+    "CUDA graphs": (("meshwright.solver.cost.compute.launches_left", _whole),),
+    "blocking launches": (("meshwright.solver.cost.price.launched", _never_blocking),),
+    "rates of attention kernels": (("meshwright.solver.cost.compute.kernel_rate", _whole),),
+    "eager operators": (("meshwright.solver.cost.compute._eager_bytes", _zeros),),
+    "recomputed modules": (("meshwright.solver.cost.price.replayed_s", _zeros),),
+    "dispatchers (all-to-all)": (
+        ("meshwright.solver.cost.communication.dispatched_copies", _every_expert),
+    ),
+    "permutation of tokens": (("meshwright.solver.cost.compute.permuted_bytes", _zeros),),
     "pipeline bubble": (("meshwright.solver.cost.stages.fill_share", _no_fill),),
     "tensor-parallel communication": (
         ("meshwright.solver.cost.price.tensor_parallel", _no_passes),

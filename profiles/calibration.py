@@ -29,7 +29,7 @@ _MAX_NAME = 200  # characters
 UPPER_BOUNDS: Mapping[str, float] = {
     "fast_link": 1.2, "network": 1.0, "tensor_exposed": 1.0, "expert_exposed": 1.0,
     "gather_exposed": 1.0, "hbm": 0.95, "score_gemm": 0.7,
-    "collective_latency_s": 1.5e-4, "update_bytes": 60.0,
+    "collective_latency_s": 1.5e-4, "update_bytes": 34.0,
     "transfer_exposed": 1.5, "loss_bytes": 120.0, "score_bytes": 30.0,
 }  # fmt: skip
 _RESIDUAL_NUMBERS: Mapping[str, float] = {  # the least value of each

@@ -2,13 +2,15 @@
 
 One YAML file per framework under ``catalog/frameworks``: its facts, and under ``sources`` the place in
 the public source or paper that each of them comes from; ``like`` names another framework whose facts and
-sources hold where the file has none of its own. A request may override single facts through
-``workload.framework_options``; unknown options are refused, not ignored.
+sources hold where the file has none of its own, and ``common.yaml`` has what most frameworks do alike.
+A request may override single facts through ``workload.framework_options``; unknown options are refused,
+not ignored, and so are facts that contradict each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -32,13 +34,43 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
         "none", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp8-experts",
         "nvfp4",
     ),
+    "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
+    "grouped_gemm": ("grouped", "multi_stream"),
 }  # fmt: skip
+# Options that join several parts with +: the parts, and the words that stand for themselves.
+OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cuda_graph": (
+        ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
+        ("none", "layer", "full_iteration"),
+    ),
+    "recompute_modules": (
+        ("core_attn", "mla_up_proj", "layernorm", "mlp_up", "mlp", "shared_experts", "moe_act", "moe"),
+        (),
+    ),
+    "offload_modules": (
+        ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"),
+        ("all",),
+    ),
+}
+# Options that take a number: the least and the greatest that mean anything.
+OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
+    "moe_capacity_factor": (0.0, 64.0),
+    "layer_launch_s": (0.0, 1.0),
+    "logit_bytes": (2.0, 64.0),
+    "bucket_bytes": (0.0, 1e12),
+    "offload_layers": (0.0, 1e4),
+}
+_GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
-    "logit_bytes", "accumulation_bytes", "bucket_bytes", "gathered_layers", "vocabulary_multiple",
+    "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype",
 }  # fmt: skip
+# Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
+FP8_KERNELS = ("cudnn", "flash3")
+_DEDUPLICATING = ("deepep", "hybridep")
+_NO_FRAMEWORKS = ("capabilities", "common")  # files of the directory that describe no framework
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
 
@@ -68,7 +100,25 @@ class FrameworkFacts:
     dropout: bool  # dropout masks are kept
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
     overlap_experts: bool  # all-to-alls run under the computing of another micro-batch
-    cuda_graphs: bool  # layers are captured and replayed, so the CPU hardly limits them
+    delay_wgrad: bool  # weight gradients are put off, so that more runs under overlapped exchanges
+    shared_expert_overlap: bool  # shared experts run during the exchange of routed tokens
+    cuda_graph: str  # what is captured: none, layer, full_iteration, or parts of a layer joined by +
+    launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1: the CPU waits for every kernel
+    synchronous_transfers: bool  # the CPU waits for every message between stages before it launches more
+    layer_launch_s: float  # CPU seconds of a dense layer's forward pass on a DGX A100; 0: as fitted
+    moe_dispatcher: str  # how tokens reach their experts: allgather, alltoall, deepep, hybridep
+    low_precision_dispatch: bool  # tokens travel to their experts in 8 bits (and back in 16)
+    moe_force_balance: bool  # every expert gets as many tokens as any other, as benchmarks force it
+    moe_capacity_factor: float  # tokens of an expert over the mean: more are dropped; 0: none is
+    moe_routing_groups: str  # "8/4": tokens go to 4 of 8 groups of experts; 1/1: to any
+    moe_permute_fusion: bool  # one kernel permutes tokens
+    moe_grouped_mlp_fused: bool  # one kernel for both layers of experts, with permutation and activation
+    grouped_gemm: str  # grouped: all experts of a rank in one kernel; multi_stream: one product each
+    fp8_attention: bool  # attention in 8 bits
+    recompute_modules: str  # what selective recomputation replays, joined by +
+    offload_modules: str  # whose activations go to the host where activations do: all, or joined by +
+    offload_layers: float  # layers whose activations go to the host; 0: all
+    unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
     bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step
     gathered_layers: float  # layers whose weights ZeRO-3 holds whole at a time, prefetched ones counted
@@ -88,6 +138,27 @@ class FrameworkFacts:
     reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are kept
     replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
+
+    @property
+    def balanced(self) -> bool:
+        """Whether no expert gets more tokens than others, by force or by dropping."""
+        return self.moe_force_balance or self.moe_capacity_factor > 0.0
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The modules that selective recomputation replays."""
+        return tuple(self.recompute_modules.split("+"))
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the dispatcher sends a token once to a rank or node that has several of its experts."""
+        return self.moe_dispatcher in _DEDUPLICATING
+
+    @property
+    def routing_groups(self) -> tuple[int, int]:
+        """Groups of experts, and to how many of them a token may go; (1, 1): to any."""
+        groups, chosen = self.moe_routing_groups.split("/")
+        return int(groups), int(chosen)
 
     @property
     def flash(self) -> bool:
@@ -114,7 +185,7 @@ class FrameworkFacts:
 @cache
 def framework_names() -> tuple[str, ...]:
     """Frameworks of the catalog."""
-    return tuple(sorted(p.stem for p in _CATALOG.glob("*.yaml") if p.stem != "capabilities"))
+    return tuple(sorted(p.stem for p in _CATALOG.glob("*.yaml") if p.stem not in _NO_FRAMEWORKS))
 
 
 @cache
@@ -148,11 +219,15 @@ def _file_of(name: str) -> dict[str, Any]:
     """One framework's file."""
     if name not in framework_names():
         raise UnknownNameError.among("/framework", name, framework_names())
+    raw = _read(name)
+    other = _file_of(raw.pop("like")) if "like" in raw else _read("common")
+    return {**other, **raw, "sources": {**other["sources"], **raw["sources"]}}
+
+
+def _read(name: str) -> dict[str, Any]:
+    """One file of the catalog's frameworks."""
     text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
-    if "like" in raw:
-        other = _file_of(raw.pop("like"))
-        raw = {**other, **raw, "sources": {**other["sources"], **raw["sources"]}}
     return raw
 
 
@@ -161,13 +236,52 @@ def _checked(name: str, value: object, current: object) -> object:
     pointer = f"/workload/framework_options/{name}"
     if name in OPTION_WORDS:
         if value not in OPTION_WORDS[name]:
-            raise InvalidProblemError.of(
-                pointer, "is not a known value", allowed=", ".join(OPTION_WORDS[name])
-            )
+            raise _unknown_value(pointer, value, OPTION_WORDS[name])
         return value
+    if name in OPTION_PARTS:
+        return _joined(pointer, value, *OPTION_PARTS[name])
+    if name in OPTION_NUMBERS:
+        return _number(pointer, value, *OPTION_NUMBERS[name])
+    if name == "moe_routing_groups":
+        return _groups(pointer, value)
     if isinstance(current, bool) and value in (0, 1, True, False):
         return bool(value)
     raise InvalidProblemError([FieldError(pointer=pointer, message="must be true or false")])
+
+
+def _unknown_value(pointer: str, value: object, known: Sequence[str]) -> InvalidProblemError:
+    """A word that an option does not take, with the words that it takes."""
+    message = f'"{str(value)[:40]}" is not a known value'
+    return InvalidProblemError.of(pointer, message, allowed=", ".join(known))
+
+
+def _joined(pointer: str, value: object, parts: Sequence[str], alone: Sequence[str]) -> str:
+    """Parts joined by +, in the order of the catalog's list, or a word that stands alone."""
+    given = str(value).split("+")
+    if value in alone:
+        return str(value)
+    unknown = [part for part in given if part not in parts]
+    if unknown:
+        joined = f"{', '.join(parts)} joined by +"
+        raise _unknown_value(pointer, unknown[0], (*alone, joined))
+    return "+".join(part for part in parts if part in given)
+
+
+def _number(pointer: str, value: object, least: float, most: float) -> float:
+    """A number inside its range."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        message = f"{str(value)[:40]} is not a number in range"
+        raise InvalidProblemError.of(pointer, message, allowed=f"{least:g} to {most:g}")
+    return float(value)
+
+
+def _groups(pointer: str, value: object) -> str:
+    """Groups of experts and how many of them a token may go to."""
+    found = _GROUPS.fullmatch(str(value))
+    if not found or not 0 < int(found[2]) <= int(found[1]):
+        message = f'"{str(value)[:40]}" is not groups/chosen groups'
+        raise InvalidProblemError.of(pointer, message, allowed='as in "8/4": 4 of 8 groups')
+    return found[0]
 
 
 def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]) -> FrameworkFacts:
@@ -175,16 +289,74 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
 
     Raises:
         UnknownNameError: an option that is no fact.
-        InvalidProblemError: a value of the wrong kind.
+        InvalidProblemError: a value of the wrong kind, or one that contradicts another.
     """
     allowed = {f.name for f in fields(FrameworkFacts)} - _NOT_OPTIONS
-    changed = {}
+    changed: dict[str, Any] = {}
     for name, value in options.items():
         if name == "flash_attention":
             kernel = facts.attention_kernel if facts.flash == bool(value) else None
             changed["attention_kernel"] = kernel or ("flash2" if value else "megatron-fused")
+        elif name == "cuda_graphs":  # whole layers, or nothing
+            captured = "layer" if _checked(name, value, current=False) else "none"
+            changed["cuda_graph"] = _agreeing(options, name, captured)
         elif name not in allowed:
-            raise UnknownNameError.among("/workload/framework_options", name, allowed)
+            raise UnknownNameError.among("/workload/framework_options", name, {*allowed, "cuda_graphs"})
         else:
-            changed[name] = _checked(name, value, getattr(facts, name))  # type: ignore[assignment]
-    return replace(facts, **changed)  # type: ignore[arg-type]
+            changed[name] = _checked(name, value, getattr(facts, name))
+    found = replace(facts, **changed)
+    _refuse_contradictions(found, options)
+    return found
+
+
+def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captured: str) -> str:
+    """The scope of CUDA graphs where a switch and a scope may both be stated."""
+    scope = str(options.get("cuda_graph", captured))
+    if (scope == "none") != (captured == "none"):
+        raise InvalidProblemError.of(
+            f"/workload/framework_options/{name}",
+            f"contradicts cuda_graph = {scope[:40]}",
+            allowed="one of the two options",
+        )
+    return scope if "cuda_graph" in options else captured
+
+
+def _refuse_contradictions(facts: FrameworkFacts, options: Mapping[str, object]) -> None:
+    """Refuse options that cannot hold together with other facts.
+
+    Megatron-LM d98e8a64 ``megatron/core/transformer/transformer_config.py:3002-3100``: delayed weight
+    gradients need overlapped exchanges, which exclude the overlap of shared experts and the recomputation
+    of whole experts; DeepEP and HybridEP alone dispatch in 8 bits; attention in 8 bits needs cuDNN or
+    FlashAttention 3.
+    """
+    experts, dispatch, kernel = facts.overlap_experts, facts.moe_dispatcher, facts.attention_kernel
+    wrong: dict[str, tuple[bool, str, str]] = {
+        "delay_wgrad": (
+            facts.delay_wgrad and not experts, "overlap_experts = false", "overlap_experts = true",
+        ),
+        "shared_expert_overlap": (
+            facts.shared_expert_overlap and experts, "overlap_experts = true", "overlap_experts = false",
+        ),
+        "recompute_modules": (
+            "moe" in facts.recomputed and experts, "overlap_experts = true", "moe_act",
+        ),
+        "low_precision_dispatch": (
+            facts.low_precision_dispatch and not facts.deduplicates,
+            f"moe_dispatcher = {dispatch}", "moe_dispatcher = deepep or hybridep",
+        ),
+        "fp8_attention": (
+            facts.fp8_attention and kernel not in FP8_KERNELS,
+            f"attention_kernel = {kernel}", f"attention_kernel = {' or '.join(FP8_KERNELS)}",
+        ),
+    }  # fmt: skip
+    found = [
+        FieldError(
+            pointer=f"/workload/framework_options/{name}",
+            message=f"{options[name]} contradicts {against}",
+            allowed=instead,
+        )
+        for name, (holds, against, instead) in wrong.items()
+        if holds and name in options
+    ]
+    if found:
+        raise InvalidProblemError(found)

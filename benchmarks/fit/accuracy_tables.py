@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from meshwright.solver.accuracy import Figures, Report, RunPrediction, Scored
@@ -23,6 +23,11 @@ def _row(cells: Sequence[object]) -> str:
 def _head(titles: Sequence[str]) -> list[str]:
     """The two lines that open a table."""
     return [_row(titles), "|" + "---|" * len(titles)]
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A whole table."""
+    return [*_head(titles), *map(_row, rows), ""]
 
 
 def time_cells(figures: Figures | None) -> list[str]:
@@ -60,6 +65,32 @@ def overall(reports: Mapping[str, Report]) -> list[str]:
         means = [c.time.mean_absolute for c in report.clusters.values() if c.time]
         of_clusters = (f"{fmean(means):.1f}", f"{median(means):.1f}") if means else ("–", "–")
         lines.append(_row([name, timed, *time_cells(f), _ranking_cell(f), *of_clusters]))
+    return [*lines, ""]
+
+
+def pair_means(
+    reports: Mapping[str, Report],
+    kinds: Mapping[str, Callable[[Run], bool]],
+    key_of: Callable[[Run], str],
+    *,
+    least: int,
+) -> list[str]:
+    """Mean errors of several kinds of runs: over groups of at least ``least``, and over runs."""
+    lines = _head(["", *(f"{kind}: pairs" for kind in kinds), *(f"{kind}: runs" for kind in kinds),
+                   "rank corr. / regret %"])  # fmt: skip
+    for name, report in reports.items():
+        means, alone = [], []
+        for holds in kinds.values():
+            errors: dict[str, list[float]] = defaultdict(list)
+            for row in report.runs:
+                error = error_percent(row) if holds(row.run) else None
+                if error is not None:
+                    errors[key_of(row.run)].append(abs(error))
+            of_groups = [fmean(mine) for mine in errors.values() if len(mine) >= least]
+            every = [error for mine in errors.values() for error in mine]
+            means.append(f"{fmean(of_groups):.1f} ({len(of_groups)})" if of_groups else "–")
+            alone.append(f"{fmean(every):.1f}" if every else "–")
+        lines.append(_row([name, *means, *alone, _ranking_cell(report.overall)]))
     return [*lines, ""]
 
 
@@ -123,13 +154,13 @@ def _why(row: RunPrediction) -> str:
     if model.hidden_size <= _TINY_HIDDEN:
         return "tiny model: bound by the CPU, in ways that one launch floor a layer does not catch"
     if row.run.cluster.startswith("ultrascale") and cluster.num_nodes > 1:
-        kind = "pipeline" if config.pipeline_parallel_size > 1 else "collectives"
-        return f"slow network regime of this cluster: {kind} across nodes, cause not published"
+        kind = "messages between stages" if config.pipeline_parallel_size > 1 else "collectives"
+        return f"the CPU waits for {kind} across nodes; repeats of this cluster differ by up to 24 %"
     causes = {n: s for n, s in prediction.time_breakdown_s.items() if n != "rest"}
     cause = max(causes, key=lambda name: causes[name])
     share = causes[cause] / prediction.step_time_s
     if abs(error) > 100.0 * _TWOFOLD and model.moe is not None:
-        return f"experts; dispatcher and recomputation are not stated ({cause} {share:.0%} of the step)"
+        return f"experts ({cause} {share:.0%} of the predicted step)"
     return f"noise or a fact that is not stated ({cause} {share:.0%} of the predicted step)"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
@@ -14,7 +14,7 @@ from meshwright.profiles.calibration import bounded
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.calibration.calibrate import default_profile_of, memory_observation
-from meshwright.solver.calibration.fit import MEMORY_WIDTHS, TIME_WIDTHS, Box, least_in_box
+from meshwright.solver.calibration.fit import MEMORY_WIDTHS, TIME_CENTRES, TIME_WIDTHS, Box, least_in_box
 from meshwright.solver.calibration.observations import (
     Batch,
     Observation,
@@ -32,14 +32,11 @@ NOISE = 0.04
 # calibration allows a cluster for a stack round the global level.
 CLUSTER_WEIGHT = 12.0
 STACK_WIDTH = 0.5
+RUNS_OF_CLUSTER = 24  # evenly drawn of each cluster: all of them give the same constants within 2 %
 STEP = -0.05  # of a finite difference
 TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other,
 LAUNCHES = ("floor_s", "floor_moe", "fixed_s")  # and nothing but these
 SLOW_NODE = "megatron-ci-gb200"  # single nodes of it: 1.7 s a step whatever they run, no cause published
-# Its scripts set CUDA_LAUNCH_BLOCKING=1 (bigscience-workshop/bigscience,
-# train/tr11-176B-ml/tr11-176B-ml.slurm): every kernel waits for the one before, as on no other cluster.
-BLOCKING = "jeanzay-a100"
-SLOW_NETWORK = "ultrascale-h100-efa"  # pipelines across its nodes: up to 5x slow, no cause published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +45,7 @@ class Quantity:
 
     widths: Mapping[str, float]  # of a stack round the global level
     global_widths: Mapping[str, float] | None  # None: the global level is not fitted
+    centres: Mapping[str, float]  # what the global level is held round
     log_values: Callable[[Sequence[Batch], Sequence[str], FloatArray], FloatArray]
 
     @property
@@ -59,12 +57,13 @@ class Quantity:
 TIME = Quantity(
     widths={name: width * STACK_WIDTH for name, width in TIME_WIDTHS.items()},
     global_widths=TIME_WIDTHS,
+    centres=TIME_CENTRES,
     log_values=log_step_s,
 )
 # What lies beside the formulas; activations and logits are theirs, and too few sources say which
 # kernels ran to correct them from whole peaks.
 _BESIDE = {name: MEMORY_WIDTHS[name] for name in ("base_bytes", "context_bytes", "reserve")}
-MEMORY = Quantity(widths=_BESIDE, global_widths=None, log_values=log_peak_bytes)
+MEMORY = Quantity(widths=_BESIDE, global_widths=None, centres={}, log_values=log_peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class Evidence:
     @classmethod
     def of_times(cls, runs: Sequence[Run]) -> Evidence:
         """The runs that teach step times."""
-        kept = [run for run in runs if teaches(run) and run.measured.step_time_s]
+        kept = _drawn([run for run in runs if teaches(run) and run.measured.step_time_s])
         observations = [cast(Observation, Observation.of(run)) for run in kept]
         zero = np.zeros((1, len(TIME.names)))
         closed = log_step_s(batches_of(observations, default_profile_of), TIME.names, zero)[0]
@@ -144,15 +143,23 @@ class Evidence:
         )
 
 
+def _drawn(runs: Sequence[Run]) -> list[Run]:
+    """At most so many runs of each cluster, evenly drawn in their order."""
+    of_cluster: dict[str, list[int]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        of_cluster[run.cluster].append(index)
+    kept: list[int] = []
+    for mine in of_cluster.values():
+        places = np.linspace(0, len(mine) - 1, min(len(mine), RUNS_OF_CLUSTER)).astype(int)
+        kept += [mine[place] for place in places]
+    return [runs[index] for index in sorted(kept)]
+
+
 def teaches(run: Run) -> bool:
     """Whether a run would teach nothing false."""
-    if run.shape is None or run.cluster == BLOCKING:
+    if run.shape is None:
         return False
-    several_nodes = run.shape.problem.cluster.num_nodes > 1
-    if run.cluster == SLOW_NODE and not several_nodes:
-        return False
-    pipelined = run.shape.configuration.pipeline_parallel_size > 1
-    return not (run.cluster == SLOW_NETWORK and several_nodes and pipelined)
+    return run.cluster != SLOW_NODE or run.shape.problem.cluster.num_nodes > 1
 
 
 def _log_predicted(one: Observation) -> float:

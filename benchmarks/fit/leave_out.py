@@ -1,8 +1,8 @@
 """What to expect on clusters and models that the constants have not seen.
 
-Each stack is fitted again without one cluster (or one model) at a time: one reweighted Gauss-Newton
-solve from the shipped constants on, which is where the fit with it ended. The global level that holds
-a stack's fit near physical values has seen all clusters.
+Both levels, the global one and the stack's, are fitted again without one cluster, model, GPU generation
+or pair of GPU and framework at a time: reweighted Gauss-Newton solves from the shipped constants on, which
+is where the fit with it ended.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.fit.evidence import MEMORY, Evidence, Linear, Quantity, linearised, solved
+from benchmarks.fit.evidence import MEMORY, Evidence, Linear, Quantity, fitted, linearised, solved
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Constants, Profile, stack_constants
 from meshwright.solver.accuracy import RunPrediction, validate
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.observations import Observation, ProfileOf
+from meshwright.solver.configuration import BoolArray
 from meshwright.solver.runs.table import Run
 
 CLUSTER_WEIGHT = 60.0
 _Z_80_PERCENT = 1.2816
+# What a framework's launches take: facts of the framework, known before it runs on another GPU.
+LAUNCH_FACTS = ("floor_s", "floor_moe", "floor_tensor", "floor_across", "fixed_s")
 KeyOf = Callable[[Observation], str]
 
 
@@ -35,26 +39,94 @@ class LeftOut:
     log_error: float  # ln(measured / predicted)
 
 
-def blind_constants(evidence: Evidence, key_of: KeyOf) -> dict[tuple[str, str], Constants]:
-    """The constants of each (stack, key), fitted on the stack's runs with other keys."""
-    general, blind = stack_constants(None), {}
-    for stack in sorted(set(evidence.stacks)):
-        mine = evidence.of_stack(stack)
-        shipped = stack_constants(stack)
-        whole = linearised(mine, shipped)
-        keys = np.array([key_of(one) for one in mine.observations])
-        names = evidence.quantity.names
-        centre = replace(shipped, **{name: getattr(general, name) for name in names})
-        for key in sorted(set(keys)):
-            blind[stack, str(key)] = without_runs(whole, keys != key, centre)
-    return blind
+def blind_constants(
+    evidence: Evidence, key_of: KeyOf, *, known: Sequence[str] = (), steps: int = 0
+) -> dict[tuple[str, str], Constants]:
+    """The constants of each (stack, key), both of whose levels were fitted on runs with other keys only.
+
+    Args:
+        evidence: the runs.
+        key_of: what is left out.
+        known: constants of a stack that stay as its runs of every key have them: facts of a framework that
+            are known before it runs on another GPU.
+        steps: Gauss-Newton steps with new prices; 0: one solve of the runs as linearised at the shipped
+            constants.
+    """
+    levels = _Levels.of(evidence)
+    keys = np.array([key_of(one) for one in evidence.observations])
+    stacks = np.array(evidence.stacks)
+    return {
+        (stack, str(key)): levels.without(keys != key, stack, known=known, steps=steps)
+        for stack in sorted(set(evidence.stacks))
+        for key in sorted(set(keys[stacks == stack]))
+    }
 
 
-def without_runs(whole: Linear, kept: np.ndarray, centre: Constants) -> Constants:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Levels:
+    """Both levels' runs, and their residuals at the shipped constants."""
+
+    evidence: Evidence
+    whole: Linear  # of the runs that teach every stack, at the global constants
+    own: dict[str, Linear]  # of each stack's runs, at its own
+    blind: dict[tuple[bytes, int], Constants]  # global levels, by the runs that they learnt from
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> _Levels:
+        """Prices all runs once."""
+        own = {
+            stack: linearised(evidence.of_stack(stack), stack_constants(stack))
+            for stack in sorted(set(evidence.stacks))
+        }
+        whole = linearised(evidence.shared, stack_constants(None))
+        return cls(evidence=evidence, whole=whole, own=own, blind={})
+
+    def without(self, kept: BoolArray, stack: str, *, known: Sequence[str], steps: int) -> Constants:
+        """A stack's constants from the runs that are kept, round a global level that saw no other."""
+        shipped, names = stack_constants(stack), self.evidence.quantity.names
+        general = self._general(kept, steps)
+        centre = replace(shipped, **{n: getattr(general, n) for n in names if n not in known})
+        mine = kept[np.array([own == stack for own in self.evidence.stacks])]
+        if not steps or not mine.any():
+            return without_runs(self.own[stack], mine, centre)
+        widths = self.evidence.quantity.widths
+        runs = self.evidence.of_stack(stack).at(mine)
+        return fitted(runs, centre, start=shipped, widths=widths, iterations=steps)
+
+    def _general(self, kept: BoolArray, steps: int) -> Constants:
+        """The global level from the runs that are kept."""
+        general, widths = stack_constants(None), self.evidence.quantity.global_widths
+        if widths is None:
+            return general
+        centre = replace(general, **self.evidence.quantity.centres)
+        at = kept.tobytes(), steps
+        if at not in self.blind:
+            teach = kept[~self.evidence.tiny]
+            if steps:
+                runs = self.evidence.shared.at(teach)
+                found = fitted(runs, centre, start=general, widths=widths, iterations=steps)
+            else:
+                found = solved(self.whole.take(teach), centre, widths)
+            self.blind[at] = found
+        return self.blind[at]
+
+
+def without_runs(whole: Linear, kept: BoolArray, centre: Constants) -> Constants:
     """A stack's constants from some of its runs; the global ones where none is left."""
     if not kept.any():
         return centre
     return solved(whole.take(kept), centre, whole.quantity.widths)
+
+
+def pair_of(one: Observation) -> str:
+    """The key of leave-one-pair-out: a GPU under a framework, whoever set Megatron-Core's flags."""
+    core = framework_facts(one.framework).stack == "megatron-core"
+    return f"{one.problem.cluster.groups[0].gpu.slug} · {'megatron-core' if core else one.framework}"
+
+
+def generation_of(one: Observation) -> str:
+    """The key of leave-one-generation-out: a GPU's architecture."""
+    return one.problem.cluster.groups[0].gpu.architecture
 
 
 def cluster_of(one: Observation) -> str:
@@ -75,7 +147,8 @@ def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
     shared = evidence.shared
     whole, stacks = linearised(shared, general), np.array(shared.stacks)
     widths = evidence.quantity.global_widths or evidence.quantity.widths
-    blind = {s: solved(whole.take(stacks != s), general, widths) for s in sorted(set(evidence.stacks))}
+    centre = replace(general, **evidence.quantity.centres)
+    blind = {s: solved(whole.take(stacks != s), centre, widths) for s in sorted(set(evidence.stacks))}
 
     def profile_of(one: Observation) -> Profile:
         profile = default_profile_of(one)
@@ -87,15 +160,24 @@ def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
     return profile_of
 
 
-def blind_profile_of(evidence: Evidence, key_of: KeyOf, under: ProfileOf = default_profile_of) -> ProfileOf:
+def blind_profile_of(
+    evidence: Evidence,
+    key_of: KeyOf,
+    under: ProfileOf = default_profile_of,
+    *,
+    known: Sequence[str] = (),
+    steps: int = 0,
+) -> ProfileOf:
     """Uncalibrated profiles whose constants never saw a run with the same key.
 
     Args:
         evidence: what the constants are fitted on; only those of its quantity are replaced.
         key_of: what is left out.
         under: profiles whose other constants stay.
+        known: as in ``blind_constants``.
+        steps: as in ``blind_constants``.
     """
-    blind, names = blind_constants(evidence, key_of), evidence.quantity.names
+    blind, names = blind_constants(evidence, key_of, known=known, steps=steps), evidence.quantity.names
 
     def profile_of(one: Observation) -> Profile:
         profile = under(one)

@@ -72,7 +72,7 @@ def values_of(target: Target) -> Values:
     """Every value that the plan decided; what is not set is not written."""
     config, precision = target.config, target.workload.precision
     known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
-    values = parallel_values(target) | split_values(target) | recompute_values(target)
+    values = parallel_values(target) | split_values(target) | recompute_values(target, known)
     values |= distributed_optimizer(target)
     values |= {
         "per_device_train_batch_size": config.micro_batch_size,

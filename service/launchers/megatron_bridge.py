@@ -213,9 +213,10 @@ def _data_parallel(target: Target) -> Values:
 
 
 def _recompute(target: Target) -> Values:
-    values = recompute_values(target)
+    known = bridge_facts(target)
+    values = recompute_values(target, known)
     if "recompute_modules" in values:
-        values["recompute_modules"] = "[core_attn]"
+        values["recompute_modules"] = f"[{','.join(known.recomputed)}]"
     return values
 
 

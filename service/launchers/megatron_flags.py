@@ -35,6 +35,12 @@ FP8_RECIPES = {
 }  # fmt: skip
 # Facts that no flag changes: what Megatron-Core with Transformer Engine always does.
 FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
+# Switches of experts, graphs and copies that are priced where a request states them, and have no flag here.
+UNWRITTEN_FACTS = (
+    "cuda_graph", "delay_wgrad", "fp8_attention", "low_precision_dispatch", "moe_capacity_factor",
+    "moe_dispatcher", "moe_force_balance", "moe_grouped_mlp_fused", "moe_permute_fusion",
+    "offload_layers", "offload_modules", "shared_expert_overlap",
+)  # fmt: skip
 
 
 def facts(target: Target) -> FrameworkFacts:
@@ -285,7 +291,8 @@ def shard_instances(target: Target) -> int:
 def _recompute(target: Target) -> list[Flag]:
     config = target.config
     if config.recompute_granularity == "selective":
-        return [flag("recompute-granularity", "selective"), flag("recompute-modules", "core_attn")]
+        modules = [flag("recompute-modules", *facts(target).recomputed)]
+        return [flag("recompute-granularity", "selective"), *modules]
     if config.recompute_granularity != "full":
         return []
     # uniform with groups of 1: every layer; block: the first N layers of each chunk.

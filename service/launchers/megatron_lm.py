@@ -14,6 +14,7 @@ from meshwright.service.launchers.export import SLURM_FILE, TORCHRUN_FILE, heade
 from meshwright.service.launchers.megatron_flags import (
     ATTENTION_BACKENDS,
     FIXED_FACTS,
+    UNWRITTEN_FACTS,
     Section,
     facts,
     is_fsdp,
@@ -214,6 +215,9 @@ def _fact_warnings(target: Target) -> Iterator[str]:
     for name, fixed in FIXED_FACTS.items():
         if getattr(known, name) != fixed:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
+    for name in UNWRITTEN_FACTS:
+        if name in target.workload.framework_options:
+            yield f"{name} = {getattr(known, name)} is priced, and not written: set it in the script"
     if known.attention_kernel not in ATTENTION_BACKENDS:
         yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
     yield from overlap_notes(target.problem, target.config)

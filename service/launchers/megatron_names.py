@@ -179,13 +179,13 @@ def split_values(target: Target) -> Values:
     return values
 
 
-def recompute_values(target: Target) -> Values:
-    """Granularity, method and count; ``uniform`` with groups of 1 is every layer."""
+def recompute_values(target: Target, facts: FrameworkFacts) -> Values:
+    """Granularity, modules, method and count; ``uniform`` with groups of 1 is every layer."""
     config = target.config
     if config.recompute_granularity == "none":
         return {"recompute_granularity": None}
     if config.recompute_granularity == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": "core_attn"}
+        return {"recompute_granularity": "selective", "recompute_modules": " ".join(facts.recomputed)}
     every = config.recompute_layers >= max(config.stage_layers)
     return {
         "recompute_granularity": "full",

@@ -70,7 +70,8 @@ class MsSwift:
 
 def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
     """Titles, each with its ``--name value`` arguments; what is not set is not written."""
-    recompute = recompute_values(target)
+    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    recompute = recompute_values(target, known)
     recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not its default
     parts: tuple[tuple[str, Values], ...] = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),

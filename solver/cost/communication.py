@@ -8,6 +8,8 @@ Korthikanti et al. 2022 (arXiv:2205.05198); ring context parallelism, Liu et al.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import (
@@ -16,7 +18,7 @@ from meshwright.profiles.collectives.collectives import (
     all_to_all_s,
     point_to_point_s,
 )
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model import ModelSpec, MoeSpec
 from meshwright.solver.configuration import RECOMPUTE, RING, BoolArray, Columns, FloatArray
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, shards
@@ -32,6 +34,12 @@ from meshwright.solver.cost.step_end import OVERLAP_SLOWDOWN, across_replicas_s,
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
+_LOW_PRECISION_BYTES = 1.0
+_WEIGHT_GRADIENTS = 1.0 / 3.0  # of the passes of a layer: the forward's, and two products of the backward's
+# Seconds of a dispatcher over an all-to-all of NCCL that sends as many bytes. HybridEP's kernels reach 632
+# to 764 GB/s on GB200 (8 to 36 ranks), where the all-to-all reaches 475 to 485 (DeepEP, branch hybrid-ep,
+# docs/README_Hybrid-EP.md); DeepEP's 520 to 620 there.
+_DISPATCHERS: Mapping[str, float] = {"hybridep": 0.7, "deepep": 0.8}
 _LIVE_WEIGHTS = 1e9  # DeepSpeed keeps no more gathered weights (its defaults, ZeRO-3)
 
 
@@ -130,23 +138,53 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     Under expert tensor parallelism each is followed by an all-gather (a reduce-scatter) of the
     routed tokens among the ranks that share an expert.
 
-    A token goes to an island once however many of its experts live there (the de-duplication of
-    DeepEP), so a token routed to top_k random experts crosses to ``k (1 - (1 - 1/k)^top_k)`` of k islands.
+    Where another micro-batch hides them, a third of a backward pass can do so only if weight gradients,
+    one of its two products, are put off (``delay_wgrad``).
     """
     moe = ctx.model.moe
     if moe is None:
         return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
-    islands = ctx.expert_group.islands
-    distinct = islands * (1.0 - (1.0 - 1.0 / islands) ** moe.top_k)
-    copies = np.where(islands > 1, distinct, moe.top_k)
-    visits = ctx.moe_tokens * copies * ctx.constants.expert_imbalance
+    facts, constants = ctx.facts, ctx.constants
+    visits = ctx.moe_tokens * dispatched_copies(ctx, moe) * ctx.expert_load
     sent = visits * ctx.model.hidden_size * _ACTIVATION_BYTES
-    once = np.where(ctx.e > 1, all_to_all_s(sent, ctx.expert_group, ctx.fabric), 0.0)
-    routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
-    once = once + all_gather_s(routed, ctx.expert_tensor_group, ctx.fabric)
-    hidden = ctx.facts.overlap_experts & experts_overlap(ctx.columns, ctx.model)
-    seconds = 2.0 * once * np.where(hidden, ctx.constants.expert_exposed, 1.0)
-    return PassSeconds(forward=seconds, backward=seconds)
+    once = _DISPATCHERS.get(facts.moe_dispatcher, 1.0) * all_to_all_s(sent, ctx.expert_group, ctx.fabric)
+    once = np.where(ctx.e > 1, once, 0.0)
+    out = once * (_LOW_PRECISION_BYTES / _ACTIVATION_BYTES if facts.low_precision_dispatch else 1.0)
+    gathered: FloatArray | float = 0.0
+    if (ctx.et > 1).any():
+        routed = ctx.moe_tokens * moe.top_k * ctx.et * ctx.model.hidden_size * _ACTIVATION_BYTES
+        gathered = all_gather_s(routed, ctx.expert_tensor_group, ctx.fabric)
+    forward, backward = out + once + 2.0 * gathered, 2.0 * (once + gathered)
+    if facts.overlap_experts:
+        hidden = experts_overlap(ctx.columns, ctx.model)
+        seen = constants.expert_exposed
+        late = seen if facts.delay_wgrad else seen + (1.0 - seen) * _WEIGHT_GRADIENTS
+        forward = forward * np.where(hidden, seen, 1.0)
+        backward = backward * np.where(hidden, late, 1.0)
+    return PassSeconds(forward=forward, backward=backward)
+
+
+def dispatched_copies(ctx: Context, moe: MoeSpec) -> FloatArray | float:
+    """How often a token leaves its rank, however it is routed; what stays counts as well.
+
+    An all-to-all sends it to each of its ``top_k`` experts, an all-gather to every rank. DeepEP and
+    HybridEP send it once to a rank in an island, and once to an island that has several of its experts:
+    to ``k (1 - (1 - 1/k)^top_k)`` of k. Routing limited to groups of experts keeps it from further ones.
+    """
+    if ctx.facts.moe_dispatcher == "allgather":
+        return ctx.e
+    if not ctx.facts.deduplicates:
+        return float(moe.top_k)
+    islands = ctx.expert_group.islands
+    groups, chosen = ctx.facts.routing_groups
+    nearest = chosen * np.maximum(islands / groups, 1.0) if groups > 1 else islands
+    across = np.minimum(_distinct(islands, moe.top_k), nearest)
+    return np.where(islands > 1, across, _distinct(ctx.e, moe.top_k))
+
+
+def _distinct(places: FloatArray, chosen: int) -> FloatArray:
+    """Places that ``chosen`` random ones fall on."""
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))
 
 
 def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float) -> FloatArray:

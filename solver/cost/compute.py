@@ -8,10 +8,12 @@ and the weight gradient (n, m) by (m, k).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec, MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
@@ -32,6 +34,19 @@ from meshwright.solver.problem import Problem
 Lookup = tuple[OperatorTable, tuple[FloatArray, ...]]  # a table, and its arguments of shape (n,)
 _NARROWER = 0.25  # where a table has no other: FlashAttention 2 loses 1.2 for half of it (L40S table)
 _GATED = 3.0  # matrices of the MLPs that were measured
+# Rates of attention kernels over the generation's best, whose tables were measured. FlashAttention 2 is
+# twice as fast as FlashAttention 1 and 1.3 to 2 times as Triton's on A100, and reaches 35 % of an H100
+# (arXiv:2307.08691); FlashAttention 3 is 1.5 to 2 times as fast there (arXiv:2407.08608). Triton on A100 at
+# its upper end, as the open runs have it. Blackwell's table is an inference kernel's: cuDNN's training
+# kernel exceeds it (open Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions.
+_KERNEL_RATES: Mapping[str, Mapping[str, float]] = {
+    "ampere": {"flash1": 0.5, "triton": 0.85},
+    "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6},
+    "blackwell": {"flash1": 0.2, "triton": 0.4, "flash2": 0.4, "flash3": 0.5, "cudnn": 1.15},
+}
+# Attention in 8 bits: forward 740 TFLOP/s in 16 bits and 1,200 in 8 on an H100 (arXiv:2407.08608, figures
+# 5 and 7), backward no faster; of the forward's and the backward's sum 1.35.
+_FP8_RATE = 1.35
 
 
 def flash_lookup(ctx: Context) -> Lookup:
@@ -61,20 +76,27 @@ def flash_s(ctx: Context) -> FloatArray:
     attended = 2.0 * ctx.model.attended_tokens(ctx.seq_length) / ctx.seq_length
     if table.grid.axes[-1].count == 1:
         attended *= (_WIDE_HEAD / min(ctx.model.head_dim, _WIDE_HEAD)) ** _NARROWER
-    return seconds * attended * ctx.c
+    return seconds * attended * ctx.c / kernel_rate(ctx)
+
+
+def kernel_rate(ctx: Context) -> float:
+    """Rate of the attention kernel over that of the measured one."""
+    rates = _KERNEL_RATES.get(ctx.gpu.architecture, {})
+    return rates.get(ctx.facts.attention_kernel, 1.0) * (_FP8_RATE if ctx.facts.fp8_attention else 1.0)
 
 
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
     """Tokens of each expert on the busiest rank, and the experts of a rank."""
     local = np.maximum(moe.num_experts / ctx.e, 1.0)
-    busiest = np.where(ctx.e > 1, ctx.constants.expert_imbalance, 1.0)
+    busiest = np.where(ctx.e > 1, ctx.expert_load, 1.0)
     return ctx.moe_tokens * ctx.et * moe.top_k * busiest / local, local
 
 
 def routed_mlp_s(ctx: Context, moe: MoeSpec) -> FloatArray:
     """Forward seconds of a rank's routed experts, activation included.
 
-    The kernels of the tables are those of inference; ``operators.experts`` is what training takes.
+    The kernels of the tables are those of inference: one for all experts. ``operators.experts`` is what
+    training with a product for each expert, on several streams, takes instead.
     """
     rows, local = routed_rows(ctx, moe)
     width = moe.ffn_hidden_size / ctx.et
@@ -82,7 +104,10 @@ def routed_mlp_s(ctx: Context, moe: MoeSpec) -> FloatArray:
     table = load_operator_tables(ctx.operators.tables).find("grouped_mlp")
     level = ctx.constants.gemm * ctx.constants.grouped_gemm
     seconds = _seconds(ctx, (table, arguments), level=level, shape=(rows, local, width))
-    return seconds * (ctx.operators.experts * ctx.model.mlp_matrices / _GATED)
+    longer = ctx.operators.experts
+    if ctx.facts.grouped_gemm == "grouped":
+        longer = min(longer, 1.0)
+    return seconds * (longer * ctx.model.mlp_matrices / _GATED)
 
 
 def _seconds(ctx: Context, lookup: Lookup, *, level: float, shape: tuple[FloatArray, ...]) -> FloatArray:
@@ -109,6 +134,11 @@ _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
 _ALIGNED = 8  # elements of 2 bytes: 16 bytes
 _MISALIGNED = 0.2
 _OUTPUT_BYTES = 2.0  # of one element that a product writes
+# Permutation traffic over that of a fused one round an all-to-all, by counting: index_select with its cast
+# moves 42 bytes an element and copy where a fused kernel moves 28; a dispatcher that writes in the order of
+# the experts spares the permutation of one of the two ways; a fused MLP of experts reads through the index.
+_UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
+_NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
 _NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
 
 
@@ -236,7 +266,7 @@ def _formula_flash_s(ctx: Context) -> FloatArray:
     model = ctx.model
     heads, width = model.num_attention_heads / ctx.t, model.head_dim + model.v_head_dim
     work = 2.0 * ctx.tokens * heads * width * model.attended_tokens(ctx.seq_length)
-    peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
+    peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
     peak = peak * (_NARROW_HEAD if model.head_dim < _WIDE_HEAD else 1.0)
     seconds = flash_attention_s(work, float(ctx.seq_length), operators=ctx.operators, flops=peak)
     return seconds + ctx.operators.launch_s
@@ -268,33 +298,141 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
 
     Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions
     read and write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k;
-    a gated activation reads 2 f and writes f. One kernel for each operation (eager PyTorch) writes and
-    reads what lies between: a bias or the activation's gate once more, four products and a
-    concatenation for the rotary embedding. Every further norm, and a norm of queries and keys, reads and
-    writes what it normalises (4 bytes an element, 12 where it is not fused). The backward pass moves twice
-    that.
+    a gated activation reads 2 f and writes f. Every further norm, and a norm of queries and keys, reads and
+    writes what it normalises (4 bytes an element). The backward pass moves twice that. What one kernel for
+    each operation (eager PyTorch) moves beyond is ``_eager_bytes``.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
-    h, fused = model.hidden_size, ctx.facts.elementwise_fused
-    each = 4.0 if ctx.facts.norm_fused else 12.0  # of one norm
+    h, each = model.hidden_size, _NORM_BYTES
     rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_per_layer)
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
-    rotary = tokens * heads / ctx.t * (4.0 if fused else 16.0)
+    rotary = tokens * heads / ctx.t * 4.0
     if model.query_key_norm != "none":
         normed = (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t
         rows = rows + tokens * normed * each
-    per_width = 2.0 * model.mlp_matrices + (0.0 if fused else 4.0)
+    per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
         width = tokens * (moe.shared_ffn_hidden_size + routed) / ctx.t
-        permute = ctx.constants.permute_bytes * ctx.moe_tokens * ctx.et * moe.top_k * h
+        permute = permuted_bytes(ctx)
     else:
         width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
+    moved = moved + _eager_bytes(ctx, heads / ctx.t, width)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + heads / ctx.t)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)
+
+
+def _eager_bytes(ctx: Context, heads_width: FloatArray, width: FloatArray) -> FloatArray | float:
+    """Bytes that eager operators of a layer's forward pass move beyond fused ones, kernel by kernel.
+
+    What lies between is written and read: a bias or the activation's gate once more (4 bytes), four
+    products and a concatenation for the rotary embedding (12). A norm: to fp32 (2 + 4), square (4 + 4),
+    mean (4), times its root (4 + 4), to 16 bits (4 + 2), times the weight (2 + 2): 36 bytes an element
+    (transformers' LlamaRMSNorm). The fitted share of fused stacks (``elementwise``) does not hold for them.
+    """
+    facts, model = ctx.facts, ctx.model
+    moved: FloatArray | float = 0.0
+    if not facts.elementwise_fused:
+        moved = moved + 12.0 * ctx.tokens * heads_width + 4.0 * width
+    if not facts.norm_fused:
+        rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_per_layer
+        if model.query_key_norm != "none":
+            normed = (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t
+            rows = rows + ctx.tokens * normed
+        moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows
+    return moved
+
+
+def permuted_bytes(ctx: Context) -> FloatArray | float:
+    """Bytes that one forward pass moves to permute routed tokens and back.
+
+    ``permute_bytes`` is that of a fused permutation round an all-to-all. DeepEP and HybridEP write tokens
+    in the order of their experts; one kernel for both expert layers reads and writes them in place.
+    """
+    moe, facts = ctx.model.moe, ctx.facts
+    if moe is None:
+        return 0.0
+    share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else _fused_permutation(facts)
+    routed = ctx.moe_tokens * ctx.et * moe.top_k * ctx.model.hidden_size
+    return share * ctx.constants.permute_bytes * routed
+
+
+def _fused_permutation(facts: FrameworkFacts) -> float:
+    """Permutation traffic over that of a fused one round an all-to-all."""
+    share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
+    return share * (1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION)
+
+
+def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: PassSeconds) -> FloatArray:
+    """Seconds of what selective recomputation replays of a layer, module by module.
+
+    Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``; ``mlp_up`` is an
+    MLP without its last product, whose output no backward pass needs.
+    """
+    if not ctx.selective.any():
+        return np.zeros_like(ctx.t)
+    of_module: dict[str, Callable[[], FloatArray | float]] = {
+        "core_attn": lambda: attention.forward,
+        "mla_up_proj": lambda: _forward_s(ctx, _up_projections(ctx)),
+        "layernorm": lambda: 8.0 * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s,
+        "mlp_up": lambda: _forward_s(ctx, _dense_mlp(ctx, kind)[:1]),
+        "mlp": lambda: _forward_s(ctx, _dense_mlp(ctx, kind)),
+        "shared_experts": lambda: _forward_s(ctx, shared_expert_gemms(ctx, kind)),
+        "moe_act": lambda: _activation_again_s(ctx, kind),
+        "moe": lambda: _experts_again_s(ctx, kind) + experts.forward,
+    }
+    total = np.zeros_like(ctx.t)
+    for name in ctx.facts.recomputed:
+        total = total + of_module[name]()
+    return np.where(ctx.selective, total, 0.0)
+
+
+def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:
+    """Forward seconds of some products."""
+    return gemm_seconds(ctx, gemms, ctx.linear_precision).forward
+
+
+def _up_projections(ctx: Context) -> list[Gemm]:
+    """Latent attention's up-projections of queries, keys and values."""
+    mla = ctx.model.mla
+    if mla is None:
+        return []
+    gemms = attention_gemms(ctx)
+    return [gemms[0], gemms[3]] if mla.q_lora_rank else [gemms[2]]
+
+
+def _dense_mlp(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """The MLP of a layer without experts."""
+    if kind == "moe":
+        return []
+    return _mlp_gemms(ctx.model, ctx.tokens, ctx.model.ffn_hidden_size / ctx.t)
+
+
+def shared_expert_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """The MLP of the shared experts, where a layer has any."""
+    moe = ctx.model.moe
+    if kind != "moe" or moe is None or not moe.shared_ffn_hidden_size:
+        return []
+    return _mlp_gemms(ctx.model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
+
+
+def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
+    """The experts' activation: a gated one reads 2 f and writes f, 2 bytes each."""
+    moe = ctx.model.moe
+    if kind != "moe" or moe is None:
+        return 0.0
+    return 6.0 * ctx.moe_tokens * ctx.et * moe.top_k * moe.ffn_hidden_size / ctx.hbm_bytes_per_s
+
+
+def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
+    """The routed and shared experts with their permutation."""
+    if kind != "moe":
+        return 0.0
+    products = linear_seconds(ctx, kind).forward - _forward_s(ctx, attention_gemms(ctx))
+    return products + permuted_bytes(ctx) * ctx.constants.elementwise / ctx.hbm_bytes_per_s
 
 
 def head_seconds(ctx: Context) -> PassSeconds:
@@ -339,31 +477,76 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
 # How fast a CPU can launch what a GPU runs: the floor under the passes of small models.
 #
 # PyTorch launches every kernel from Python; a pass is never shorter than its launches take. A captured
-# graph replays the launches of a layer as one, but for experts, whose shapes change from step to step
-# (Megatron-Core's guide on CUDA graphs: ``--cuda-graph-modules attn moe_router moe_preprocess``).
+# graph replays the launches of what it holds as one (Megatron-Core's guide on CUDA graphs: modules attn,
+# mlp, moe, moe_router, moe_preprocess; or a whole iteration but the optimizer).
 
 
-# Shares of a layer's launches, and of what a step takes once, that are left under CUDA graphs.
-# Assumed, neither measured nor fitted: a dense layer's graph leaves what starts it, its collectives and the
-# copies into its static buffers; the experts of a layer, about half of its kernels, are launched one by one
-# (``moe_router`` and ``moe_preprocess`` are captured, dispatch and experts are not); of what a step takes
-# once the optimizer's launches go and data loading stays. Only recipes with ``cuda_graphs`` read them.
-_GRAPHED = {"dense": 0.3, "moe": 0.5}
-_GRAPHED_STEP = 0.15
+# Shares of a layer's launches that are left where whole layers, or whole iterations, are captured, and that
+# each captured part takes away. Assumed from the kernels of each part: a dense layer's graph leaves what
+# starts it, its collectives and the copies into its static buffers; experts of changing sizes leave more.
+_LAYER_LEFT: Mapping[LayerKind, float] = {"dense": 0.15, "moe": 0.25}
+_ITERATION_LEFT = 0.03
+_PARTS: Mapping[LayerKind, Mapping[str, float]] = {
+    "dense": {"attn": 0.6, "mlp": 0.3},
+    "moe": {"attn": 0.3, "moe_router": 0.2, "moe_preprocess": 0.2, "moe": 0.3},
+}
+_LEAST_LEFT = 0.1
+_GRAPHED_STEP = 0.15  # of what a step takes once: the optimizer's launches go, data loading stays
+_MOSTLY = 0.5
+# Launches of an expert layer by dispatcher over those with an all-to-all, which copies the sizes of what
+# it exchanges to the host and waits (Megatron-LM d98e8a64 ``moe/token_dispatcher.py:921-960
+# _maybe_dtoh_and_synchronize``). An all-gather needs none of it; HybridEP and DeepEP permute on their way.
+_DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep": 0.8}
+# A blocking launch returns when its kernel has ended: every kernel then waits for a launch and a
+# synchronisation. Three floors on top of the kernels is what the open runs under it show (jeanzay-a100).
+_BLOCKED = 3.0
+# How much of ``floor_tensor`` holds: each tensor-parallel collective is a call of its own; the CPU runs
+# ahead of them on one island, less so across islands, and never where it waits for messages of stages.
+_ONE_ISLAND, _ISLANDS, _WAITING = 0.15, 0.6, 1.0
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Seconds that launching one layer's forward pass takes."""
-    floor_s = ctx.constants.floor_s * ctx.operators.host
-    floor_s = floor_s * (ctx.constants.floor_moe if kind == "moe" else 1.0)
-    return np.full_like(ctx.t, 1.0) * floor_s * (_GRAPHED[kind] if ctx.facts.cuda_graphs else 1.0)
+    facts, constants = ctx.facts, ctx.constants
+    floor_s: FloatArray | float = (
+        (facts.layer_launch_s or constants.floor_s) * ctx.operators.host * launches_left(facts, kind)
+    )
+    if kind == "moe":
+        floor_s = floor_s * constants.floor_moe * _DISPATCHER.get(facts.moe_dispatcher, 1.0)
+    power: FloatArray | float = _ONE_ISLAND
+    if facts.synchronous_transfers:
+        islands = ctx.columns.num_gpus > ctx.fabric.lines.island_gpus
+        waits = islands & (ctx.p > 1)
+        power = np.where(waits, _WAITING, np.where(islands, _ISLANDS, _ONE_ISLAND))
+        floor_s = floor_s * np.where(waits, constants.floor_across, 1.0)
+    return np.asarray(ctx.t ** (constants.floor_tensor * power) * floor_s)
+
+
+def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
+    """Share of a layer's launches that CUDA graphs leave."""
+    scope = facts.cuda_graph
+    if scope == "none":
+        return 1.0
+    if scope == "full_iteration":
+        return _ITERATION_LEFT
+    if scope == "layer":
+        return _LAYER_LEFT[kind]
+    return max(1.0 - sum(_PARTS[kind].get(part, 0.0) for part in scope.split("+")), _LEAST_LEFT)
 
 
 def fixed_s(ctx: Context) -> FloatArray:
     """Seconds of every step: data loading, logging, launches of the optimizer."""
-    return (
-        np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if ctx.facts.cuda_graphs else 1.0)
-    )
+    graphed = launches_left(ctx.facts, "dense") < _MOSTLY
+    return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)
+
+
+def launched(ctx: Context, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
+    """Passes that take at least their launches; blocking launches come on top."""
+    again = ctx.constants.floor_backward
+    if ctx.facts.launch_blocking:
+        waited = _BLOCKED * floor_s
+        return busy + PassSeconds(forward=waited, backward=waited * again)
+    return floored(busy, floor_s, again)
 
 
 def floored(busy: PassSeconds, floor_s: FloatArray, floor_backward: float) -> PassSeconds:

@@ -211,6 +211,18 @@ class Context:
         return bool(self.operators.tables) and self.linear_precision in ("bf16", "fp16")
 
     @property
+    def expert_load(self) -> FloatArray | float:
+        """Tokens of the busiest experts over the mean.
+
+        Under a capacity factor every expert is padded to it; with a graph of whole steps the factor is
+        the room that is reserved, not what is filled.
+        """
+        facts = self.facts
+        if facts.moe_capacity_factor and facts.cuda_graph != "full_iteration":
+            return facts.moe_capacity_factor
+        return 1.0 if facts.balanced else self.constants.expert_imbalance
+
+    @property
     def moe_tokens(self) -> FloatArray:
         """Tokens that one rank routes: sequence parallelism (or expert tp) splits them over tp."""
         return self.tokens / self.t

@@ -14,9 +14,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from meshwright.profiles.model import LayerKind
+from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
+from meshwright.solver.cost.communication import experts_overlap
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, shards
 from meshwright.solver.cost.parameters import Weights, part_weights, trained_parts
@@ -29,6 +31,7 @@ _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts beside the fp32 copy
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FUSED_LOGIT_BYTES = 4.0
+_LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at least stays
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
@@ -124,7 +127,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     if ctx.facts.attention_kernel == "torch":
         per_score += 4.0  # scaled and masked scores, fp32 softmax
     scores = tokens * heads * ctx.seq_length * per_score
-    return np.where(ctx.c > 1, flash, kept + np.where(ctx.selective, 0.0, scores))
+    again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
+    return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -134,9 +138,21 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if kind == "dense" or moe is None:
         return ctx.tokens * per_width * model.ffn_hidden_size / ctx.t
     shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
-    routed = ctx.moe_tokens * moe.top_k * ctx.constants.expert_imbalance
-    # the permuted input, the experts' inner tensors, and their output before it is combined
-    return shared + routed * (2.0 * model.hidden_size * 2.0 + per_width * moe.ffn_hidden_size)
+    return shared + _routed_tokens(ctx) * (_routed_copies(ctx) + per_width * moe.ffn_hidden_size)
+
+
+def _routed_tokens(ctx: Context) -> FloatArray:
+    """Tokens that a rank's experts get, each once for every expert that it goes to."""
+    moe = ctx.model.moe
+    return np.asarray(ctx.moe_tokens * (moe.top_k if moe else 0) * ctx.expert_load)
+
+
+def _routed_copies(ctx: Context) -> float:
+    """Bytes that one routed token leaves: the permuted input, and the output before it is combined.
+
+    DeepEP and HybridEP combine what the experts wrote in place.
+    """
+    return 2.0 * ctx.model.hidden_size * (1.0 if ctx.facts.deduplicates else 2.0)
 
 
 def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -159,8 +175,79 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if model.query_key_norm != "none":  # queries and keys before and after their norm
         heads = model.num_attention_heads / ctx.t + np.maximum(model.num_kv_heads / ctx.t, 1.0)
         inner = inner + ctx.tokens * heads * model.head_dim * each
-    keeps = np.where(ctx.selective, ctx.facts.selective_keeps, 1.0)
-    return (outer + inner) * keeps * ctx.constants.activation
+    kept = outer + inner
+    if ctx.selective.any():
+        kept = np.where(ctx.selective, _selectively_kept(ctx, kind, outer, inner), kept)
+    return kept * ctx.constants.activation
+
+
+def _selectively_kept(ctx: Context, kind: LayerKind, outer: FloatArray, inner: FloatArray) -> FloatArray:
+    """What a layer keeps whose modules of ``recompute_modules`` are replayed."""
+    freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
+    return np.maximum(outer + inner - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
+
+
+def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | float:
+    """Bytes that replaying one module of a layer frees; scores of attention are counted with it.
+
+    What a module keeps for its own backward pass goes, its input stays: inputs of norms stay, their outputs
+    go (Megatron-LM d98e8a64 ``transformer_config.py:1940``, and its guide to recomputation).
+    """
+    model, moe, t = ctx.model, ctx.model.moe, ctx.t
+    per_width = 2.0 * model.mlp_matrices - (1.0 if ctx.low_precision else 0.0)
+    if module == "mla_up_proj" and model.mla is not None:
+        widths = 2.0 * model.head_dim + model.v_head_dim
+        return ctx.tokens * 2.0 * model.num_attention_heads / t * widths
+    if module == "layernorm":
+        return ctx.tokens * model.hidden_size * (2.0 if ctx.low_precision else 4.0) * ctx.row_share
+    if module in ("mlp", "mlp_up") and kind == "dense":
+        return ctx.tokens * per_width * model.ffn_hidden_size / t
+    if kind == "dense" or moe is None:
+        return 0.0
+    routed = {
+        "shared_experts": ctx.tokens * per_width * moe.shared_ffn_hidden_size / t,
+        "moe": _routed_tokens(ctx) * (_routed_copies(ctx) + per_width * moe.ffn_hidden_size),
+        "moe_act": _routed_tokens(ctx) * 2.0 * moe.ffn_hidden_size,
+    }
+    return routed.get(module, 0.0)
+
+
+def offloaded_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Activations of one layer and micro-batch that go to the host where activations do.
+
+    All that the layer keeps, or the inputs of the modules of ``offload_modules`` (Megatron-LM d98e8a64
+    ``transformer_config.py offload_modules``); of a share of the layers, that share.
+    """
+    kept, facts, model = layer_activation_bytes(ctx, kind), ctx.facts, ctx.model
+    if facts.offload_modules != "all":
+        sent = (_module_input_bytes(ctx, kind, name) for name in facts.offload_modules.split("+"))
+        kept = np.minimum(sum(sent, np.zeros_like(kept)), kept)
+    return kept * offloaded_layers(facts, model)
+
+
+def offloaded_layers(facts: FrameworkFacts, model: ModelSpec) -> float:
+    """Share of the layers whose activations go to the host."""
+    return min(facts.offload_layers / model.num_layers, 1.0) if facts.offload_layers else 1.0
+
+
+def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray:
+    """Bytes of the input of one module of a layer."""
+    model, moe, t = ctx.model, ctx.model.moe, ctx.t
+    rows = ctx.tokens * model.hidden_size * ctx.row_share
+    element = 1.0 if ctx.low_precision else 2.0
+    heads, kv = model.num_attention_heads / t, np.maximum(model.num_kv_heads / t, 1.0)
+    routed = _routed_tokens(ctx) if kind == "moe" else np.zeros_like(rows)
+    width = (model.mlp_matrices - 1.0) * (moe.ffn_hidden_size if moe else 0)
+    inputs: dict[str, FloatArray] = {
+        "attn_norm": 2.0 * rows,
+        "mlp_norm": 2.0 * rows,
+        "qkv_linear": element * rows,
+        "core_attn": 2.0 * ctx.tokens * (heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)),
+        "attn_proj": 2.0 * ctx.tokens * heads * model.v_head_dim,
+        "expert_fc1": element * routed * model.hidden_size,
+        "moe_act": 2.0 * routed * width,
+    }
+    return inputs[module]
 
 
 def checkpoint_bytes(ctx: Context) -> FloatArray:
@@ -228,7 +315,7 @@ def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds
 
     Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``).
     """
-    copied = layer_activation_bytes(ctx, kind) / ctx.host.link_bytes_per_s
+    copied = offloaded_bytes(ctx, kind) / ctx.host.link_bytes_per_s
     copied = np.where(ctx.offloads_activations, copied, 0.0)
     return PassSeconds(
         forward=np.maximum(copied - passes.forward, 0.0),
@@ -243,6 +330,13 @@ def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
     masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share if ctx.facts.dropout else zero
     extra = layer_activation_bytes(ctx, "moe" if ctx.model.moe else "dense") * ctx.model.num_mtp_layers
     return [*layers, masks, extra]
+
+
+def _overlapped_bytes(ctx: Context, largest: FloatArray) -> FloatArray | float:
+    """Activations of a layer of the second micro-batch, which computes while the first exchanges tokens."""
+    if not ctx.facts.overlap_experts:
+        return 0.0
+    return np.where(experts_overlap(ctx.columns, ctx.model), largest, 0.0)
 
 
 def memory_prices(
@@ -262,10 +356,16 @@ def memory_prices(
     ]
     activations = _activation_parts(ctx, layout)
     largest = np.maximum.reduce(activations[:-2])
-    spilled = ctx.offloads_activations
-    here = np.where(spilled, 0.0, 1.0)
-    whole, split = [layer * here for layer in activations[:-2]], splits_backward(ctx.columns)
+    spilled, whole = ctx.offloads_activations, activations[:-2]
+    sent, here = largest, one
+    if spilled.any():
+        gone = [np.where(spilled, offloaded_bytes(ctx, kind), 0.0) for kind in layout.kinds]
+        whole, sent = [a - b for a, b in zip(whole, gone, strict=True)], np.maximum.reduce(gone)
+        if ctx.facts.offload_modules == "all":
+            here = np.where(spilled, 1.0 - offloaded_layers(ctx.facts, ctx.model), 1.0)
+    split = splits_backward(ctx.columns)
     kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
+    waiting = np.where(spilled, 2.0 * sent, ctx.full * largest) + _overlapped_bytes(ctx, largest)
     return {
         "weights_bytes": columns_of([state.weights for state in states]),
         "gradients_bytes": columns_of([state.gradients for state in states]),
@@ -273,7 +373,7 @@ def memory_prices(
         "activation_bytes": columns_of([*whole, *activations[-2:]]),
         "checkpoint_bytes": columns_of([*kept, zero, zero]),
         "head_workspace_bytes": head_workspace_bytes(ctx),
-        "replay_workspace_bytes": np.where(spilled, 2.0, ctx.full) * largest,
+        "replay_workspace_bytes": waiting,
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1]),
         "context_bytes": ctx.constants.context_bytes * one,
         "reserve": ctx.constants.reserve * one,

@@ -32,12 +32,14 @@ from meshwright.solver.cost.compute import (
     core_attention,
     embedding_seconds,
     fixed_s,
-    floored,
     gemm_seconds,
     head_seconds,
+    launched,
     layer_floor_s,
     linear_seconds,
     memory_bound,
+    replayed_s,
+    shared_expert_gemms,
 )
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import memory_prices, spilled_s
@@ -53,7 +55,14 @@ from meshwright.solver.cost.parameters import (
 )
 from meshwright.solver.cost.residuals import with_residuals
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of
-from meshwright.solver.cost.step_end import Tail, copies_s, rank_tail_s, tail_of
+from meshwright.solver.cost.step_end import (
+    OVERLAP_SLOWDOWN,
+    Tail,
+    copies_s,
+    exposed_s,
+    rank_tail_s,
+    tail_of,
+)
 from meshwright.solver.cost.timed_layers import beyond_price, shared_out, timed_together
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import splits_backward
@@ -116,11 +125,11 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     compute = compute + accumulation(ctx, trained.dense + trained.routed)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
-    experts = expert_parallel(ctx) if kind == "moe" else _nothing(ctx)
-    again = np.where(ctx.selective, attention.forward, 0.0)
+    experts = _expert_exchange(ctx) if kind == "moe" else _nothing(ctx)
+    again = replayed_s(ctx, kind, attention, experts)
     busy = compute + tensor + rings + experts + PassSeconds(forward=np.zeros_like(again), backward=again)
     beyond = _beyond(ctx, kind, compute, tensor)
-    passes = floored(busy, layer_floor_s(ctx, kind), ctx.constants.floor_backward) + beyond
+    passes = launched(ctx, busy, layer_floor_s(ctx, kind)) + beyond
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
     gathers = weight_gathers(ctx, weights, trained, passes)
@@ -141,12 +150,25 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     )
 
 
+def _expert_exchange(ctx: Context) -> PassSeconds:
+    """Dispatch and combine of a layer, less what shared experts hide of them."""
+    exchange = expert_parallel(ctx)
+    shared = shared_expert_gemms(ctx, "moe")
+    if not (ctx.facts.shared_expert_overlap and shared):
+        return exchange
+    under = gemm_seconds(ctx, shared, ctx.linear_precision, trained=not ctx.frozen)
+    return PassSeconds(
+        forward=exposed_s(exchange.forward, under.forward, OVERLAP_SLOWDOWN),
+        backward=exposed_s(exchange.backward, under.backward, OVERLAP_SLOWDOWN),
+    )
+
+
 def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
     """What a timed layer takes beyond its price; nothing where none was timed."""
     if ctx.layers is None:
         return _nothing(ctx)
     busy = timed_together(ctx, compute, tensor)
-    price_s = floored(busy, layer_floor_s(ctx, kind), ctx.constants.floor_backward)
+    price_s = launched(ctx, busy, layer_floor_s(ctx, kind))
     return beyond_price(ctx, kind, price_s)
 
 

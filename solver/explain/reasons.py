@@ -168,7 +168,7 @@ _WAYS: Mapping[str, Callable[[_AdviceStart], list[Way]]] = {
     "attention_efficiency": _attention,
     "memory_bound": _memory_bound,
     "launch_floor": lambda start: [
-        *start.option("CUDA graphs", "cuda_graphs"),
+        *start.option("CUDA graphs", "cuda_graph", "layer"),
         *start.moved("a larger micro-batch", "micro_batch_size", 1),
     ],
     "offload": lambda start: start.set(
@@ -197,7 +197,7 @@ _WAYS: Mapping[str, Callable[[_AdviceStart], list[Way]]] = {
         *start.moved("a higher ZeRO stage", "zero_stage", 1),
         *start.worked("states in 8 bits", "optimizer", _LIGHT_STATES),
     ],
-    "fixed": lambda start: start.option("CUDA graphs", "cuda_graphs"),
+    "fixed": lambda start: start.option("CUDA graphs", "cuda_graph", "layer"),
 }
 
 Outcome = tuple[float, dict[str, float]]  # the step and its waterfall

@@ -6,6 +6,7 @@ What a source leaves open is filled in as its software would: see each function.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -14,9 +15,9 @@ from pathlib import Path
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.frameworks import OPTION_WORDS
+from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
 from meshwright.profiles.library import find_gpu
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import LayerKind, MlaSpec, ModelSpec, MoeSpec
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.units import GBIT
 from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration
@@ -38,6 +39,10 @@ READ_COLUMNS = (
     "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
     "zero_stage", "zero_shard_size", "micro_batch_size", "global_batch_size", "optimizer",
     "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
+    "moe_dispatcher", "moe_permute_fusion", "moe_router_force_balance", "moe_capacity_factor",
+    "moe_shared_expert_overlap", "moe_node_limited_routing", "moe_grouped_mlp_fused", "expert_overlap",
+    "delay_wgrad", "expert_tensor_parallel_size", "mtp_layers", "cuda_graph", "offload_layers",
+    "offload_modules", "fp8_param_gather", "fp8_attention", "optimizer_state_dtype", "env_flags",
 )  # fmt: skip
 # Without these no run can be expressed. Any other column may be absent: all its cells are unknown.
 REQUIRED_COLUMNS = (
@@ -182,6 +187,25 @@ _NETWORK_WORDS = {"efa": "efa", "omni-path": "omni-path", "roce": "roce", "sling
 _LOW = {"mxfp8": ("fp8", "mxfp8"), "nvfp4": ("fp8", "nvfp4"), "mixed": ("bf16", None)}
 
 
+# Columns of switches, and the facts that they state. Not read: `tp_comm_overlap` and `overlap_grad_reduce`,
+# for 0 leaves Megatron's asynchronous gathers and reductions on, which hide nearly as much.
+_FLAGS = {
+    "norm_fused": "norm_fused", "loss_fused": "loss_fused", "expert_overlap": "overlap_experts",
+    "delay_wgrad": "delay_wgrad", "fp8_attention": "fp8_attention",
+    "moe_grouped_mlp_fused": "moe_grouped_mlp_fused", "moe_permute_fusion": "moe_permute_fusion",
+    "moe_router_force_balance": "moe_force_balance",
+    "moe_shared_expert_overlap": "shared_expert_overlap", "fp8_param_gather": "low_precision_weights",
+}  # fmt: skip
+_NUMBERS = {"moe_capacity_factor": "moe_capacity_factor", "offload_layers": "offload_layers"}
+_GROUPS = re.compile(r"[1-9]\d{0,3}/[1-9]\d{0,3}")
+_MEGATRON_CORE = ("megatron-core", "megatron-core-ci", "nemo")
+# Clusters whose scripts set CUDA_LAUNCH_BLOCKING=1 though their table has no such column
+# (bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm).
+_BLOCKING_CLUSTERS = ("jeanzay-a100",)
+# Optimizers by the dtype of Adam's moments.
+_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
+
+
 class RefusedRunError(Exception):
     """A row that this version cannot express; the message is the reason."""
 
@@ -252,6 +276,7 @@ def model_of(cells: Cells) -> ModelSpec:
         gated_mlp=bool(cells.flag("gated_mlp")),
         tied_embeddings=bool(cells.flag("tied_embeddings")),
         moe=_moe_of(cells),
+        num_mtp_layers=cells.count("mtp_layers") or 0,
         mla=_mla_of(cells.count("head_dim"), heads),
         source="a table of measured runs",
     )
@@ -354,13 +379,65 @@ def _runs_unfused(cells: Cells, framework: str) -> bool:
 
 def _software_options(cells: Cells, framework: str) -> dict[str, str | int | float | bool]:
     """The facts of the software that the row states; words that no fact knows count as unknown."""
-    stated: dict[str, str | bool | None] = {
+    stated: dict[str, str | float | bool | None] = {
         name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
     }
-    stated |= {name: cells.flag(name) for name in ("norm_fused", "loss_fused")}
+    stated |= {name: _joined_option(cells.text(name), *OPTION_PARTS[name]) for name in OPTION_PARTS}
+    stated |= {name: cells.flag(column) for column, name in _FLAGS.items()}
+    stated |= {name: cells.number(column) for column, name in _NUMBERS.items()}
+    groups = cells.text("moe_node_limited_routing")
+    stated |= {"moe_routing_groups": groups if groups and _GROUPS.fullmatch(groups) else None}
+    stated |= {"launch_blocking": _launches_block(cells) or None}
+    stated |= _reconciled(cells, stated, framework)
     if stated["attention_kernel"] is None and not _runs_unfused(cells, framework):
         stated["flash_attention"] = cells.flag("flash_attention")
     return {name: value for name, value in stated.items() if value is not None}
+
+
+def _joined_option(text: str | None, parts: Sequence[str], alone: Sequence[str]) -> str | None:
+    """A word that stands alone or parts joined by +; None where a part is not known."""
+    if text is None or text in alone or all(part in parts for part in text.split("+")):
+        return text
+    return None
+
+
+def _launches_block(cells: Cells) -> bool:
+    """Whether every kernel waits for the one before."""
+    flags = cells.text("env_flags")
+    if flags is None:
+        return cells.text("cluster") in _BLOCKING_CLUSTERS
+    return "CUDA_LAUNCH_BLOCKING=1" in flags.split()
+
+
+def _reconciled(
+    cells: Cells, stated: Mapping[str, str | float | bool | None], framework: str
+) -> dict[str, str | float | bool | None]:
+    """Stated facts in our terms, where a source's own words or switches mean something else.
+
+    ``torch`` of Megatron-Core is Transformer Engine's unfused attention round Megatron's fused softmax.
+    Delayed weight gradients do nothing without overlapped experts, which exclude the overlap of shared
+    experts and the recomputation of whole ones; a fused kernel of one grouped product is what recipes with
+    stated fusions run. Of NVIDIA's recipes of experts on NVL72 racks 26 of 30 capture graphs; those that
+    say nothing get the usual scope.
+    """
+    changed: dict[str, str | float | bool | None] = {}
+    if stated["attention_kernel"] == "torch" and framework in _MEGATRON_CORE:
+        changed["attention_kernel"] = "megatron-fused"
+    if "moe" in str(stated["recompute_modules"] or "").split("+"):
+        changed["overlap_experts"] = changed["delay_wgrad"] = None
+    elif not stated["overlap_experts"]:
+        changed["delay_wgrad"] = None
+    elif stated["shared_expert_overlap"]:
+        changed["shared_expert_overlap"] = None
+    kernel = stated["attention_kernel"] or framework_facts(framework).attention_kernel
+    if kernel not in FP8_KERNELS or cells.flag("flash_attention") is False:
+        changed["fp8_attention"] = None
+    if stated["moe_permute_fusion"]:
+        changed["grouped_gemm"] = "grouped"
+    racks = (cells.text("gpu") or "").startswith(("gb200", "gb300"))
+    if framework == "nemo" and racks and cells.count("num_experts") and stated["cuda_graph"] is None:
+        changed["cuda_graph"] = "attn+moe_router+moe_preprocess"
+    return changed
 
 
 def _usual_precision(slug: str) -> str:
@@ -373,6 +450,8 @@ def _usual_precision(slug: str) -> str:
 def _optimizer_of(cells: Cells) -> str:
     """The optimizer, where its states are known."""
     name = cells.text("optimizer") or "adamw"
+    if name == "adamw":
+        name = _STATES.get(cells.text("optimizer_state_dtype") or "", name)
     if name not in OPTIMIZERS:
         raise RefusedRunError(f"optimizer = {name[:40]} is not modelled")
     return name
@@ -422,14 +501,18 @@ _USUAL_ZERO = {
     "deepspeed": 3,
 }
 _LEAST_STATE_BYTES = 4.0  # of one weight: itself and its gradient in 2 bytes each
+_USUAL_SEQUENCE = 4096
 MAX_EMPTY_CHUNKS = 8  # chunks without a layer: the ends may hold only embedding or head
 
 
 def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: int) -> int:
-    """1, as recipes have it, unless weights and gradients of the experts could not fit: then tp.
+    """As stated; else 1, as recipes have it, or tp where weights and gradients of experts could not fit.
 
     Megatron-LM's own default is tp (arguments.py, expert_tensor_parallel_size).
     """
+    stated = cells.count("expert_tensor_parallel_size")
+    if stated:
+        return stated
     if model.moe is None or tp == 1:
         return 1
     weights = model.moe.num_experts / ep * model.expert_parameters() * model.layer_kinds().count("moe")
@@ -452,14 +535,50 @@ def _stage_layers(
     """Layers of each chunk: as printed, else as the framework splits them, else even."""
     layers, printed = model.num_layers, cells.text("layers_per_stage")
     if printed is None:
-        return nanotron_split(model, pp, tp)[0] if framework == "nanotron" else even_split(layers, pp * vpp)
+        if framework == "nanotron":
+            return nanotron_split(model, pp, tp)[0]
+        if model.num_mtp_layers and pp * vpp > 1:
+            return _weighed_split(model, pp * vpp)
+        return even_split(layers, pp * vpp)
     stages = [int(part) for part in printed.split("-") if part.isdigit()]
     if len(stages) == pp * vpp and sum(stages) == layers:
         return tuple(stages)
     if len(stages) != pp or sum(stages) != layers:
         raise RefusedRunError(f"layers_per_stage does not split {layers} layers over {pp} stages")
-    per_chunk = [even_split(stage, vpp) for stage in stages]
+    per_chunk = _chunks_of_stages(stages, vpp)
     return tuple(per_chunk[chunk % pp][chunk // pp] for chunk in range(pp * vpp))
+
+
+def _chunks_of_stages(stages: Sequence[int], vpp: int) -> list[tuple[int, ...]]:
+    """Layers of each stage's chunks, where stages are printed and chunks are not.
+
+    An end of the model that holds fewer layers than other stages lacks them in its very first or last
+    chunk, which has the embedding or the head instead (Megatron-LM
+    ``--account-for-embedding-in-pipeline-split``, and the layouts of ``_weighed_split``).
+    """
+    largest = -(-max(stages) // vpp)
+    chunks = [even_split(stage, vpp) for stage in stages]
+    for end in {0, len(stages) - 1}:
+        rest = stages[end] - largest * (vpp - 1)
+        if stages[end] < max(stages) and rest >= 0:
+            full = (largest,) * (vpp - 1)
+            chunks[end] = (rest, *full) if end == 0 else (*full, rest)
+    return chunks
+
+
+def _weighed_split(model: ModelSpec, chunks: int) -> tuple[int, ...]:
+    """Even work where the last chunk holds the head, and multi-token-prediction layers with a head each.
+
+    As NVIDIA's layouts have it: ``Et*4|(t*4|)*14tmL`` on 16 chunks, ``Et|(tt|)*30mL`` on 32
+    (Megatron-Bridge ``src/megatron/bridge/perf_recipes/deepseek``).
+    """
+    kind: LayerKind = "moe" if model.moe else "dense"
+    layer_flops = model.layer_forward_flops_per_token(kind, _USUAL_SEQUENCE)
+    head = 2.0 * model.vocab_size * model.hidden_size / layer_flops  # in layers
+    ends = model.num_mtp_layers + head * (1 + model.num_mtp_layers)
+    share = (model.num_layers + ends) / chunks
+    last = max(round(share - ends), 0)
+    return (*even_split(model.num_layers - last, chunks - 1), last)
 
 
 def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:

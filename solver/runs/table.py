@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
@@ -104,7 +105,8 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
         configuration=configuration,
         framework=framework.name,
         warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells)) if one),
-        recompute_known=cells.text("recompute") is not None,
+        recompute_known=cells.text("recompute") is not None
+        or framework_facts(framework.name).unstated_recompute == "none",
     )
 
 

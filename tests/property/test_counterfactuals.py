@@ -142,7 +142,7 @@ SAID: dict[str, Callable[[Start], Iterator[Start]]] = {
     "transfers under computing (overlap_transfer)": worked(overlap_transfer=True),
     "reduction under the backward pass (overlap_gradients)": worked(overlap_gradients=True),
     "gradients reduced in bf16 (reduced_gradient_dtype)": worked(reduced_gradient_dtype="bf16"),
-    "CUDA graphs (cuda_graphs)": worked(cuda_graphs=True),
+    "CUDA graphs (cuda_graph)": worked(cuda_graph="layer"),
     "heads of 128 instead of 64": wide_heads,
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from meshwright.profiles.frameworks import FrameworkFacts, framework_facts
+from meshwright.profiles.frameworks import OPTION_PARTS, FrameworkFacts, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, FRAMEWORK
 from meshwright.service.launchers.megatron_names import STAGES_BEFORE_DATA, may_overlap_experts
@@ -118,7 +118,7 @@ def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
     if granularity != "full":
         if given.has("recompute-method"):
             given.note("--recompute-method does nothing without --recompute-granularity full")
-        others = set(given.words("recompute-modules")) - {"core_attn"}
+        others = set(given.words("recompute-modules")) - {*OPTION_PARTS["recompute_modules"][0]}
         if granularity and others:
             names = ", ".join(sorted(others))[:80]
             given.note(f"recomputed modules {names} are priced as if they were kept")
@@ -317,6 +317,13 @@ def _dropout(given: Given, _: FrameworkFacts) -> bool:
     return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
 
 
+def _recomputed_modules(given: Given, known: FrameworkFacts) -> str:
+    """The modules that selective recomputation replays, of those that are priced."""
+    stated = given.words("recompute-modules") if given.word("recompute-granularity") != "full" else ()
+    named = [name for name in OPTION_PARTS["recompute_modules"][0] if name in stated]
+    return "+".join(named) or known.recompute_modules
+
+
 _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "attention_kernel": _kernel,
     "dropout": _dropout,
@@ -326,6 +333,7 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
     "overlap_tensor": _overlap_tensor,
     "overlap_transfer": _overlap_transfer,
+    "recompute_modules": _recomputed_modules,
 }
 _COSTLY: Mapping[str, str] = {
     "overlap_gradients": "gradients are reduced after the last backward pass: no --overlap-grad-reduce",

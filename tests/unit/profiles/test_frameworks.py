@@ -65,3 +65,37 @@ def test_gradients_quantised_to_8_bits_carry_a_scale_for_each_256() -> None:
     facts = with_options(framework_facts("deepspeed"), {"reduced_gradient_dtype": "int8"})
     # kept in bf16, reduced in 1 + 4 / 256 bytes
     assert (facts.gradient_bytes, facts.reduced_gradient_bytes) == (2.0, 1.015625)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "choices"),
+    [
+        ({"moe_dispatcher": "flex"}, "moe_dispatcher", "allgather, alltoall, deepep, hybridep"),
+        ({"cuda_graph": "attn+router"}, "cuda_graph", "full_iteration"),
+        ({"recompute_modules": "core_attn+mlpp"}, "recompute_modules", "shared_experts"),
+        ({"moe_capacity_factor": -1}, "moe_capacity_factor", "0 to 64"),
+        ({"moe_capacity_factor": True}, "moe_capacity_factor", "0 to 64"),
+        ({"moe_routing_groups": "4/8"}, "moe_routing_groups", "4 of 8 groups"),
+        ({"delay_wgrad": True}, "delay_wgrad", "overlap_experts = true"),
+        ({"overlap_experts": True, "shared_expert_overlap": True}, "shared_expert_overlap", "= false"),
+        ({"overlap_experts": True, "recompute_modules": "moe"}, "recompute_modules", "moe_act"),
+        ({"low_precision_dispatch": True}, "low_precision_dispatch", "deepep or hybridep"),
+        ({"fp8_attention": True, "attention_kernel": "flash2"}, "fp8_attention", "cudnn or flash3"),
+        ({"cuda_graphs": False, "cuda_graph": "layer"}, "cuda_graphs", "one of the two"),
+    ],
+)
+def test_unknown_and_contradictory_switches_name_field_and_choices(
+    options: dict[str, str | float | bool], field: str, choices: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        with_options(framework_facts("megatron-core"), options)
+    (fault,) = caught.value.errors
+    assert fault.pointer == f"/workload/framework_options/{field}"
+    assert choices in (fault.allowed or "")
+
+
+def test_parts_are_put_in_one_order_and_the_old_switch_of_graphs_means_whole_layers() -> None:
+    facts = framework_facts("megatron-core")
+    joined = with_options(facts, {"recompute_modules": "mlp+core_attn", "cuda_graphs": True})
+    assert joined.recompute_modules == "core_attn+mlp"
+    assert joined.cuda_graph == "layer"

@@ -64,12 +64,13 @@ def test_layers_per_stage_are_taken_as_printed(tmp_path: Path) -> None:
 
 
 def test_layers_of_a_stage_spread_over_its_chunks(tmp_path: Path) -> None:
-    # stage 0 has 18 layers in two chunks, stage 1 has 14: chunks in model order 0, 1, 0, 1
+    # stage 0 has 18 layers in two chunks, stage 1 has 14: chunks in model order 0, 1, 0, 1; what the last
+    # stage has less is missing beside the head
     run = only(
         tmp_path, layers_per_stage="18-14", virtual_pipeline_size="2", pipeline_schedule="interleaved_1f1b"
     )
     assert run.shape is not None
-    assert run.shape.configuration.stage_layers == (9, 7, 9, 7)
+    assert run.shape.configuration.stage_layers == (9, 9, 9, 5)
 
 
 def test_uneven_layers_leave_the_ends_lighter(tmp_path: Path) -> None:

@@ -170,12 +170,12 @@ def test_a_split_context_keeps_no_scores_whatever_the_kernel() -> None:
     assert split == pytest.approx(flash)
 
 
-def test_nanotron_keeps_gathered_inputs_where_sequence_parallelism_splits_the_rest() -> None:
+def test_gathered_inputs_that_are_kept_stay_whole_where_sequence_parallelism_splits_the_rest() -> None:
     # tp 4: two projection inputs of 2 bytes stay whole: (4 - 4 / 4) s b h more than split ones
     layout = a_layout(tensor_parallel_size=4, sequence_parallel=True)
-    whole = prices_of(a_problem(), layout, "nanotron").activation_bytes[0, 0]
-    split = prices_of(
-        a_problem(framework_options={"keeps_gathered_inputs": False}), layout, "nanotron"
+    split = prices_of(a_problem(), layout, "nanotron").activation_bytes[0, 0]
+    whole = prices_of(
+        a_problem(framework_options={"keeps_gathered_inputs": True}), layout, "nanotron"
     ).activation_bytes[0, 0]
     assert whole - split == pytest.approx(3 * 2048 * 1024)
 

@@ -133,7 +133,7 @@ def test_a_tiny_layer_costs_the_floor() -> None:
     assert prices.backward_s[0, 0] == pytest.approx(2.55e-3, rel=1e-3)
 
 
-def test_captured_graphs_leave_three_tenths_of_a_tiny_layers_floor() -> None:
+def test_captured_layers_leave_fifteen_hundredths_of_a_tiny_layers_floor() -> None:
     problem = a_problem(replace(GPT, hidden_size=128, ffn_hidden_size=512, head_dim=8), seq_length=128)
     graphs = replace(problem, workload=replace(problem.workload, framework_options={"cuda_graphs": True}))
     plain, captured = (
@@ -141,7 +141,7 @@ def test_captured_graphs_leave_three_tenths_of_a_tiny_layers_floor() -> None:
         for one in (problem, graphs)
     )
     assert plain.forward_s[0, 0] == pytest.approx(1.7e-3, rel=0.01)
-    assert captured.forward_s[0, 0] == pytest.approx(0.3 * plain.forward_s[0, 0], rel=0.01)
+    assert captured.forward_s[0, 0] == pytest.approx(0.15 * plain.forward_s[0, 0], rel=0.01)
     assert captured.fixed_s[0] == pytest.approx(0.003)  # 0.15 of what a step takes once
 
 
