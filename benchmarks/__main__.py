@@ -30,6 +30,7 @@ BENCHMARKS = {
     "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
     "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
     "cost": Benchmark("configurations priced a second beside published tools", "benchmarks.cost"),
+    "recipes": Benchmark("published recipes beside our plans, docs/recipes.md", "benchmarks.recipes"),
     "ablation": Benchmark("what each part of the cost model buys; writes", "benchmarks.ablation"),
     "peers": Benchmark("other planners on the same questions, minutes each", "benchmarks.bench_peers"),
     "service": Benchmark(

@@ -23,7 +23,6 @@ from meshwright.solver.configuration import (
     IntArray,
     StageGroup,
 )
-from meshwright.solver.cost.compute import extrapolated
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.memory import memory_limit_bytes as limit_of
 from meshwright.solver.cost.memory import out_of_memory_probability
@@ -47,7 +46,7 @@ from meshwright.solver.cost.stages import (
     step_of_end_s,
 )
 from meshwright.solver.cost.timed_layers import is_timed, log_sigma_of_timed
-from meshwright.solver.cost.uncertainty import log_time_sigma
+from meshwright.solver.cost.uncertainty import extrapolated, log_time_sigma
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
 from meshwright.solver.schedules.simulate import rank_finish_s

@@ -13,7 +13,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.export import Variable
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.cost.communication import experts_overlap
+from meshwright.solver.cost.context import experts_overlap
 
 # --------------------------------------------------------------------------------------------------
 # Flags of Megatron-LM that decide a plan: what each takes. The writer writes some; the reader reads all.

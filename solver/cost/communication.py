@@ -18,10 +18,10 @@ from meshwright.profiles.collectives.collectives import (
     all_to_all_s,
     point_to_point_s,
 )
-from meshwright.profiles.model import ModelSpec, MoeSpec
-from meshwright.solver.configuration import RECOMPUTE, RING, BoolArray, Columns, FloatArray
+from meshwright.profiles.model import MoeSpec
+from meshwright.solver.configuration import RING, FloatArray
 from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, shards
+from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, shards
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import (
     all_reduces,
@@ -105,31 +105,6 @@ def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
     forward = exposed_s(once, attention.forward, OVERLAP_SLOWDOWN)
     backward = exposed_s(2.0 * once, attention.backward, OVERLAP_SLOWDOWN)
     return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)
-
-
-def experts_overlap(columns: Columns, model: ModelSpec) -> BoolArray:
-    """Rows that may run all-to-alls of experts under the computing of another micro-batch, shape (n,).
-
-    ``--overlap-moe-expert-parallel-comm`` (Megatron-Core 0.16.1, ``transformer_config.py:1852-1899``): with
-    expert parallelism, virtual stages beside pipeline stages, no full recomputation, and at most one
-    multi-token-prediction layer, which needs pipeline stages. Not with Megatron-FSDP, which knows of it
-    from 0.19 on only (``distributed/fsdp/mcore_fsdp_adapter.py:168``).
-    """
-    broken = np.logical_or.reduce(list(overlap_limits(columns, model).values()))
-    return np.asarray(~broken & (model.moe is not None))
-
-
-def overlap_limits(columns: Columns, model: ModelSpec) -> dict[str, BoolArray]:
-    """What keeps rows from overlapping their experts: rule to broken, shape (n,) (``experts_overlap``)."""
-    stages = columns.pipeline_parallel_size > 1
-    most = np.where(stages, 1, 0)
-    return {
-        "expert_parallel_size must be above 1": columns.expert_parallel_size == 1,
-        "pipeline stages need virtual_pipeline_size above 1": stages & (columns.virtual_pipeline_size == 1),
-        "multi-token prediction allows one layer, with pipeline stages": most < model.num_mtp_layers,
-        "recompute_granularity must not be full": columns.recompute == RECOMPUTE.index("full"),
-        "zero_stage must be 0 or 1": columns.zero_stage >= SHARD_GRADIENTS,
-    }
 
 
 def expert_parallel(ctx: Context) -> PassSeconds:

@@ -17,12 +17,9 @@ from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec, MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
-from meshwright.profiles.profile import Profile
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, context_of
+from meshwright.solver.configuration import FloatArray
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context
 from meshwright.solver.cost.sharding import adds_whole_gradients
-from meshwright.solver.cost.stages import LayerLayout
-from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
 # Operators priced from the measured tables of the GPU, at the level of the software stack.
@@ -564,41 +561,3 @@ def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
     ratio *= ratio
     ratio *= ratio
     return np.asarray(high * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
-
-
-# --------------------------------------------------------------------------------------------------
-# Which operators of a configuration have shapes beyond those that were measured on its GPU.
-
-
-def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[tuple[str, ...]]:
-    """Names of what lies outside the measured range, for every row.
-
-    ``operators``: nothing was measured on the GPU type itself, shares of its architecture are used.
-    ``attention``, ``gemm``: a shape lies beyond the ends of the measured table.
-
-    Raises:
-        InvalidProblemError: a framework option is unknown or has a wrong value.
-    """
-    unmeasured = () if profile.gpu_operators.measured else ("operators",)
-    beyond = _beyond(problem, context_of(problem, columns, profile))
-    return [
-        (*unmeasured, *(name for name, mask in beyond.items() if mask[row])) for row in range(len(columns))
-    ]
-
-
-def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
-    """Masks of the rows whose shapes leave the tables; none where the GPU has no tables."""
-    if not ctx.operators.tables:
-        return {}
-    gemm = load_operator_tables(ctx.operators.tables).find("gemm")
-    sides = [
-        (g.m, g.n, g.k)
-        for kind in LayerLayout.of(problem.model).kinds
-        for g in layer_gemms(ctx, kind)
-        if not g.grouped
-    ]
-    masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
-    if ctx.facts.flash:
-        table, arguments = flash_lookup(ctx)
-        masks["attention"] = table.extrapolated(*arguments)
-    return masks

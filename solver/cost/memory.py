@@ -18,9 +18,8 @@ from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
-from meshwright.solver.cost.communication import experts_overlap
 from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, shards
+from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap, shards
 from meshwright.solver.cost.parameters import Weights, part_weights, trained_parts
 from meshwright.solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
 from meshwright.solver.cost.stages import LayerLayout, columns_of

@@ -17,8 +17,11 @@ import numpy as np
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.profile import Profile
-from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.cost.compute import flash_lookup, layer_gemms
+from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import features
 from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
@@ -127,3 +130,37 @@ def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> di
         factors[index + 1] = np.exp(_STEP)
         moved[name] = np.repeat(getattr(profile.constants, name) * factors, repeat)
     return moved
+
+
+def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[tuple[str, ...]]:
+    """Names of what lies outside the measured range, for every row.
+
+    ``operators``: nothing was measured on the GPU type itself, shares of its architecture are used.
+    ``attention``, ``gemm``: a shape lies beyond the ends of the measured table.
+
+    Raises:
+        InvalidProblemError: a framework option is unknown or has a wrong value.
+    """
+    unmeasured = () if profile.gpu_operators.measured else ("operators",)
+    beyond = _beyond(problem, context_of(problem, columns, profile))
+    return [
+        (*unmeasured, *(name for name, mask in beyond.items() if mask[row])) for row in range(len(columns))
+    ]
+
+
+def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
+    """Masks of the rows whose shapes leave the tables; none where the GPU has no tables."""
+    if not ctx.operators.tables:
+        return {}
+    gemm = load_operator_tables(ctx.operators.tables).find("gemm")
+    sides = [
+        (g.m, g.n, g.k)
+        for kind in LayerLayout.of(problem.model).kinds
+        for g in layer_gemms(ctx, kind)
+        if not g.grouped
+    ]
+    masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
+    if ctx.facts.flash:
+        table, arguments = flash_lookup(ctx)
+        masks["attention"] = table.extrapolated(*arguments)
+    return masks

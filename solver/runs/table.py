@@ -12,14 +12,13 @@ from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
+from meshwright.solver.runs.cells import Cells, read_cells
 from meshwright.solver.runs.layouts import (
-    Cells,
     RefusedRunError,
     cluster_of,
     configuration_of,
     framework_of_run,
     model_of,
-    read_cells,
     vocabulary_warning,
     workload_of,
 )

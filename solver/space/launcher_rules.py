@@ -23,8 +23,7 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
 )
-from meshwright.solver.cost.communication import overlap_limits
-from meshwright.solver.cost.context import DEFAULT
+from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.space.rule import Rule
@@ -91,7 +90,7 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     """Overlapped experts that are asked for: the launcher has them, and some configuration may use them.
 
     The same limits judge each configuration
-    (``meshwright.solver.cost.communication.experts_overlap``); one that is
+    (``meshwright.solver.cost.context.experts_overlap``); one that is
     beyond them is neither priced nor written with overlapped experts.
     """
     if not problem.workload.framework_options.get("overlap_experts"):

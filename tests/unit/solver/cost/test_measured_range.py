@@ -1,5 +1,5 @@
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.cost.compute import extrapolated
+from meshwright.solver.cost.uncertainty import extrapolated
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model
 from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile

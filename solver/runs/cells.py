@@ -1,0 +1,129 @@
+"""Cells of a table of measured runs: text to numbers, with row and column in every complaint."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+
+# Without these no run can be expressed. Any other column may be absent: all its cells are unknown.
+REQUIRED_COLUMNS = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "gpu", "num_gpus",
+    "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "global_batch_size",
+)  # fmt: skip
+MAX_ROWS = 1_000_000
+MAX_CELL = 4_000_000  # characters; a plan's cell holds its cluster, link tables included
+csv.field_size_limit(MAX_CELL)
+COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md; an empty cell means unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """One row; ``line`` is its line in the file, the header being line 1."""
+
+    line: int
+    values: Mapping[str, str]
+
+    def text(self, column: str) -> str | None:
+        """The cell, or None where it is empty or the column is absent."""
+        value = (self.values.get(column) or "").strip()
+        return value or None
+
+    def number(self, column: str) -> float | None:
+        """The cell as a finite number of at least 0, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is no such number.
+        """
+        value = self.text(column)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not isfinite(number) or number < 0.0:
+            raise self.fault(column, f'"{value[:40]}" is not a number', "a finite number, 0 or more")
+        return number
+
+    def count(self, column: str) -> int | None:
+        """The cell as a whole number, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is not a whole number of at least 0.
+        """
+        number = self.number(column)
+        if number is None:
+            return None
+        if number != int(number) or number > 2**53:
+            raise self.fault(column, f"{number:g} is not a whole number", "a whole number")
+        return int(number)
+
+    def flag(self, column: str) -> bool | None:
+        """The cell as 0 | 1, or None where it is empty."""
+        value = self.count(column)
+        if value is None:
+            return None
+        if value not in (0, 1):
+            raise self.fault(column, f"{value} is neither 0 nor 1", "0 or 1")
+        return bool(value)
+
+    def word(self, column: str, allowed: Sequence[str]) -> str | None:
+        """The cell as one of ``allowed``, or None where it is empty.
+
+        Raises:
+            InvalidProblemError: the cell is another word.
+        """
+        value = self.text(column)
+        if value is not None and value not in allowed:
+            raise self.fault(column, f'"{value[:40]}" is unknown', " | ".join(allowed))
+        return value
+
+    def fault(self, column: str, message: str, allowed: str) -> InvalidProblemError:
+        """An error that names this row and a column."""
+        pointer = f"/rows/{self.line - 2}/{column}"
+        return InvalidProblemError.of(pointer, f"line {self.line}: {message}", allowed=allowed)
+
+
+def read_cells(path: Path) -> Iterator[Cells]:
+    """The rows of a CSV file of runs.
+
+    Raises:
+        InvalidProblemError: the file cannot be read, lacks a required column or repeats one, or a
+            row has more cells than the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.DictReader(handle)
+            _check_header(reader.fieldnames or ())
+            for line, row in enumerate(reader, start=2):
+                if None in row or line > MAX_ROWS:
+                    raise InvalidProblemError.of(
+                        f"/rows/{line - 2}", f"line {line}: too many cells or rows"
+                    )
+                yield Cells(line, row)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise InvalidProblemError.of("/runs", f"{path.name[:64]}: {reason}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidProblemError.of("/runs", f"{path.name[:64]} is not CSV in UTF-8") from error
+
+
+def _check_header(header: Sequence[str]) -> None:
+    """Complain about each required column that is missing, and about doubled ones."""
+    names = list(header)
+    missing = [name for name in REQUIRED_COLUMNS if name not in names]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    errors = []
+    if missing:
+        what = f"missing: {', '.join(missing)}"
+        errors.append(FieldError(pointer="/columns", message=what, allowed=COLUMNS_ARE_DESCRIBED))
+    errors += [
+        FieldError(pointer=f"/columns/{name[:64]}", message="this column stands twice") for name in doubled
+    ]
+    if errors:
+        raise InvalidProblemError(errors)
