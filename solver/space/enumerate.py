@@ -20,12 +20,13 @@ split has only k: there it is the row that recomputes every layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
     PER_STAGE,
@@ -256,9 +257,8 @@ def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[i
     return [value for value in values if low <= value <= high and only in (None, value)]
 
 
-def _fewer_gpus(problem: Problem) -> list[int]:
-    """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
-    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+def _products(problem: Problem) -> IntArray:
+    """Numbers of GPUs that axes and batch can make up, ascending."""
     tensor, context = _inner_axes(problem, wide=True)
     stages = list(range(1, problem.model.num_layers + 1))
     data = sorted({size for batch in batch_sizes(problem) for size in _divisors(batch)})
@@ -266,6 +266,13 @@ def _fewer_gpus(problem: Problem) -> list[int]:
     for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
         kept = np.array(_within_limits(problem, f"{axis}_parallel_size", sizes), dtype=np.int64)
         products = np.unique(np.multiply.outer(products, kept))
+    return products
+
+
+def _fewer_gpus(problem: Problem) -> list[int]:
+    """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
+    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
     whole = products % per_node == 0
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
@@ -318,20 +325,43 @@ def enumerate_space(
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     """About how many rows without their chunks there are, legal or not, from a few of them.
 
-    Every batch and number of GPUs is taken to have as many as the largest.
+    Of every batch and number of GPUs that is enumerated; once they are more than anything is done with,
+    the others are not counted.
     """
-    batch = with_batch(problem, batch_sizes(problem)[0])
-    meshes = _meshes(batch, gpu_counts(problem)[0], wide=wide)
+    total = 0.0
+    for num_gpus in _enumerated_counts(problem):
+        look()
+        total += _estimated_on(problem, num_gpus, wide=wide)
+        if total > _MOST_WRITTEN:
+            break
+    return total
+
+
+def _enumerated_counts(problem: Problem) -> Sequence[int]:
+    """The numbers of GPUs that the request leaves open; smaller ones where axes and batch make up none."""
+    counts = gpu_counts(problem)
+    if len(counts) > 1 or problem.options.num_nodes or counts[0] in _products(problem):
+        return counts
+    return (*counts, *_fewer_gpus(problem)[:_MOST_COUNTS])
+
+
+def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> float:
+    """The same of one number of GPUs: meshes are counted, what ``widening`` adds is probed."""
+    batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
+    meshes = _meshes(problem, num_gpus, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     if not len(sizes):
         return 0.0
-    number = sum(
-        int(count) * len(_steps(batch, pp, wide=wide))
-        for pp, count in zip(sizes.tolist(), counts.tolist(), strict=True)
-    )
-    few = _thinned(_outer_of(batch, meshes, int(sizes[counts.argmax()]), wide=wide), _PROBED)
-    each = len(widened(batch, few, wide=wide)) / max(len(few), 1)
-    return float(number * each * len(batch_sizes(problem)) * len(gpu_counts(problem)))
+    most = int(sizes[counts.argmax()])
+    total = 0.0
+    for batch in batches:
+        steps = {several: len(_steps(batch, 1 + several, wide=wide)) for several in (False, True)}
+        number = sum(
+            count * steps[pp > 1] for pp, count in zip(sizes.tolist(), counts.tolist(), strict=True)
+        )
+        few = _thinned(_outer_of(batch, meshes, most, wide=wide), _PROBED)
+        total += number * len(widened(batch, few, wide=wide)) / max(len(few), 1)
+    return float(total)
 
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.solver.configuration import ALL_LAYERS, Columns, Configuration
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.enumerate import Space, enumerate_space
+from meshwright.solver.space.enumerate import Space, enumerate_space, estimated_outer
 from meshwright.solver.space.rules import rules_of, violation_masks
 from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
 
@@ -160,3 +160,21 @@ def test_the_widest_space_repeats_no_row() -> None:
     rows = np.stack([getattr(columns, f.name) for f in fields(columns)], axis=1)
     assert len(np.unique(rows, axis=0)) == len(rows)
     assert {2, 4} < set(columns.expert_tensor_parallel_size.tolist())
+
+
+SHALLOW = a_model(num_layers=8, num_attention_heads=16, hidden_size=2048, ffn_hidden_size=8192)
+
+
+@pytest.mark.parametrize(("nodes", "asked", "batch"), [
+    (13, {"num_nodes": (13, 12, 8)}, 64),  # 104 GPUs need a factor of 13, which none of the axes has
+    (13, {}, 64),  # the same of the whole cluster: GPUs are left over
+    (8, {"batch_sizes": (97, 96, 64)}, 97),  # a prime batch is cut into fewest micro-batches
+])  # fmt: skip
+def test_the_estimate_bounds_all_batches_and_gpu_counts_that_are_enumerated(
+    nodes: int, asked: dict[str, object], batch: int
+) -> None:
+    problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=nodes), batch=batch, **asked)
+    columns = enumerate_space(problem).columns
+    chunked = {"virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule"}
+    outer = np.stack([getattr(columns, f.name) for f in fields(Columns) if f.name not in chunked])
+    assert estimated_outer(problem) >= 0.9 * np.unique(outer, axis=1).shape[1]  # some are probed
