@@ -135,7 +135,7 @@ class Watch:
         self.on_progress(self._last)
 
     def tick(self) -> None:
-        """Say again how far the search was, where long array work has nothing new to tell."""
+        """Say again how far the search was, where long array work has nothing new to tell (``look``)."""
         last, elapsed = self._last, self.elapsed_s
         if self.on_progress is not None and last and elapsed - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = elapsed
@@ -176,6 +176,7 @@ def look() -> None:
         watch.quiet_until_s = now_s + _LOOK_EVERY_S
     if watch.interrupted():
         raise OutOfTime
+    watch.tick()
 
 
 def relative_gap(value: float | None, bound: float | None) -> float | None:

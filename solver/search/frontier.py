@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from meshwright.solver.clock import OutOfTime
+from meshwright.solver.clock import OutOfTime, look
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import Bounds
@@ -199,22 +199,16 @@ class Frontier:
     _primed_from_s: float = np.inf  # the least bound while rows are ranked out of their order
 
     @classmethod
-    def of(cls, rows: Priced | Rows, top_k: int, stopped: Callable[[], bool] = lambda: False) -> Frontier:
-        """Bound every row, or every kind of row; none is solved yet.
-
-        Holds no rows when ``stopped`` says to give up.
-        """
+    def of(cls, rows: Priced | Rows, top_k: int) -> Frontier:
+        """Bound every row, or every kind of row; none is solved yet."""
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)))
         if isinstance(rows, Priced) and rows.kinds is not None:
-            unopened = frontier._unopened = Unopened.of(rows, stopped)
-            if unopened is None:
-                return cls(rows=rows.take([]), top_k=top_k, bound_s=Bounds(0))
+            unopened = frontier._unopened = Unopened.of(rows)
             frontier.fits = unopened.rows_within(np.inf)
             frontier._open_kinds(unopened)
             return frontier
         for start in range(0, len(rows), CHUNK):
-            if start and stopped():
-                return cls(rows=rows.take([]), top_k=top_k, bound_s=Bounds(0))
+            look()
             frontier.bound(np.arange(start, min(start + CHUNK, len(rows))))
         frontier.fits = len(frontier.bound_s.below(np.inf))
         frontier._sort_in(np.arange(len(rows)))

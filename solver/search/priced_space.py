@@ -145,27 +145,21 @@ def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrice
     )
 
 
-def priced_space(
-    problem: Problem,
-    profile: Profile,
-    columns: Columns | Crossing,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> Priced:
-    """All rows of ``columns`` with their prices; none when ``interrupted`` gives up.
+def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing) -> Priced:
+    """All rows of ``columns`` with their prices.
 
     Rows of a crossing are priced by kind, when somebody asks for one. Where they are ranked by what no kind
     has in common they are written down first.
     """
     if isinstance(columns, Crossing):
         if is_weighed_by_kind(problem) and len(columns):
-            return _priced_kinds(problem, profile, columns, interrupted)
+            return _priced_kinds(problem, profile, columns)
         columns = columns.take(np.arange(len(columns)))
-    columns = columns.take(slice(0)) if interrupted() else columns
+    look()
     first, price_of = _distinct(_priced_by(columns, profile))
     parts = list[RowPrices]()
     for start in range(0, max(len(first), 1), CHUNK):
-        if len(first) and interrupted():
-            return priced_space(problem, profile, columns.take(np.arange(0)))
+        look()
         some = columns.take(first[start : start + CHUNK])
         parts.append(_bare(price(problem, some, profile)))
     found = _priced(problem, profile, columns, PriceList(RowPrices.concatenate(parts), price_of))
@@ -185,14 +179,10 @@ def _priced(problem: Problem, profile: Profile, columns: Columns | Crossing, pri
     )
 
 
-def _priced_kinds(
-    problem: Problem, profile: Profile, columns: Crossing, interrupted: Callable[[], bool]
-) -> Priced:
-    """Rows whose kinds are priced when somebody asks for one; none when ``interrupted`` gives up."""
+def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Priced:
+    """Rows whose kinds are priced when somebody asks for one."""
     kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
-    families = _families_that_may_fit(problem, profile, kinds, interrupted)
-    if families is None:
-        return priced_space(problem, profile, columns.take(np.arange(0)))
+    families = _families_that_may_fit(problem, profile, kinds)
     weighing = least = None
     if not is_plain(problem):
         weighing = weighing_of(problem, profile, columns.outer)
@@ -216,10 +206,8 @@ def _priced_kinds(
     )  # fmt: skip
 
 
-def _families_that_may_fit(
-    problem: Problem, profile: Profile, kinds: Kinds, interrupted: Callable[[], bool]
-) -> Families | None:
-    """The kinds whose lightest representative may fit; None when ``interrupted`` gives up.
+def _families_that_may_fit(problem: Problem, profile: Profile, kinds: Kinds) -> Families:
+    """The kinds whose lightest representative may fit.
 
     More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
     set that fits is bisected.
@@ -229,8 +217,7 @@ def _families_that_may_fit(
     index, turn = np.arange(len(families)), 0
     while len(index):  # most families fit with every size or with none: the ends are tried first
         for start in range(0, len(index), CHUNK):
-            if interrupted():
-                return None  # a kind that nobody looked at is not refuted
+            look()
             here = index[start : start + CHUNK]
             tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
             columns = kinds.lightest(families.members[families.begin[here] + tried])
@@ -348,16 +335,15 @@ class Unopened:
     at: int = 0
 
     @classmethod
-    def of(cls, rows: Priced, stopped: Callable[[], bool]) -> Unopened | None:
-        """All kinds that may fit; None when ``stopped`` says to give up."""
+    def of(cls, rows: Priced) -> Unopened:
+        """All kinds that may fit."""
         kinds, families = rows.kinds, rows.families
         if kinds is None or families is None:
             raise ValueError("rows that were written down have no kinds")
         first = families.members[families.begin[:-1]]
         bounds, objectives = np.zeros(len(first)), np.zeros(len(first))
         for start in range(0, len(first), CHUNK):
-            if stopped():
-                return None
+            look()
             here = first[start : start + CHUNK]
             quickest = rows.quickest_of_families(here)
             bounds[start : start + CHUNK] = least_of_kind_s(quickest)

@@ -124,13 +124,12 @@ class Least:
     bound_s: float
 
 
-def least_objective(
-    frontier: PlacedFrontier, shares: Sequence[GroupShares], known_s: float, stopped: Callable[[], bool]
-) -> Least:
+def least_objective(frontier: PlacedFrontier, shares: Sequence[GroupShares], known_s: float) -> Least:
     """Look for less than ``known_s`` among all placements, as far as the effort goes."""
     known_s = min([known_s, *frontier.objectives.values()])
     waiting, solved = _waiting(frontier, known_s), 0
-    while waiting and waiting[0][0] < known_s * _EXACT and solved < _SOLVED and not stopped():
+    while waiting and waiting[0][0] < known_s * _EXACT and solved < _SOLVED:
+        look()
         _, row, berths = heapq.heappop(waiting)
         solved += 1
         best = Program(Field(outer=frontier.outer, row=row, berths=berths)).solve()

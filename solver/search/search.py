@@ -322,18 +322,11 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
 
 def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
     """All legal rows, priced and bounded as far as they need be."""
-    problem, profile, before = found.problem, found.profile, found.frontier
+    problem, before = found.problem, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
-
-    def stopped() -> bool:
-        watch.report("bounding", explored=space.refuted, total=space.size,
-                     incumbent_s=incumbent)  # fmt: skip
-        look()
-        return False
-
-    stopped()
-    rows = priced_space(problem, profile, space.rows, stopped)
-    return Frontier.of(rows, problem.options.top_k, stopped)
+    watch.report("bounding", explored=space.refuted, total=space.size, incumbent_s=incumbent)
+    look()
+    return Frontier.of(priced_space(problem, found.profile, space.rows), problem.options.top_k)
 
 
 def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier) -> bool:

@@ -282,7 +282,6 @@ def _fewer_gpus(problem: Problem) -> list[int]:
 class _Asked:
     """How the space is enumerated."""
 
-    stopped: Callable[[], bool] = lambda: False
     legal_only: bool = False
     tick: Callable[[], object] = lambda: None
     wide: bool = False
@@ -290,7 +289,6 @@ class _Asked:
 
 def enumerate_space(
     problem: Problem,
-    stopped: Callable[[], bool] = lambda: False,
     *,
     legal_only: bool = False,
     tick: Callable[[], object] = lambda: None,
@@ -299,23 +297,23 @@ def enumerate_space(
     """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
-    ``stopped`` is asked between two numbers of GPUs; what was found until then is returned. ``legal_only``
-    counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile. ``wide`` adds
-    candidates that are otherwise added where no row is legal without them.
+    ``legal_only`` counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile.
+    ``wide`` adds candidates that are otherwise added where no row is legal without them.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
     """
     rules, counts = rules_of(problem), gpu_counts(problem)
-    asked = _Asked(stopped, legal_only, tick, wide)
+    asked = _Asked(legal_only, tick, wide)
     whole = _of_counts(problem, counts, rules, asked)
     if whole.num_legal or len(counts) > 1 or problem.options.num_nodes:
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
         enough = len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus)
-        if enough or stopped():
+        if enough:
             break
+        look()
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
@@ -491,7 +489,9 @@ def _of_candidates(
     found = [_enumerate(problem, counts[0], rules, asked)]
     if len(counts) == 1:
         return found[0]
-    found += [_enumerate(problem, count, rules, asked) for count in counts[1:] if not asked.stopped()]
+    for count in counts[1:]:
+        look()
+        found.append(_enumerate(problem, count, rules, asked))
     return _joined(found)
 
 
@@ -539,7 +539,6 @@ _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
 def searched_space(
     problem: Problem,
-    stopped: Callable[[], bool] = lambda: False,
     *,
     legal_only: bool = False,
     tick: Callable[[], object] = lambda: None,
@@ -550,12 +549,12 @@ def searched_space(
     ``one_by_one``: its rows are written down, which costs more than refuting them by kind.
     Other arguments and errors as ``enumerate_space``.
     """
-    usual = enumerate_space(problem, stopped, legal_only=legal_only, tick=tick)
-    if usual.every or stopped() or usual.num_legal > _most(problem, one_by_one):
+    usual = enumerate_space(problem, legal_only=legal_only, tick=tick)
+    if usual.every or usual.num_legal > _most(problem, one_by_one):
         return usual
     if is_too_large(problem, wide=True):
         return usual
-    return enumerate_space(problem, stopped, legal_only=legal_only, tick=tick, wide=True)
+    return enumerate_space(problem, legal_only=legal_only, tick=tick, wide=True)
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:

@@ -35,8 +35,7 @@ def bounds_of_kinds(problem: Problem) -> tuple[Crossing, Kinds, FloatArray, Floa
     assert isinstance(crossing, Crossing)
     assert rows.kinds is not None
     assert rows.families is not None
-    queue = Unopened.of(rows, lambda: False)
-    assert queue is not None
+    queue = Unopened.of(rows)
     queue.open_objectives(np.inf)  # takes all families apart
     steps, objectives = (np.zeros(len(rows.kinds)) for _ in range(2))
     steps[queue.order], objectives[queue.order] = queue.bound_s, queue.objective_s

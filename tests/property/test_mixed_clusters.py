@@ -145,7 +145,7 @@ def test_best_first_ranks_as_solving_every_field_does(problem: Problem, zero_sta
         ]
         assert bound <= min(simulated)
         own = frontier.ranked[0].objective_s
-        least = least_objective(frontier, shares_of(outer), own, lambda: False)
+        least = least_objective(frontier, shares_of(outer), own)
         assert least.bound_s <= min(every.objectives.values()) * (1 + 1e-9)
         assert least.known_s in {own, *every.objectives.values()}
 

@@ -93,7 +93,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         bound = _bound_s(frontier, shared, best, waiting, watch)
         least: Least | None = None
         with watch.cut():
-            least = _least(frontier, shared, best, watch)
+            least = _least(frontier, shared, best)
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows, watch.closing())
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
@@ -119,13 +119,12 @@ def _certified(
     return placed.certified([one.fields for one in best], every=every)
 
 
-def _least(frontier: PlacedFrontier, shared: _Shared, best: list[Candidate], watch: Watch) -> Least | None:
-    """The least closed form, as far as it is known and proved; None where time ended before."""
+def _least(frontier: PlacedFrontier, shared: _Shared, best: list[Candidate]) -> Least | None:
+    """The least closed form, as far as it is known and proved; None where the ranking is not proved."""
     if not best or not frontier.finished:
         return None
     known = min(one.objective_s for one in best)
-    least = least_objective(frontier, shared.shares, known, watch.interrupted)
-    return None if watch.stopped else least
+    return least_objective(frontier, shared.shares, known)
 
 
 def _bound_s(

@@ -15,7 +15,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import priced_rows, priced_space
+from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import _prove, search
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
@@ -196,30 +196,6 @@ def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold(
     assert {("feasible", False), ("feasible", True)} <= set(found)
 
 
-def test_a_stop_is_heard_between_two_numbers_of_gpus() -> None:
-    # 97 nodes = 776 GPUs: only multiples of 97 in dp, so that smaller numbers are tried one after the other
-    asked: list[None] = []
-
-    def stop() -> bool:
-        asked.append(None)
-        return True
-
-    problem = replace(a_problem(batch=64), cluster=a_cluster(num_nodes=97))
-    assert not enumerate_space(problem, stop).legal.any()
-    assert len(asked) == 1
-    assert enumerate_space(problem).legal.any()
-
-
-def test_a_stop_is_heard_between_two_pieces_of_the_space_that_are_bounded() -> None:
-    problem = small_problem()
-    space = enumerate_space(problem)
-    rows = priced_rows(problem, default_profile(problem.cluster, problem.launcher), space.columns)
-    many = rows.take(np.resize(np.arange(len(rows)), 40_000))
-    given_up = Frontier.of(many, 1, lambda: True)
-    assert len(given_up.rows) == 0
-    assert Frontier.of(many, 1).fits > 0
-
-
 def test_progress_ends_with_everything_explored() -> None:
     seen: list[Progress] = []
     answer = answer_to(small_problem(certify="none"), on_progress=seen.append)
@@ -269,7 +245,7 @@ def test_no_reported_bound_is_above_a_plan_that_is_found_later() -> None:
     )
     profile = default_profile(problem.cluster, problem.launcher)
     space = enumerate_space(problem, legal_only=True)
-    frontier = Frontier.of(priced_space(problem, profile, space.rows, lambda: False), 3)
+    frontier = Frontier.of(priced_space(problem, profile, space.rows), 3)
     reports = list[tuple[float, float]]()
 
     def hear(state: Frontier) -> bool:
