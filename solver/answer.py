@@ -226,6 +226,10 @@ class SkippedLauncher:
     reasons: tuple[str, ...]  # facts of the model or workload that it cannot express, or why nothing fits
 
 
+# The note of an answer that a longer search would not change: all of the sample was searched.
+SAMPLE = {"sample": "there are too many configurations: a sample alone is searched, and all of it was"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Ranked plans with their certificate."""
@@ -249,7 +253,7 @@ class Answer:
     infeasible: Infeasibility | None = None
     num_gpus_used: int | None = None
     peak_flops: float | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)  # ``profile``; of a sample alone SAMPLE
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None  # where the request gives its own configuration
     pareto: ParetoFront | None = None  # where the request asks for it

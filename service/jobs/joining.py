@@ -113,6 +113,13 @@ def _is_efficient(row: Json, rows: Sequence[Json]) -> bool:
     return not any(one != mine and one[0] <= mine[0] and one[1] <= mine[1] for one in others)
 
 
+def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The first answer's notes; of a sample alone only where each point that is not proved is."""
+    open_ones = [one for one in known if one.get("status") not in ("optimal", "infeasible")]
+    sampled = all("sample" in one.get("notes", {}) for one in open_ones)
+    return {name: note for name, note in first.get("notes", {}).items() if name != "sample" or sampled}
+
+
 def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence[_Entry]) -> dict[str, Any]:
     """The certificate of the whole: sums of what was looked at, and the weakest of what was proved."""
     known = [answer for answer in answers if answer is not None]
@@ -139,7 +146,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "infeasible": _infeasible(rows, answers) if status == "infeasible" else None,
         "num_gpus_used": first.get("num_gpus_used") if best else None,
         "peak_flops": first.get("peak_flops"),
-        "notes": {**first.get("notes", {}), "points": str(len(rows))},
+        "notes": {**_notes(first, known), "points": str(len(rows))},
         "objective": None,  # values of unlike points are no one claim; each point has its own
         "baseline": None,
         "pareto": None,

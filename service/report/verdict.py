@@ -14,7 +14,6 @@ from meshwright.service.report.sentences import limit_words, odds_words, remedy_
 from meshwright.service.report.terminal import profile_words, skipped_words
 from meshwright.solver.answer import Answer, Plan, Shortfall
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.enumerate import is_too_large
 
 _MORE_TIME = "More time may find one (the time limit of the search)."
 _FEWER = (
@@ -84,15 +83,9 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
         return _infeasible(answer, problem)
     if not answer.plans:
         sentence = "No plan was found before the search stopped, and nothing is proved."
-        said = (_searched(answer), _FEWER if _is_sampled(problem) else _MORE_TIME)
+        said = (_searched(answer), _FEWER if "sample" in answer.notes else _MORE_TIME)
         return Verdict(kind="none", badge="no plan", sentence=sentence, certainty=said)
     return _found(answer, problem)
-
-
-def _is_sampled(problem: Problem) -> bool:
-    """Whether a search on GPUs of one kind has so many configurations that it looks at a sample alone."""
-    one_kind = len(problem.cluster.groups) == 1 and problem.launcher != "any"
-    return one_kind and is_too_large(problem)
 
 
 def _found(answer: Answer, problem: Problem) -> Verdict:

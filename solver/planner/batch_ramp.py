@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Status
+from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Status
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, plan_id_of
@@ -140,9 +140,11 @@ def ramp_search(
             space = sampled_space(problem)
         ramp = _ramp_of(problem, profile, space.columns)
         ramp.run(watch, first, rows_of(space.columns, known))
+    notes = SAMPLE if ramp.finished and sampled and not watch.interrupted() else {}
     ramp.finished &= space.whole
     plans = _plans(problem, profile, ramp, watch.closing())
-    return _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)
+    answer = _answer(problem, profile, space=space, ramp=ramp, plans=plans, watch=watch)
+    return replace(answer, notes={**answer.notes, **notes})
 
 
 def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:

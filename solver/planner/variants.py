@@ -17,6 +17,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
 from meshwright.solver.answer import (
+    SAMPLE,
     Answer,
     Baseline,
     Infeasibility,
@@ -234,12 +235,20 @@ def merged(
         counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=tuple(dict.fromkeys(warning for one in answers for warning in one.warnings)),
-        notes={**first.notes, "variants": str(len(answered))},
+        notes=_notes(first, answers, unasked),
         infeasible=None if plans else _said(told, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
     )
+
+
+def _notes(first: Answer, answers: Sequence[Answer], unasked: int) -> dict[str, str]:
+    """The first answer's notes; of a sample alone only where more time changes no other answer either."""
+    settled = all(one.status in ("optimal", "infeasible") or "sample" in one.notes for one in answers)
+    sampled = settled and not unasked and any("sample" in one.notes for one in answers)
+    own = {name: note for name, note in first.notes.items() if name not in SAMPLE}
+    return {**own, "variants": str(len(answers)), **(SAMPLE if sampled else {})}
 
 
 def _skipped(

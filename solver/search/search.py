@@ -45,7 +45,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
-from meshwright.solver.answer import Answer, Infeasibility
+from meshwright.solver.answer import SAMPLE, Answer, Infeasibility
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import Columns, Configuration, IntArray
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
@@ -163,12 +163,14 @@ def search(
         frontier = found.frontier
         with watch.cut():
             frontier.run(lambda state: _interrupt(problem, watch, found.space, state))
+        sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
         frontier.finished &= frontier.covers_all
         proof = _prove(frontier, watch)
         certificate = judge.certify(frontier, proof.survivors, watch)
     found = replace(found, proof=proof, certificate=certificate)
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
     answer = answer_of(found, plans, watch)
+    answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
     if answer.status == "infeasible":
 
         def again(asked: Problem) -> Answer:

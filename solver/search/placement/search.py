@@ -31,7 +31,7 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Plan, Status
+from meshwright.solver.answer import SAMPLE, Answer, Plan, Status
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import Fleet
@@ -86,6 +86,8 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         if not frontier.ranked and frontier.outer.whole:
             with watch.at_least(_FIRST_S).cut():
                 frontier.run(lambda state: bool(state.ranked))
+        idle = frontier.waiting_s == np.inf or frontier.waiting_s > frontier.cutoff_s
+        sampled = idle and every_split and not frontier.outer.whole and not watch.interrupted()
         frontier.finished &= every_split
         candidates = [of_placement(outer, placed) for placed in frontier.ranked]
         candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
@@ -97,6 +99,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows, watch.closing())
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
+    answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
     if least is not None:
         excess = relative_gap(best[0].objective_s, least.known_s)
         gap = relative_gap(least.known_s, least.bound_s)

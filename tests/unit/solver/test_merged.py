@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.answer import Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
+from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.planner.variants import Answered, Variant, merged
 from meshwright.solver.problem import Problem
 from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
@@ -114,3 +114,11 @@ def test_a_step_is_bounded_by_what_is_known_of_steps_on_as_many_gpus() -> None:
     claim = ObjectiveClaim(name="step_time", unit="s", value=60.0, bound=25.0, gap=0.5)
     other = an_answer(half, bound_step_time_s=20.0, objective=claim)
     assert merged(ASKED, answered(claiming(30.0), other)).bound_step_time_s == 25.0
+
+
+def test_a_merged_answer_is_of_a_sample_where_more_time_changes_no_part_of_it() -> None:
+    unknown = replace(an_answer(status="unknown"), plans=())
+    sampled, refuted = replace(unknown, notes=SAMPLE), replace(unknown, status="infeasible")
+    for others, expected in (((refuted,), True), ((sampled,), True), ((unknown,), False)):
+        assert ("sample" in merged(ASKED, answered(sampled, *others)).notes) is expected
+    assert "sample" not in merged(ASKED, answered(sampled), unasked=1).notes

@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.report.verdict import verdict_of
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
@@ -188,3 +189,19 @@ def test_a_ramp_that_is_cut_before_its_rows_are_priced_has_not_explored_them(
     assert answer.status == "unknown"
     assert answer.legal > 0
     assert answer.explored == answer.space_size - answer.legal  # those that break a rule
+
+
+def test_more_time_is_not_advised_for_a_ramp_of_which_a_sample_alone_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = ramped()
+    gpu = replace(problem.cluster.groups[0].gpu, memory_bytes=2**30)
+    group = replace(problem.cluster.groups[0], gpu=gpu)
+    problem = replace(problem, cluster=replace(problem.cluster, groups=(group,)))
+    monkeypatch.setattr(ramp, "is_large", lambda _: True)
+    answer = answered(problem)
+    assert (answer.status, answer.plans) == ("unknown", ())
+    assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
+    options = replace(problem.options, time_limit_s=1e-9)
+    cut = answered(replace(problem, options=options))
+    assert cut.status == "unknown"

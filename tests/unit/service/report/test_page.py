@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.service.report.page import content_security_policy
 from meshwright.service.report.verdict import verdict_of
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import SAMPLE, Answer
 from meshwright.solver.problem import Problem
 from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
 from tests.reports import Page, page_of, small_answer
@@ -192,8 +192,8 @@ def test_a_configuration_without_pipeline_has_a_page() -> None:
     assert "dp 128" in Page(page_of(an_answer(plan), a_problem())).text
 
 
-def test_more_time_is_advised_only_where_it_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_time_is_advised_only_where_it_may_help() -> None:
     problem, nothing = a_problem(), an_answer(status="unknown", plans=())
     assert verdict_of(nothing, problem).certainty[1].startswith("More time may find one")
-    monkeypatch.setattr("meshwright.service.report.verdict.is_too_large", lambda _: True)
-    assert verdict_of(nothing, problem).certainty[1].startswith("More time alone will not help")
+    sampled = replace(nothing, notes=SAMPLE)
+    assert verdict_of(sampled, problem).certainty[1].startswith("More time alone will not help")

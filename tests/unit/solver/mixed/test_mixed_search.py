@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
+from meshwright.service.report.verdict import verdict_of
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import (
@@ -59,6 +60,17 @@ def test_an_answer_from_a_sample_of_the_berths_is_not_proved(monkeypatch: pytest
     assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
     for plan in sample.plans:
         assert not list(violations(problem, default_profile(problem.cluster, problem.launcher), plan))
+
+
+def test_more_time_is_not_advised_where_a_sample_of_placements_is_all_that_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = [a_group(speed=1.0, memory_gib=1.0, slug=slug) for slug in ("fast", "slow")]
+    monkeypatch.setattr("meshwright.solver.search.placement.rows._MOST_ROWS", 20)
+    problem = a_mixed_problem((small[0], replace(small[1], num_nodes=2)))
+    answer = answered(problem)
+    assert (answer.status, answer.plans) == ("unknown", ())
+    assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
 
 
 def test_choices_of_berths_are_counted_and_listed_as_their_product() -> None:
