@@ -52,7 +52,7 @@ reference: $(STAMP) ## the pages of docs/ that are made from code
 	@$(BIN)/python -m meshwright.service.reference
 
 accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md (ARGS=--quick: the gates alone, writes nothing)
-	@$(BIN)/python benchmarks/accuracy.py $(ARGS)
+	@$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
 bench: $(STAMP) ## a benchmark by its name (ARGS="search --write"); without a name their list
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -1,7 +1,7 @@
 """Predicts every open measured run in every way that can be told apart, and writes docs/accuracy.md.
 
-    .venv/bin/python benchmarks/accuracy.py            # about two minutes on one core
-    .venv/bin/python benchmarks/accuracy.py --quick    # the gates and a few clusters, writes nothing
+    .venv/bin/python -m benchmarks.accuracy            # about two minutes on one core
+    .venv/bin/python -m benchmarks.accuracy --quick    # the gates and a few clusters, writes nothing
 
 Both fail when a gate is missed.
 """

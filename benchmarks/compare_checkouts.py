@@ -1,6 +1,6 @@
 """Compare two checkouts: answers, predictions and speed. Each has its own ``.venv``.
 
-    python benchmarks/compare_checkouts.py ../before . [--answers 46] [--rounds 5]
+    python -m benchmarks.compare_checkouts ../before . [--answers 46] [--rounds 5]
 
 Both are asked through their command line alone, so it does not matter how their modules are called.
 Compared are all requests of ``tests/golden/answers`` (whole answers, byte for byte, but for elapsed

@@ -9,9 +9,9 @@ predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are
 and framework that are left out of the fit one at a time, and of stacks left out whole, never those of the
 fit itself.
 
-    .venv/bin/python benchmarks/fit_stacks.py              # both levels
-    .venv/bin/python benchmarks/fit_stacks.py STACK …      # these stacks, round the global level there
-    .venv/bin/python benchmarks/fit_stacks.py --spreads    # only how far predictions spread
+    .venv/bin/python -m benchmarks.fit_stacks              # both levels
+    .venv/bin/python -m benchmarks.fit_stacks STACK …      # these stacks, round the global level there
+    .venv/bin/python -m benchmarks.fit_stacks --spreads    # only how far predictions spread
 """
 
 from __future__ import annotations

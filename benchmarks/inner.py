@@ -1,4 +1,4 @@
-"""The inner problem by the exact program and by CP-SAT: ``python benchmarks/inner.py [--write]``.
+"""The inner problem by the exact program and by CP-SAT: ``python -m benchmarks.inner [--write]``.
 
 For one row of each kind, taken from two problems of ``benchmarks/problems``: which layers go to which rank
 and chunk. Both minimise the closed form; ``same`` says that they agree to the microsecond that CP-SAT

@@ -1,4 +1,4 @@
-"""How fast the search proves its ranking: ``python benchmarks/search.py [--write] [PROBLEM.json ...]``.
+"""How fast the search proves its ranking: ``python -m benchmarks.search [--write] [PROBLEM.json ...]``.
 
 Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched twice, each
 time in a process of its own: once by the exact programs alone, once with CP-SAT's certificate. One line a

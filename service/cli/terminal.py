@@ -8,12 +8,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
-from meshwright.solver.answer import Answer
+
+if TYPE_CHECKING:  # listing the commands loads no solver
+    from meshwright.solver.answer import Answer
 
 PIPE_WIDTH = 160  # columns where nobody can say how wide the reader is
 _PLAIN = str.maketrans("·×–−±…│─└←→≤≥█", "*x--~.|-+<><>#")  # one for one: columns stay where they are

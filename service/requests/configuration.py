@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.service.launchers.rules import near_divisors
 from meshwright.service.requests.parts import places_stages
 from meshwright.solver.check import broken_on_groups
 from meshwright.solver.configuration import (
@@ -371,13 +372,7 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
             nearest=str(gpus // used) if used <= gpus else None,
         )
     if sequences != batch:
-        step = configuration.data_parallel_size * configuration.micro_batch_size
-        yield FieldError(
-            pointer=pointer("configuration", "num_microbatches"),
-            message=f"dp × micro-batch × num_microbatches = {sequences}, but the global batch is {batch}",
-            allowed=f"a dp × micro-batch, here {step}, that divides {batch}" if batch % step else None,
-            nearest=None if batch % step else str(batch // step),
-        )
+        yield _unshared(configuration, batch)
     if len(split) != chunks or sum(split) != layers or min(split, default=0) < 1:
         yield FieldError(
             pointer=pointer("configuration", "stage_layers"),
@@ -385,6 +380,35 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
             f"but {chunks} chunks share {layers} layers",
             allowed="one layer or more in every chunk",
         )
+
+
+def _unshared(configuration: Configuration, batch: int) -> FieldError:
+    """Why the micro-batches of all replicas are not the global batch: the first size that cannot stay."""
+    dp, size, counted = (
+        configuration.data_parallel_size,
+        configuration.micro_batch_size,
+        configuration.global_batch_size,
+    )
+    if batch % dp:
+        return FieldError(
+            pointer=pointer("configuration", "data_parallel_size"),
+            message=f"{dp} replicas share the sequences equally, but the global batch is {batch}",
+            allowed=f"a divisor of {batch}",
+            nearest=str(next(size for size in range(dp, 0, -1) if batch % size == 0)),
+        )
+    share = batch // dp
+    if share % size:
+        return FieldError(
+            pointer=pointer("configuration", "micro_batch_size"),
+            message=f"{size} does not divide the {share} sequences of each of {dp} replicas",
+            allowed=f"a divisor of {share}",
+            nearest=near_divisors(size, share),
+        )
+    return FieldError(
+        pointer=pointer("configuration", "num_microbatches"),
+        message=f"dp × micro-batch × num_microbatches = {counted}, but the global batch is {batch}",
+        nearest=str(share // size),
+    )
 
 
 def _raise_any(faults: Iterable[FieldError]) -> None:

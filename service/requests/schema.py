@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args, get_origin
 
 import annotated_types
 from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
@@ -268,5 +269,16 @@ def _range_of(where: Sequence[int | str]) -> str | None:
         annotated_types.Le: "to {0.le}",
         annotated_types.Lt: "below {0.lt}",
     }
-    words = [limits[type(mark)].format(mark) for mark in info.metadata if type(mark) in limits]
+    words = [limits[type(mark)].format(mark) for mark in _marks_of(info) if type(mark) in limits]
     return " ".join(words) or None
+
+
+def _marks_of(info: FieldInfo) -> Sequence[object]:
+    """The limits of a field; of a number, a list or a range those of the number."""
+    if info.metadata:
+        return info.metadata
+    for member in get_args(info.annotation):
+        for inner in getattr(member, "__metadata__", ()):
+            if isinstance(inner, FieldInfo) and get_origin(member) is Annotated:
+                return inner.metadata
+    return ()

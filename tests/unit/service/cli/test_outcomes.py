@@ -137,7 +137,15 @@ def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_it
         ({"data_parallel_size": 256}, "there are 128 GPUs. Nearest: 128"),
         (
             {"data_parallel_size": 3},
-            "but the global batch is 512. Allowed: a dp × micro-batch, here 3, that div",
+            "data_parallel_size: .* the global batch is 512. Allowed: a divisor of 512. Nearest: 2$",
+        ),
+        (  # 128 // 3 = 42 replicas, of which 32 divide the batch
+            {"tensor_parallel_size": 3},
+            "data_parallel_size: 42 replicas .* Allowed: a divisor of 512. Nearest: 32$",
+        ),
+        (  # 512 / 128 = 4 sequences for each replica
+            {"micro_batch_size": 3},
+            "micro_batch_size: 3 does not divide the 4 sequences .* Nearest: 2 or 4$",
         ),
         ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but 1 chunks share 80 layers"),
         ({"pipeline_parallel_size": 128}, "128 chunks share 80 layers"),

@@ -119,6 +119,9 @@ def test_a_number_out_of_range_names_the_range_and_the_nearest_legal_value() -> 
     assert sentence(request(workload={**WORKLOAD, "seq_length": -5})) == (
         "workload.seq_length: -5 is out of range. Allowed: from 1 to 10000000. Nearest: 1"
     )
+    assert sentence(request(workload={**WORKLOAD, "global_batch_size": 0})) == (
+        "workload.global_batch_size: 0 is out of range. Allowed: from 1 to 2147483647. Nearest: 1"
+    )
     assert sentence(request(search={"top_k": 2**40})).endswith("Allowed: from 1 to 10000. Nearest: 10000")
 
 
