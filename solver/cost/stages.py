@@ -119,6 +119,11 @@ class RowPrices:
             tail_breakdown_s={name: _at(value, index) for name, value in self.tail_breakdown_s.items()},
         )
 
+    @property
+    def state_bytes(self) -> FloatArray:
+        """Weights, gradients and optimizer states of each part, (n, P)."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
 
 _ARRAYS = tuple(f.name for f in fields(RowPrices) if not f.name.endswith("breakdown_s"))
 
@@ -253,6 +258,32 @@ def _kinds(counts: FloatArray) -> list[FloatArray]:
     return [counts[..., kind] for kind in range(counts.shape[2] - 2)]
 
 
+# --------------------------------------------------------------------------------------------------
+# Memory of a stage from what its parts keep. ``at`` picks rows of the prices: one row's number, or
+# ``EACH_RANK`` for arrays (n, R).
+
+
+EACH_RANK = np.s_[:, None]
+Picked = int | tuple[slice, None]
+
+
+def workspace_bytes(prices: RowPrices, at: Picked, has_head: BoolArray) -> FloatArray:
+    """Bytes that come and go within one pass: of the head where a stage has it, or of a replayed layer."""
+    head: FloatArray = np.where(has_head, prices.head_workspace_bytes[at], 0.0)
+    return np.maximum(head, prices.replay_workspace_bytes[at])
+
+
+def stage_bytes(prices: RowPrices, at: Picked, parts_bytes: FloatArray, has_head: BoolArray) -> FloatArray:
+    """Peak memory of stages whose parts keep ``parts_bytes``: states, and activations in flight."""
+    allocated = parts_bytes + workspace_bytes(prices, at, has_head) + prices.buffer_bytes[at]
+    return np.asarray(allocated * prices.reserve[at] + prices.context_bytes[at])
+
+
+def parts_room_bytes(prices: RowPrices, budget_bytes: float) -> FloatArray:
+    """Bytes within a budget for the parts and the workspace of a stage, (n,): ``stage_bytes`` undone."""
+    return (budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
+
+
 def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
     """Activations in flight of every rank, (n, R)."""
     held = in_flight(columns)
@@ -271,15 +302,14 @@ def _memory(
     prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
 ) -> dict[str, FloatArray]:
     """Bytes of every rank by term; ``held`` are each rank's layers by kind."""
-    is_last = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
-    head = np.where(is_last, prices.head_workspace_bytes[:, None], 0.0)
+    has_head = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
     ones = rank_valid.astype(np.float64)
     terms = {
         "weights": _whole(held, prices.weights_bytes, chunks.head_rank),
         "gradients": _whole(held, prices.gradients_bytes, chunks.head_rank),
         "optimizer": _whole(held, prices.optimizer_bytes, chunks.head_rank),
         "activations": _activations(prices, columns, chunks),
-        "workspace": np.maximum(head, prices.replay_workspace_bytes[:, None]) * ones,
+        "workspace": workspace_bytes(prices, EACH_RANK, has_head) * ones,
         "buffers": prices.buffer_bytes[:, None] * ones,
     }
     allocated = _total(terms)

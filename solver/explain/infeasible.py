@@ -330,10 +330,9 @@ def _roomiest(outer: Outer) -> list[int]:
 def _capacity(outer: Outer, berth: int, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> FloatArray:
     """Layers of one stage that a berth's memory holds, however large the parts are, (n,)."""
     one = outer.rows[berth].take(rows)
-    kept = np.where(one.every_layer[:, None] > 0, one.prices.checkpoint_bytes, one.prices.activation_bytes)
-    each = (one.state_bytes + kept)[:, :-2].min(axis=1)
-    room = (one.budget_bytes - one.prices.context_bytes) / one.prices.reserve - one.prices.buffer_bytes
-    return np.asarray(np.where(outer.room[berth, rows] > 0, np.maximum(room, 1.0) / each, 0.0))
+    each = (one.state_bytes + one.least_kept_bytes)[:, :-2].min(axis=1)
+    room = np.maximum(one.parts_room_bytes, 1.0)
+    return np.asarray(np.where(outer.room[berth, rows] > 0, room / each, 0.0))
 
 
 def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.cost.stages import EACH_RANK, workspace_bytes
 from meshwright.solver.search.rows import Rows
 
 
@@ -30,8 +31,8 @@ def may_fit(rows: Rows) -> BoolArray:
     layers = (rows.state_bytes + kept)[:, :-2] @ layout.cumulative[-1].astype(np.float64)
     ends = (rows.state_bytes + kept)[:, -2:].sum(axis=1)
     least = layers + ends - rows.p * rows.v * rows.some_layers * spared
-    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
-    return np.asarray(least <= rows.p * (room - prices.replay_workspace_bytes) * (1.0 + 1e-12))
+    room = rows.parts_room_bytes - prices.replay_workspace_bytes
+    return np.asarray(least <= rows.p * room * (1.0 + 1e-12))
 
 
 Values = TypeVar("Values", FloatArray, BoolArray)
@@ -92,18 +93,15 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
     """
     prices, rank = rows.prices, np.arange(held.shape[2])[None, :]
     is_first = (rank == 0).astype(np.float64)
-    is_last = (rank == rows.head_rank[:, None]).astype(np.float64)
-    col = np.newaxis
-    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
-    workspace = is_last * prices.head_workspace_bytes[:, col]
-    workspace = np.maximum(workspace, prices.replay_workspace_bytes[:, col])
+    is_last = rank == rows.head_rank[:, None]
+    col, workspace = np.newaxis, workspace_bytes(prices, EACH_RANK, is_last)
     first = rows.state_bytes[:, -2:-1] + prices.activation_bytes[:, -2:-1] * held[:, 0]
     last = np.take_along_axis(held, (rows.v - 1)[:, col, col], axis=1)[:, 0]
     head = rows.state_bytes[:, -1:] + prices.activation_bytes[:, -1:] * last
     spared = prices.activation_bytes[:, :-2] - prices.checkpoint_bytes[:, :-2]
     saved = rows.some_layers * spared.max(axis=1)
     kept = held.sum(axis=1) * saved[:, col]
-    return np.asarray(room[:, col] - workspace - is_first * first - is_last * head + kept)
+    return np.asarray(rows.parts_room_bytes[:, col] - workspace - is_first * first - is_last * head + kept)
 
 
 def _most_layers(rows: Rows, pp: int) -> IntArray:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, BoolArray, Columns, FloatArray, IntArray
-from meshwright.solver.cost.stages import LayerLayout, RowPrices, Stages, assemble
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, Stages, assemble, parts_room_bytes
 from meshwright.solver.schedules.schedule import fill_share, in_a_v, in_flight, splits_backward
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
 
@@ -225,8 +225,12 @@ class Rows:
     @cached_property
     def state_bytes(self) -> FloatArray:
         """Weights, gradients and optimizer states of each part, (n, P)."""
-        prices = self.prices
-        return np.asarray(prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes)
+        return self.prices.state_bytes
+
+    @cached_property
+    def parts_room_bytes(self) -> FloatArray:
+        """Bytes that a rank has for parts and workspace, shape (n,)."""
+        return parts_room_bytes(self.prices, self.budget_bytes)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.cost.stages import objective_s, stage_bytes
 from meshwright.solver.search.bounds import split_s
 from meshwright.solver.search.memory_limits import Caps, layer_caps, lightest_chunks
 from meshwright.solver.search.rows import Rows
@@ -356,17 +356,14 @@ class StageTables:
         return np.append(np.diff(sums), 0.0)[:, None]
 
     def _memory(self, *, lightest: bool = True) -> FloatArray:
-        """Peak memory in bytes, as ``assemble`` adds it up; or without recomputation."""
+        """Peak memory in bytes, of the lightest replay, or without recomputation."""
         prices, row = self.prices, self.row
         held = row.held[0, : self.p].astype(np.float64)[:, None, None]
         spared = prices.activation_bytes - prices.checkpoint_bytes
         kept = self._spread(prices.activation_bytes)
         if lightest:
             kept = kept - self._between(spared, replayed=True)
-        head = np.where(self.is_last, prices.head_workspace_bytes[0], 0.0)
-        workspace = np.maximum(head, prices.replay_workspace_bytes[0])
-        used = self._spread(row.state_bytes) + held * kept + workspace + prices.buffer_bytes[0]
-        return np.asarray(used * prices.reserve[0] + prices.context_bytes[0])
+        return stage_bytes(prices, 0, self._spread(row.state_bytes) + held * kept, self.is_last)
 
 
 def min_max(tables: IntArray) -> IntArray:

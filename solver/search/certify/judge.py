@@ -25,7 +25,6 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
-from meshwright.solver.schedules.schedule import in_flight
 from meshwright.solver.search.certify.request import (
     LARGEST,
     FieldRequest,
@@ -36,6 +35,7 @@ from meshwright.solver.search.certify.request import (
     stays_exact,
 )
 from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.memory_limits import room_bytes
 from meshwright.solver.search.placement.program import Best, Field, Placement, Program, Stop
 from meshwright.solver.search.rows import Rows
 
@@ -258,15 +258,9 @@ def _beside(one: Field, each: float, first: float, last: float) -> FloatArray:
 
 def _memory(one: Field, row: Rows) -> tuple[list[list[int]], list[int]]:
     """Bytes of a layer by stage and kind, and what each stage of a berth has room for."""
-    prices = row.prices
-    kept = np.where(row.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])
-    held = in_flight(row.columns)[0, : one.p].astype(np.float64)
-    each = row.state_bytes[0, :-2] + held[:, None] * kept[:-2]
-    ends = row.state_bytes[0, -2:] + held[[0, -1], None].T * prices.activation_bytes[0, -2:]
-    used = _beside(one, prices.buffer_bytes[0], float(ends[0, 0]), float(ends[0, 1]))
-    used += prices.replay_workspace_bytes[0]
-    used[-1] += max(prices.head_workspace_bytes[0] - prices.replay_workspace_bytes[0], 0.0)
-    room = (row.budget_bytes - prices.context_bytes[0]) / prices.reserve[0] - used
+    held = row.held[0, : one.p].astype(np.float64)
+    each = row.state_bytes[0, :-2] + held[:, None] * row.least_kept_bytes[0, :-2]
+    room = room_bytes(row, held[None, None])[0]
     layers: list[list[int]] = np.rint(each).astype(np.int64).tolist()
     rooms: list[int] = np.floor(np.clip(room, -LARGEST, LARGEST)).astype(np.int64).tolist()
     return layers, rooms

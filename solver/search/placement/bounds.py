@@ -90,16 +90,14 @@ def _least_hop_s(outer: Outer, berth: int) -> FloatArray:
 def _of_berth(rows: Rows, hop_s: FloatArray) -> dict[str, FloatArray]:
     """One berth's floors, (n,) each."""
     prices, layers = rows.prices, slice(None, -2)
-    kept = np.where(rows.every_layer[:, None] > 0, prices.checkpoint_bytes, prices.activation_bytes)
-    each = (rows.state_bytes + kept)[:, layers].min(axis=1)
-    room = (rows.budget_bytes - prices.context_bytes) / prices.reserve - prices.buffer_bytes
+    each = (rows.state_bytes + rows.least_kept_bytes)[:, layers].min(axis=1)
     time = np.maximum(prices.forward_s + prices.backward_s, 1e-30)
     share = (prices.forward_s / time).max(axis=1)
     return {
         "layer_s": rows.layer_s.min(axis=1),
         "beside_s": 2.0 * hop_s,
         "ends_s": rows.embedding_s + rows.head_s,
-        "most_layers": np.floor(np.maximum(room, 0.0) / each * (1.0 + 1e-12)),
+        "most_layers": np.floor(np.maximum(rows.parts_room_bytes, 0.0) / each * (1.0 + 1e-12)),
         "forward_share": np.maximum(share, 0.5),
         "tail_s": prices.rank_tail_s + prices.tail_s[:, -2] + prices.tail_s[:, layers].min(axis=1),
         "any_tail_s": prices.rank_tail_s + prices.tail_s[:, layers].min(axis=1),

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import step_of_end_s
+from meshwright.solver.cost.stages import stage_bytes, step_of_end_s
 from meshwright.solver.schedules.simulate import rank_finish_s
 from meshwright.solver.search.placement.rows import Outer
 from meshwright.solver.search.rows import Rows
@@ -380,10 +380,8 @@ def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> Bands:
     kept = prices.activation_bytes[row].copy()
     if everyone:
         kept[:-2] = prices.checkpoint_bytes[row, :-2]
-    head = np.where(ends[1], prices.head_workspace_bytes[row], 0.0)
-    used = spread(rows.state_bytes[row]) + np.minimum(field.m, p - stage) * spread(kept)
-    used = used + np.maximum(head, prices.replay_workspace_bytes[row]) + prices.buffer_bytes[row]
-    used = used * prices.reserve[row] + prices.context_bytes[row]
+    held = rows.held[row, :p, None, None]
+    used = stage_bytes(prices, row, spread(rows.state_bytes[row]) + held * spread(kept), ends[1])
     asked, number = field.asked_layers[:, None, None], np.arange(1, len(layers) + 1)[:, None]
     return Bands(
         time_s=forward + spread(backward) + prices.transfer_s[row],
