@@ -268,14 +268,6 @@ def _reachable(rows: Rows) -> BoolArray:
     return np.asarray(there | ~there.any(axis=2, keepdims=True))  # no layer is left: not a row of the space
 
 
-def _with_ends(rows: Rows, values: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
-    """A value of every rank, (n, p), with what those of the embedding and of the head have beside it."""
-    spread = np.repeat(values[:, None], int(rows.p[0]), axis=1)
-    spread[:, 0] += first
-    spread[np.arange(len(rows)), rows.head_rank] += last
-    return spread
-
-
 def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
     """Whether rows of one shape may have a split that fits and simulates within ``step_s``."""
     fits = fits_by_kind(rows, pp, vpp)
@@ -284,8 +276,8 @@ def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> B
     prices, m = rows.prices, rows.m[:, None]
     limit = end_limit_s(rows, step_s)[:, None]
     rank = np.arange(pp)[None, :]
-    time = _with_ends(rows, vpp * rows.chunk_s, rows.embedding_s, rows.head_s)
-    tail = _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
+    own = RankCosts.of_all(rows)
+    time, tail = own.time_s, own.tail_s
     shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
     there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
     both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
@@ -373,9 +365,9 @@ def _busy_room(rows: Rows, passes: FloatArray) -> tuple[FloatArray, FloatArray]:
     ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
     """
     prices, share = rows.prices, passes[:, None]
-    const = share * _with_ends(rows, rows.v * rows.chunk_s, rows.embedding_s, rows.head_s)
-    const = const + _with_ends(rows, prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1])
-    return -const, (share * rows.layer_s + prices.tail_s[:, :-2])[:, None, :]
+    return -RankCosts.of_all(rows).objective_s(passes), (share * rows.layer_s + prices.tail_s[:, :-2])[
+        :, None, :
+    ]
 
 
 def least_objective_s(rows: Rows) -> FloatArray:

@@ -275,7 +275,7 @@ def column(values: FloatArray | IntArray | BoolArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """What one rank takes beside its layers, columns of shape (n, 1); seconds of a micro-batch."""
+    """What ranks take beside their layers: (n, 1) of one rank, (n, p) of all; seconds of a micro-batch."""
 
     time_s: FloatArray
     forward_s: FloatArray
@@ -292,3 +292,27 @@ class RankCosts:
             time, forward = time + rows.embedding_s, forward + prices.forward_s[:, -2]
             tail = tail + prices.tail_s[:, -2]
         return cls(time_s=column(time), forward_s=column(forward), tail_s=column(tail))
+
+    @classmethod
+    def of_all(cls, rows: Rows, chunk_s: FloatArray | None = None) -> RankCosts:
+        """Every rank of rows with one number of ranks; ``chunk_s`` (n,) where it is not the rows' own."""
+        prices = rows.prices
+
+        def spread(every: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
+            """A value of every rank, with what those of the embedding and of the head have beside it."""
+            values = np.repeat(every[:, None], int(rows.p[0]), axis=1)
+            values[:, 0] += first
+            values[np.arange(len(rows)), rows.head_rank] += last
+            return values
+
+        return cls(
+            time_s=spread(
+                rows.v * (rows.chunk_s if chunk_s is None else chunk_s), rows.embedding_s, rows.head_s
+            ),
+            forward_s=spread(rows.v * prices.transfer_s, prices.forward_s[:, -2], prices.forward_s[:, -1]),
+            tail_s=spread(prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1]),
+        )
+
+    def objective_s(self, share: FloatArray) -> FloatArray:
+        """A rank's part of the closed form: its time ``share`` (n,) times, and its tail."""
+        return share[:, None] * self.time_s + self.tail_s

@@ -26,7 +26,7 @@ from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import objective_s, stage_bytes
 from meshwright.solver.search.bounds import split_s
 from meshwright.solver.search.memory_limits import Caps, layer_caps, lightest_chunks
-from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.rows import RankCosts, Rows
 from meshwright.solver.splits import even_split
 
 # --------------------------------------------------------------------------------------------------
@@ -256,22 +256,14 @@ def _best_with_tables(row: Rows) -> Split | None:
     return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
 
 
-def rank_offsets_s(rows: Rows, row: int) -> FloatArray:
-    """(m - phi) t + tail of each rank without its layers, shape (p,)."""
-    p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
-    offset = np.full(p, share * rows.v[row] * rows.chunk_s[row] + rows.prices.rank_tail_s[row])
-    offset[0] += share * rows.embedding_s[row] + rows.prices.tail_s[row, -2]
-    offset[rows.head_rank[row]] += share * rows.head_s[row] + rows.prices.tail_s[row, -1]
-    return offset
-
-
 def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
     """Case (1) for a row that has a split that fits."""
+    one = rows.take([row])
     p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
     least, most = caps.least[row, :p], caps.most[row, :p]
     each = share * rows.layer_s[row, 0] + rows.prices.tail_s[row, 0]
     levels = np.arange(1, int(most.max()) + 1)[:, None]
-    cost = levels * each + rank_offsets_s(rows, row)[None, :]
+    cost = levels * each + RankCosts.of_all(one).objective_s(one.m - one.phi)
     cost = np.where((levels > least) & (levels <= most), cost, np.inf)
     missing = rows.layout.num_layers - int(least.sum())
     chosen = np.argsort(cost, axis=None, kind="stable")[:missing]

@@ -37,7 +37,7 @@ from meshwright.solver.search.certify.request import (
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.memory_limits import room_bytes
 from meshwright.solver.search.placement.program import Best, Field, Placement, Program, Stop
-from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.rows import RankCosts, Rows
 
 MAX_RIVALS = 7  # rows beside the first plan's that CP-SAT chooses among
 _DETERMINISTIC_LIMIT = 8.0  # CP-SAT's own clock: the same verdict on a busy machine
@@ -220,11 +220,10 @@ def field_request(claimed: Claimed) -> FieldRequest:
     one, scale, more = claimed.field, claimed.field.straggler, claimed.field.m - 1.0
     rows = [one.outer.rows[berth].take([one.row]) for berth in one.berths]
     layer = np.stack([row.layer_s[0] for row in rows])
-    beside = np.stack([_beside(one, row.chunk_s[0], row.embedding_s[0], row.head_s[0]) for row in rows])
+    costs = [RankCosts.of_all(row) for row in rows]
+    beside = np.stack([each.time_s[0] for each in costs])
     tail = np.stack([row.prices.tail_s[0, :-2] for row in rows])
-    tails = np.stack(
-        [_beside(one, row.prices.rank_tail_s[0], *row.prices.tail_s[0, -2:].tolist()) for row in rows]
-    )
+    tails = np.stack([each.tail_s[0] for each in costs])
     memory = [_memory(one, row) for row in rows]
     return FieldRequest(
         num_stages=one.p,
@@ -245,14 +244,6 @@ def field_request(claimed: Claimed) -> FieldRequest:
 def _whole(seconds: FloatArray) -> list[list[int]]:
     """Nanoseconds."""
     found: list[list[int]] = np.rint(_NS * seconds).astype(np.int64).tolist()
-    return found
-
-
-def _beside(one: Field, each: float, first: float, last: float) -> FloatArray:
-    """What every stage has beside its layers, the first and the last more, (p,)."""
-    found = np.full(one.p, each)
-    found[0] += first
-    found[-1] += last
     return found
 
 

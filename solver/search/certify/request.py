@@ -21,7 +21,7 @@ import numpy as np
 from meshwright.solver.configuration import VARIABLE_OF, FloatArray
 from meshwright.solver.schedules.schedule import in_flight, rank_of_chunk
 from meshwright.solver.search.memory_limits import held_by_rank, room_bytes
-from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.rows import RankCosts, Rows
 from meshwright.solver.search.splits import even_chunks, offered
 
 _NS = 1e9
@@ -125,15 +125,11 @@ def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
 def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
     """What every split costs: of the whole, and of each rank."""
     prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
-    share, phi = one.m[0] - one.phi[0], one.phi[0]
-    chunk = 2.0 * prices.transfer_s[0]
-    if not chosen:
-        chunk += one.some_layers[0] * prices.replay_s[0, 0]
+    phi = one.phi[0]
+    chunk_s = 2.0 * prices.transfer_s if chosen else one.chunk_s
     layers = one.layer_s[0] @ one.layout.cumulative[-1].astype(np.float64)
-    total = layers + one.embedding_s[0] + one.head_s[0] + p * v * chunk
-    rank = np.full(p, share * v * chunk + prices.rank_tail_s[0])
-    rank[0] += share * one.embedding_s[0] + prices.tail_s[0, -2]
-    rank[one.head_rank[0]] += share * one.head_s[0] + prices.tail_s[0, -1]
+    total = layers + one.embedding_s[0] + one.head_s[0] + p * v * chunk_s[0]
+    rank = RankCosts.of_all(one, chunk_s).objective_s(one.m - one.phi)[0]
     return float(prices.straggler[0] * phi * total + prices.fixed_s[0]), prices.straggler[0] * rank
 
 

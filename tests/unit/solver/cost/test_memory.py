@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.library import find_gpu
@@ -7,7 +8,14 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import RowPrices
+from meshwright.solver.cost.stages import (
+    EACH_RANK,
+    RowPrices,
+    end_of_step_s,
+    parts_room_bytes,
+    stage_bytes,
+    step_of_end_s,
+)
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_moe_model
 from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
@@ -247,3 +255,22 @@ def test_deepspeed_keeps_its_bucket_of_500_million_gradients() -> None:
     assert prices_of(a_problem(), shared, "megatron-deepspeed").buffer_bytes[0] - plain.buffer_bytes[
         0
     ] == pytest.approx(1e9)
+
+
+def test_a_stage_takes_parts_workspace_and_buffers_times_the_reserve_and_the_context() -> None:
+    plain = prices_of(a_problem(), a_layout())
+    prices = replace(
+        plain,
+        head_workspace_bytes=np.array([4.0]), replay_workspace_bytes=np.array([3.0]),
+        buffer_bytes=np.array([2.0]), context_bytes=np.array([10.0]), reserve=np.array([1.5]),
+    )  # fmt: skip
+    has_head = np.array([[False, True]])
+    # (20 + 3 + 2) 1.5 + 10 = 47.5; with the head, whose workspace is larger: (20 + 4 + 2) 1.5 + 10 = 49
+    assert stage_bytes(prices, EACH_RANK, np.full((1, 2), 20.0), has_head).tolist() == [[47.5, 49.0]]
+    assert stage_bytes(prices, 0, np.full(2, 20.0), has_head[0]).tolist() == [47.5, 49.0]
+    assert parts_room_bytes(prices, 49.0).tolist() == [24.0]  # 20 of parts and 4 of workspace
+
+
+def test_a_step_is_its_end_times_the_straggler_and_what_is_fixed() -> None:
+    assert step_of_end_s(8.0, 1.25, 0.5) == 10.5
+    assert end_of_step_s(10.5, 1.25, 0.5) == 8.0

@@ -1,10 +1,12 @@
-"""Layer caps say what ``assemble`` would find by trying."""
+"""Layer caps and costs beside the layers say what ``assemble`` would find by trying."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from meshwright.solver.search.memory_limits import layer_caps, lightest_chunks
-from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.rows import RankCosts, Rows
+from meshwright.solver.splits import even_split
 from tests.strategies import priced_rows
 
 
@@ -37,3 +39,20 @@ def _others(left: int, p: int, rank: int, least: int) -> list[int]:
     if others:
         others[-1 if rank == 0 else 0] += left - least * (p - 1)
     return others
+
+
+@given(priced_rows(mixed=False, any_schedule=True))
+@settings(max_examples=100, deadline=None)
+def test_layers_and_the_costs_beside_them_make_up_the_time_and_tail_of_every_rank(rows: Rows) -> None:
+    split = even_split(rows.layout.num_layers, int(rows.p[0] * rows.v[0]))
+    if min(split) < rows.smallest_chunk[0]:
+        return
+    config, stages = rows.columns.configuration(0, split), rows.stages([split])
+    layers = np.array([sum(config.layers_of_rank(rank)) for rank in range(int(rows.p[0]))])
+    every = RankCosts.of_all(rows)
+    assert every.time_s + layers * rows.layer_s == pytest.approx(stages.rank_time_s)
+    assert every.tail_s + layers * rows.prices.tail_s[:, :1] == pytest.approx(stages.rank_tail_s)
+    for rank in range(len(layers)):
+        one = RankCosts.of(rows, rank)
+        for name in ("time_s", "forward_s", "tail_s"):
+            assert getattr(one, name)[:, 0] == pytest.approx(getattr(every, name)[:, rank])
