@@ -1,4 +1,4 @@
-"""Splits of the layers that nobody searches for: even ones, a launcher's own, and the request's.
+"""Splits that nobody searches for: divisors of sizes; even splits of layers, a launcher's, the request's.
 
 ``Prescribed`` says which split a row of the search must have, where there is only one.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 
 import numpy as np
 
@@ -16,6 +17,12 @@ from meshwright.solver.configuration import BoolArray, Columns, Configuration, I
 from meshwright.solver.problem import Problem
 
 Split = tuple[int, ...]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, ascending."""
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def even_split(num_layers: int, num_chunks: int) -> Split:

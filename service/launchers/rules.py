@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.expressions import names_in
 from meshwright.solver.space.launcher_rules import is_a_row, model_faults, problem_faults
 from meshwright.solver.space.request_rules import broken_by, constraint_of
-from meshwright.solver.splits import launcher_split
+from meshwright.solver.splits import divisors, launcher_split
 
 Rule = Callable[[Target], Iterator[FieldError]]  # yields one fault for each broken value
 
@@ -31,8 +30,7 @@ def fault(field: str, message: str, *, allowed: str | None = None, nearest: obje
 
 def near_divisors(value: int, total: int) -> str:
     """The divisors of ``total`` next to ``value``, below and above."""
-    small = [n for n in range(1, math.isqrt(total) + 1) if total % n == 0]
-    return _neighbours(value, sorted({*small, *(total // n for n in small)}))
+    return _neighbours(value, divisors(total))
 
 
 def near_multiples(value: int, unit: int) -> str:

@@ -40,10 +40,11 @@ from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import Problem, batch_sizes, gpu_counts, usable_gpus, with_batch
 from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, plain_schedule, schedules_of
 from meshwright.solver.space.factored import Crossing, crossed, legal_rows, outer_legal
-from meshwright.solver.space.request_rules import names_of
+from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
 from meshwright.solver.space.widening import WIDENED, widened
+from meshwright.solver.splits import divisors
 
 # --------------------------------------------------------------------------------------------------
 # The inner factor of the outer space: chunks a rank, recomputation and schedule of each pipeline size.
@@ -66,7 +67,7 @@ def with_request(problem: Problem, variable: str, candidates: list[int]) -> list
 def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
     layers, options = problem.model.num_layers, problem.options
-    limited = "recompute_layers" in options.named | names_of(options.constraints)
+    limited = "recompute_layers" in limited_by(problem)
     # Energy's weights would depend on the split; the stages of a ramp would each have counts of their own.
     alike = limited or options.objective == "energy_per_token" or bool(options.batch_ramp)
     per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not alike
@@ -142,12 +143,6 @@ class Space:
         return np.asarray(self.masks == 0)
 
 
-def _divisors(n: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
-    return sorted({*small, *(n // i for i in small)})
-
-
 def _powers_of_two(limit: int) -> list[int]:
     """1, 2, 4, … up to ``limit``."""
     return [1 << bit for bit in range(max(1, limit).bit_length())]
@@ -156,10 +151,10 @@ def _powers_of_two(limit: int) -> list[int]:
 def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     """Candidates of tensor_parallel_size and context_parallel_size."""
     island = common_island(problem)
-    heads = [d for d in _divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
+    heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
     if wide:
-        slices = _divisors(problem.workload.seq_length)
+        slices = divisors(problem.workload.seq_length)
     return (
         with_request(problem, "tensor_parallel_size", heads),
         with_request(problem, "context_parallel_size", slices),
@@ -170,14 +165,14 @@ def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
     """(tp, cp, pp, dp, ep) rows whose product is the number of GPUs."""
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
-    experts = _divisors(model.moe.num_experts) if model.moe else [1]
+    experts = divisors(model.moe.num_experts) if model.moe else [1]
     experts = with_request(problem, "expert_parallel_size", experts)
     rows = [
         (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
         for tp in tensor
         for cp in context
         if num_gpus % (tp * cp) == 0
-        for pp in _divisors(num_gpus // (tp * cp))
+        for pp in divisors(num_gpus // (tp * cp))
         if pp <= model.num_layers
         for ep in experts
         if ep == 1 or num_gpus // pp % ep == 0
@@ -189,7 +184,7 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
     """(micro_batch_size, zero_stage) rows."""
     able = launcher_capabilities(problem.launcher)
     batch = problem.workload.global_batch_size
-    whole = [size for size in _divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
+    whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
     sizes = with_request(problem, "micro_batch_size", whole)
     allowed = [z for z in able.zero_stages if pp == 1 or z <= able.max_zero_stage_with_pipeline]
     stages = with_request(problem, "zero_stage", allowed)
@@ -261,7 +256,7 @@ def _products(problem: Problem) -> IntArray:
     """Numbers of GPUs that axes and batch can make up, ascending."""
     tensor, context = _inner_axes(problem, wide=True)
     stages = list(range(1, problem.model.num_layers + 1))
-    data = sorted({size for batch in batch_sizes(problem) for size in _divisors(batch)})
+    data = sorted({size for batch in batch_sizes(problem) for size in divisors(batch)})
     products = np.ones(1, dtype=np.int64)
     for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
         kept = np.array(_within_limits(problem, f"{axis}_parallel_size", sizes), dtype=np.int64)
@@ -559,6 +554,6 @@ def searched_space(
 
 def _most(problem: Problem, one_by_one: bool) -> int:
     """Legal rows of the usual candidates up to which all are searched."""
-    named = NARROWED & (problem.options.named | names_of(problem.options.constraints))
+    named = NARROWED & limited_by(problem)
     most = _NAMED if named else _FEW
     return most // _WRITTEN if one_by_one or not is_plain(problem) else most

@@ -87,6 +87,11 @@ def names_of(texts: tuple[str, ...]) -> set[str]:
     return {name for text in texts for name in names_in(constraint_of(text))}
 
 
+def limited_by(problem: Problem) -> frozenset[str]:
+    """Variables that a request limits: by pin, prohibition or bound, or in a constraint."""
+    return problem.options.named | names_of(problem.options.constraints)
+
+
 def _sort(node: Node) -> Sort:
     """What an expression yields; its operands are checked on the way."""
     if node.sign == "name":

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import isqrt
 
 import numpy as np
 
@@ -33,7 +32,8 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.context import same_links, same_ranks
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import equally_replicated
-from meshwright.solver.space.request_rules import names_of
+from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.splits import divisors
 
 Variant = tuple[str, IntArray, BoolArray]  # a variable, its other values, and the rows that take them
 # Variables that have more candidates where all are wanted (``wide``).
@@ -75,11 +75,6 @@ def named_values(problem: Problem, name: str) -> list[int]:
         low = max(bounds[0], 1)
         named += range(low, min(bounds[1], low + _MOST_NAMED) + 1)
     return list(dict.fromkeys(named))
-
-
-def is_named(problem: Problem, name: str) -> bool:
-    """Whether the request says anything about a variable."""
-    return name in problem.options.named | names_of(problem.options.constraints)
 
 
 def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Variant:
@@ -125,20 +120,14 @@ def _shard_sizes(
 
 def _divisors_of_any(numbers: IntArray) -> set[int]:
     """Divisors beyond 1 of at least one of the numbers."""
-    return {
-        divisor
-        for number in np.unique(numbers).tolist()
-        for small in range(1, isqrt(number) + 1)
-        if number % small == 0
-        for divisor in (small, number // small)
-    } - {1}
+    return {size for number in np.unique(numbers).tolist() for size in divisors(number)} - {1}
 
 
 def _sequence_parallel(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
     """Tensor parallelism without it: heavier, and seldom faster; one sum may cost less than two halves."""
-    if (wide and able.sequence_parallel) or is_named(problem, "sequence_parallel"):
+    if (wide and able.sequence_parallel) or "sequence_parallel" in limited_by(problem):
         yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
 
 
@@ -147,7 +136,7 @@ def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> It
     name, other = "context_parallel_mode", CONTEXT_MODES.index("all_to_all")
     ranks = columns.tensor_parallel_size * columns.context_parallel_size
     divides = (problem.model.num_attention_heads % ranks == 0) & (problem.model.num_kv_heads % ranks == 0)
-    if "all_to_all" in able.context_parallel_modes or is_named(problem, name):
+    if "all_to_all" in able.context_parallel_modes or name in limited_by(problem):
         yield _constant(columns, name, other, divides & (columns.context_parallel_size > 1))
 
 
@@ -165,7 +154,7 @@ def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iter
     Where the request names the order, every one that puts some rank elsewhere.
     """
     name, island = "rank_order", max(group.island_gpus for group in problem.cluster.groups)
-    named, seen = is_named(problem, name), list[int]()
+    named, seen = name in limited_by(problem), list[int]()
     able_rows = named or not able.data_parallel_alike or equally_replicated(problem, columns)
     for order in map(RANK_ORDERS.index, able.rank_orders):
         known = [

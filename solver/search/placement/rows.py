@@ -27,10 +27,10 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.space.enumerate import MAX_MICRO_BATCH_SIZE, MIN_TOKENS_PER_CONTEXT_RANK
-from meshwright.solver.space.request_rules import names_of
+from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
-from meshwright.solver.splits import Prescribed
+from meshwright.solver.splits import Prescribed, divisors
 
 _MOST_ROWS = 400_000  # that are written down; of more some are searched, and nothing is proved
 _MOST_PRICED = 640_000  # rows times berths, some 700 bytes each
@@ -93,14 +93,9 @@ class Outer:
         return self.known_s[key]
 
 
-def _divisors(n: int) -> list[int]:
-    """All divisors, ascending."""
-    return [i for i in range(1, n + 1) if n % i == 0]
-
-
 def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
     """Every group with each tensor-parallel size that divides the heads and its islands."""
-    heads = _divisors(fleet.problem.model.num_attention_heads)
+    heads = divisors(fleet.problem.model.num_attention_heads)
     return tuple(
         Berth(group=at, tensor_parallel_size=size)
         for at, group in enumerate(fleet.groups)
@@ -112,20 +107,15 @@ def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
 def _contexts(problem: Problem, *, wide: bool) -> list[int]:
     """Slices of the sequence: of enough tokens, or every one that divides where that is asked for."""
     seq = problem.workload.seq_length
-    if wide or _is_named(problem, "context_parallel_size"):
-        return _divisors(seq)
+    if wide or "context_parallel_size" in limited_by(problem):
+        return divisors(seq)
     return [1 << bit for bit in range(max(1, seq // MIN_TOKENS_PER_CONTEXT_RANK).bit_length())]
 
 
 def _largest_micro_batch(problem: Problem, *, wide: bool) -> int:
     """The most sequences of a micro-batch."""
-    named = _is_named(problem, "micro_batch_size") or _is_named(problem, "num_microbatches")
+    named = not limited_by(problem).isdisjoint({"micro_batch_size", "num_microbatches"})
     return problem.workload.global_batch_size if wide or named else MAX_MICRO_BATCH_SIZE
-
-
-def _is_named(problem: Problem, name: str) -> bool:
-    """Whether the request limits a variable."""
-    return name in problem.options.named | names_of(problem.options.constraints)
 
 
 def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
@@ -133,13 +123,13 @@ def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
     problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
     able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
     contexts, largest = _contexts(problem, wide=wide), _largest_micro_batch(problem, wide=wide)
-    experts = _divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
-    for cp, dp, ep in product(contexts, _divisors(batch), experts):
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    for cp, dp, ep in product(contexts, divisors(batch), experts):
         stages = sum(group.num_gpus // (cp * dp) for group in fleet.groups)
         look()
         if cp * dp > most:
             continue
-        sizes = [size for size in _divisors(batch // dp) if size <= largest]
+        sizes = [size for size in divisors(batch // dp) if size <= largest]
         zeros = [zero for zero in able.zero_stages if zero == 0 or cp * dp > 1]
         for size, zero, pp in product(sizes, zeros, range(1, min(stages, problem.model.num_layers) + 1)):
             if pp == 1 or zero <= able.max_zero_stage_with_pipeline:
@@ -281,8 +271,7 @@ _OF_ALL_REPLICAS = {"data_parallel_size", "num_gpus", "global_batch_size"}
 
 def limits_all_replicas(problem: Problem) -> bool:
     """Whether the request limits what unlike classes only have together; then replicas are alike."""
-    options = problem.options
-    return not _OF_ALL_REPLICAS.isdisjoint({*options.named, *names_of(options.constraints)})
+    return not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
 
 
 def late_rules(problem: Problem) -> tuple[Rule, ...]:

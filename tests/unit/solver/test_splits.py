@@ -6,7 +6,14 @@ import pytest
 
 from meshwright.profiles.library import find_model
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.splits import Prescribed, even_split, launcher_split, nanotron_split, usual_split
+from meshwright.solver.splits import (
+    Prescribed,
+    divisors,
+    even_split,
+    launcher_split,
+    nanotron_split,
+    usual_split,
+)
 from tests.builders import a_model, a_problem
 
 # A layer weighs 4 * 64 * 64 + 3 * 64 * 256 = 65 536, as much as 1 024 rows of the vocabulary.
@@ -79,3 +86,10 @@ def test_a_row_has_the_split_of_its_sizes_and_one_that_request_and_launcher_agre
     assert Prescribed(asked=(6, 2)).splits(rows) == [None, (6, 2), None, None]
     assert Prescribed(asked=(6, 2), balanced=model).splits(rows) == [None, (6, 2), None, None]
     assert Prescribed(asked=(4, 4), balanced=model).lacking(rows).tolist() == [True] * 4
+
+
+def test_divisors_are_all_of_them_ascending_however_large_the_number() -> None:
+    assert [divisors(number) for number in (1, 7, 12, 36)] == [
+        [1], [1, 7], [1, 2, 3, 4, 6, 12], [1, 2, 3, 4, 6, 9, 12, 18, 36],
+    ]  # fmt: skip
+    assert divisors(2**40) == [2**power for power in range(41)]
