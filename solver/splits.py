@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
+from typing import ClassVar
 
 import numpy as np
 
@@ -104,6 +105,8 @@ def usual_split(problem: Problem, config: Configuration) -> Split:
 @dataclass(frozen=True, slots=True)
 class Prescribed:
     """The only split that a row may have: the request's, or that of a launcher that splits by itself."""
+
+    READS: ClassVar = ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size")
 
     asked: Split = ()
     balanced: ModelSpec | None = None  # the model, where the launcher splits its layers by itself

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,9 +34,7 @@ from meshwright.solver.space.rules import violation_masks
 Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
 OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
-_DERIVED = ("num_gpus", "global_batch_size", "expert_ranks")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
-_READABLE = frozenset({f.name for f in fields(Columns)} | {*_DERIVED})
 _AT_ONCE = 2**18  # rows written at once
 
 
@@ -96,21 +94,6 @@ class Crossing:
             begin=np.concatenate([part.begin + start for part, start in zip(parts, inner, strict=False)]),
             first=np.concatenate([[0], np.cumsum(np.concatenate(sizes))]),
         )
-
-
-class _Watched:
-    """Columns that remember what was read of them."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-        self.names = set[str]()
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def __getattr__(self, name: str) -> object:
-        self.names.add(name)
-        return getattr(self._columns, name)
 
 
 def crossed(outer: Columns, inner: IntArray) -> Columns:
@@ -220,17 +203,14 @@ def _outer_legal(
     together, alone = list[Rule](), list[tuple[list[Rule], frozenset[str]]]()
     for rule in rules:
         look()
-        watched = _Watched(outer)
-        broken = rule.violated(cast("Columns", watched))
-        if watched.names <= {*_OUTER, *_DERIVED}:
-            keeps &= ~broken
+        names = frozenset(rule.reads)
+        if names.isdisjoint(OF_CHUNKS):
+            keeps &= ~rule.violated(outer)
+        elif rule.concerns is None:
+            together.append(rule)
+            read |= names
         else:
-            names = _READABLE if watched.names - _READABLE else frozenset(watched.names)
-            if rule.concerns is None:
-                together.append(rule)
-                read |= names
-            else:
-                alone.append(([rule], names - {*OF_CHUNKS}))
+            alone.append(([rule], names - {*OF_CHUNKS}))
     return keeps, [*([(together, frozenset(read - {*OF_CHUNKS}))] if together else []), *alone]
 
 

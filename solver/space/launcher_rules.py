@@ -25,7 +25,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.request_rules import broken_by, constraint_of
+from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed, launcher_split
 
@@ -161,6 +161,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         yield Rule(
             name=f"{name} does not train this model or workload",
             reason="; ".join(fault.message for fault in faults),
+            reads=(),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )
     yield from _axis_rules(problem, able)
@@ -168,12 +169,14 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         yield Rule(
             name=f"{name} gives every stage a layer and the last one the output head",
             reason="it splits the layers itself, by the weights of layers and output head",
+            reads=Prescribed.READS,
             violated=Prescribed(balanced=problem.model).lacking,
         )
     if able.constraints:
         yield Rule(
             name=f"{name} has the combination",
             reason="; ".join(able.constraints),
+            reads=columns_named(names_of(able.constraints)),
             violated=lambda c: broken_constraints(problem, able, c),
         )
 
@@ -186,12 +189,14 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         yield Rule(
             name=f"{name} splits the key/value heads",
             reason=f"it copies none of the {kv_heads} key/value heads",
+            reads=("tensor_parallel_size",),
             violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
         )
     if able.sinks_need_all_to_all and problem.model.attention_sinks:
         yield Rule(
             name=f"{name} has attention sinks in each context-parallel rank",
             reason="context parallelism of learned softmax offsets is all_to_all only",
+            reads=("context_parallel_size", "context_parallel_mode"),
             violated=lambda c: (
                 (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring"))
             ),
@@ -200,12 +205,14 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         yield Rule(
             name=f"{name} splits the sequence",
             reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
+            reads=("tensor_parallel_size", "context_parallel_size"),
             violated=lambda c: _unhalved(problem, c),
         )
     if not able.sequence_parallel:
         yield Rule(
             name=f"{name} has no sequence parallelism",
             reason="tensor-parallel ranks hold whole sequences between their products",
+            reads=("sequence_parallel",),
             violated=lambda c: c.sequence_parallel != 0,
         )
 
@@ -272,11 +279,13 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has the schedule",
         reason=f"it runs {', '.join(able.schedules)}",
+        reads=("pipeline_schedule",),
         violated=lambda c: ~np.isin(c.pipeline_schedule, schedules),
     )
     yield Rule(
         name=f"{name} has the ZeRO stage",
         reason=f"stages {able.zero_stages}; up to {able.max_zero_stage_with_pipeline} with pipeline stages",
+        reads=("pipeline_parallel_size", "zero_stage"),
         violated=lambda c: (
             ~np.isin(c.zero_stage, np.array(able.zero_stages))
             | ((c.pipeline_parallel_size > 1) & (c.zero_stage > able.max_zero_stage_with_pipeline))
@@ -285,6 +294,7 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has the recomputation",
         reason=f"it offers {', '.join(able.recompute)}",
+        reads=("recompute", "recompute_layers"),
         violated=lambda c: (
             ~np.isin(c.recompute, recompute)
             | (
@@ -304,6 +314,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has the shard sets",
         reason="sharding inside groups, replicas across them, where the launcher has that",
+        reads=("context_parallel_size", "data_parallel_size", "zero_stage", "zero_shard_size"),
         violated=lambda c: (
             (c.zero_stage > 0)
             & (c.zero_shard_size != c.data_parallel_size * c.context_parallel_size)
@@ -313,6 +324,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has the split of experts and sequences",
         reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
+        reads=("tensor_parallel_size", "sequence_parallel", "expert_tensor_parallel_size"),
         violated=lambda c: (
             ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
             | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & sequence)
@@ -321,6 +333,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} offloads so",
         reason=f"it has {', '.join(able.offload)}" + (able.offload_note and f"; {able.offload_note}"),
+        reads=("offload",),
         violated=lambda c: ~np.isin(c.offload, offload),
     )
 
@@ -332,6 +345,7 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has the parallel axes",
         reason="context or expert parallelism that the launcher lacks",
+        reads=("context_parallel_size", "expert_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             ((c.context_parallel_size > 1) & (not able.context_parallel))
             | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
@@ -341,6 +355,7 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} has stages of one size alone",
         reason="it has no stages of different size",
+        reads=("pipeline_parallel_size", "virtual_pipeline_size"),
         violated=lambda c: (
             (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
         ),
@@ -353,12 +368,20 @@ def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield Rule(
         name=f"{name} numbers the ranks so",
         reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
+        reads=("rank_order",),
         violated=lambda c: ~np.isin(c.rank_order, orders),
     )
     if able.data_parallel_alike:
         yield Rule(
             name=f"{name} has as many replicas of experts as of attention",
             reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
+            reads=(
+                "tensor_parallel_size",
+                "context_parallel_size",
+                "expert_parallel_size",
+                "expert_tensor_parallel_size",
+                "rank_order",
+            ),
             violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
         )
 

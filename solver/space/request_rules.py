@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, Literal
@@ -217,6 +217,20 @@ def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
     return values
 
 
+_DERIVED_FROM = {
+    "num_gpus": (
+        "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size",
+    ),
+    "global_batch_size": ("data_parallel_size", "micro_batch_size", "num_microbatches"),
+}  # fmt: skip
+
+
+def columns_named(names: Iterable[str]) -> tuple[str, ...]:
+    """The columns that decide variables, as ``column_of`` reads them."""
+    columns = (_DERIVED_FROM.get(name) or (VARIABLES[name].column or name,) for name in names)
+    return tuple(sorted({column for some in columns for column in some}))
+
+
 def holds_for(node: Node, values: Mapping[str, int | str | bool]) -> bool:
     """Whether one configuration keeps a constraint; plain integers, the check's own evaluation."""
     try:
@@ -260,6 +274,7 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
         return Rule(
             name=name,
             reason="the request asks for it",
+            reads=columns_named([variable]),
             violated=lambda c: breaks(column_of(c, variable, layers)),
             of_request=True,
         )
@@ -277,6 +292,7 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name=f"pin stage_layers with {len(options.stage_layers)} chunks",
             reason="the request asks for it",
+            reads=Prescribed.READS,
             violated=Prescribed.of(problem).lacking,
             of_request=True,
         )
@@ -284,6 +300,7 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name=f"constraint {text}",
             reason="the request asks for it",
+            reads=columns_named(names_in(constraint_of(text))),
             violated=partial(broken_by, constraint_of(text), num_layers=layers),
             of_request=True,
         )

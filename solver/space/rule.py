@@ -17,5 +17,6 @@ class Rule:
     name: str  # in words, as explanations print it
     reason: str  # one line: why the limit exists
     violated: Violated  # columns -> which rows break it
+    reads: tuple[str, ...]  # columns that decide it: rows that agree in them break it together or not
     concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
     of_request: bool = False  # the request set it, so the request can drop it

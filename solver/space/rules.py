@@ -24,6 +24,7 @@ from meshwright.solver.configuration import (
     RANK_ORDERS,
     RECOMPUTE,
     RING,
+    VARIABLE_OF,
     BoolArray,
     Columns,
     Configuration,
@@ -68,11 +69,13 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="offloaded optimizer states fit the hosts",
         reason=reason,
+        reads=_all_but(*_OF_STEPS),
         violated=lambda c: _too_large(problem, _aside(c, _OF_STEPS), OPTIMIZER_OFFLOADED, share),
     )
     yield Rule(
         name="offloaded activations fit the hosts as well",
         reason=reason,
+        reads=_all_but(*_OF_ORDER),
         violated=lambda c: _too_large(problem, _aside(c, _OF_ORDER), ACTIVATIONS_OFFLOADED, share),
         concerns=lambda c: (c.offload & ACTIVATIONS_OFFLOADED) > 0,
     )
@@ -98,6 +101,11 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
 def _node_gib(group: NodeGroup) -> str:
     """Host memory of one node."""
     return f"{host_of(group).memory_bytes * group.gpus_per_node / GIB:.0f}"
+
+
+def _all_but(*names: str) -> tuple[str, ...]:
+    """Every column but some."""
+    return tuple(name for name in VARIABLE_OF if name not in names)
 
 
 def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
@@ -139,12 +147,9 @@ class RampStage:
         return self.problem.workload.global_batch_size
 
     def columns(self, columns: Columns) -> Columns:
-        """Rows of the last stage as this one runs them: with fewer micro-batches.
-
-        ``take`` because a rule may be shown columns that only remember what is read of them.
-        """
+        """Rows of the last stage as this one runs them: with fewer micro-batches."""
         step = columns.data_parallel_size * columns.micro_batch_size
-        return replace(columns.take(slice(None)), num_microbatches=self.batch // step)
+        return replace(columns, num_microbatches=self.batch // step)
 
     def configuration(self, config: Configuration) -> Configuration:
         """A configuration of the last stage as this one runs it."""
@@ -187,11 +192,13 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
         reason=f"{model.num_attention_heads} heads are split over the tensor-parallel ranks",
+        reads=("tensor_parallel_size",),
         violated=lambda c: model.num_attention_heads % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size and the key/value heads divide one another",
         reason=f"{model.num_kv_heads} key/value heads are split over the ranks, or copied to them",
+        reads=("tensor_parallel_size",),
         violated=lambda c: (
             (model.num_kv_heads % c.tensor_parallel_size != 0)
             & (c.tensor_parallel_size % model.num_kv_heads != 0)
@@ -200,11 +207,13 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="tensor_parallel_size divides the MLP width",
         reason=f"ffn_hidden_size = {model.ffn_hidden_size} is split over the tensor-parallel ranks",
+        reads=("tensor_parallel_size",),
         violated=lambda c: model.ffn_hidden_size % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size divides an island",
         reason=f"{island} GPUs share the fast link; tensor parallelism beyond it is not offered",
+        reads=("tensor_parallel_size",),
         violated=lambda c: island % c.tensor_parallel_size != 0,
     )
 
@@ -215,6 +224,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="2 * context_parallel_size divides the sequence",
         reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
+        reads=("context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_size > 1)
             & (c.context_parallel_mode == RING)
@@ -225,6 +235,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="all_to_all splits heads over tensor_parallel_size * context_parallel_size",
         reason=f"{heads} heads and {kv_heads} key/value heads are exchanged for tokens (arXiv:2309.14509)",
+        reads=("tensor_parallel_size", "context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_mode != RING)
             & (
@@ -237,6 +248,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="tensor_parallel_size * context_parallel_size divides the sequence",
         reason="sequence parallelism splits the tokens of a context-parallel rank again",
+        reads=("tensor_parallel_size", "context_parallel_size"),
         violated=lambda c: seq % (c.tensor_parallel_size * c.context_parallel_size) != 0,
     )
 
@@ -248,17 +260,26 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name="expert_parallel_size is 1 without experts",
             reason="a dense model has no experts to split",
+            reads=("expert_parallel_size", "expert_tensor_parallel_size"),
             violated=lambda c: c.expert_ranks > 1,
         )
         return
     yield Rule(
         name="expert_parallel_size divides the experts",
         reason=f"{moe.num_experts} experts are split evenly",
+        reads=("expert_parallel_size",),
         violated=lambda c: moe.num_experts % c.expert_parallel_size != 0,
     )
     yield Rule(
         name="expert_parallel_size divides the ranks of a stage",
         reason="expert groups are formed among the tp * cp * dp ranks of a stage",
+        reads=(
+            "tensor_parallel_size",
+            "context_parallel_size",
+            "data_parallel_size",
+            "expert_parallel_size",
+            "expert_tensor_parallel_size",
+        ),
         violated=lambda c: (
             (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size) % c.expert_ranks != 0
         ),
@@ -266,6 +287,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="expert_tensor_parallel_size divides tensor_parallel_size and the experts' width",
         reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island",
+        reads=("tensor_parallel_size", "expert_tensor_parallel_size"),
         violated=lambda c: (
             (c.tensor_parallel_size % c.expert_tensor_parallel_size != 0)
             | (moe.ffn_hidden_size % c.expert_tensor_parallel_size != 0)
@@ -279,36 +301,43 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="every chunk holds a layer",
         reason=f"{layers} layers are split over pp * vpp chunks",
+        reads=("pipeline_parallel_size", "virtual_pipeline_size"),
         violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > layers,
     )
     yield Rule(
         name="interleaving needs two stages",
         reason="chunks of one stage have nothing to interleave with",
+        reads=("pipeline_parallel_size", "virtual_pipeline_size"),
         violated=lambda c: (c.virtual_pipeline_size > 1) & (c.pipeline_parallel_size == 1),
     )
     yield Rule(
         name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
         reason="the interleaved schedule runs micro-batches in groups of one for each stage",
+        reads=("pipeline_parallel_size", "num_microbatches", "pipeline_schedule"),
         violated=lambda c: runs_in_groups(c) & (c.num_microbatches % c.pipeline_parallel_size != 0),
     )
     yield Rule(
         name="the schedule fits the stages",
         reason="none without stages; 1f1b and the like with one chunk a stage, interleaved ones with more",
+        reads=("pipeline_parallel_size", "virtual_pipeline_size", "pipeline_schedule"),
         violated=lambda c: ~takes_all_chunks(c),
     )
     yield Rule(
         name="dualpipe_v needs two micro-batches for each stage",
         reason="each stage has two chunks, and its schedule needs a micro-batch for each of them",
+        reads=("pipeline_parallel_size", "num_microbatches", "pipeline_schedule"),
         violated=lambda c: needs_two_a_stage(c) & (c.num_microbatches < 2 * c.pipeline_parallel_size),
     )
     yield Rule(
         name="a split backward pass recomputes no whole layers",
         reason="what recomputation throws away is kept until the weight gradients are done",
+        reads=("pipeline_schedule", "recompute"),
         violated=lambda c: splits_backward(c) & (c.recompute == _FULL),
     )
     yield Rule(
         name="recompute_layers fits the smallest chunk",
         reason="the same number of layers is recomputed in every chunk",
+        reads=("pipeline_parallel_size", "virtual_pipeline_size", "recompute_layers"),
         violated=lambda c: (
             (c.recompute_layers < ALL_LAYERS) & (c.recompute_layers > _layers_per_chunk(c, layers))
         ),
@@ -320,6 +349,13 @@ def _order_rules() -> Iterator[Rule]:
     yield Rule(
         name="rank_order puts some rank elsewhere",
         reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
+        reads=(
+            "tensor_parallel_size",
+            "context_parallel_size",
+            "data_parallel_size",
+            "pipeline_parallel_size",
+            "rank_order",
+        ),
         violated=_repeated_order,
     )
 
@@ -339,16 +375,27 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name=BATCH_RULE,
         reason=f"a step processes {words} sequences, no more and no fewer",
+        reads=("data_parallel_size", "micro_batch_size", "num_microbatches"),
         violated=lambda c: ~np.isin(c.global_batch_size, batches),
     )
     yield Rule(
         name="ZeRO needs data-parallel ranks",
         reason="there is nobody to share optimizer states with when dp * cp = 1",
+        reads=("context_parallel_size", "data_parallel_size", "zero_stage"),
         violated=lambda c: (c.zero_stage > 0) & (c.data_parallel_size * c.context_parallel_size == 1),
     )
     yield Rule(
         name="zero_shard_size divides the ranks that share weights",
         reason="shard sets have equal sizes, those of experts too",
+        reads=(
+            "tensor_parallel_size",
+            "context_parallel_size",
+            "expert_parallel_size",
+            "expert_tensor_parallel_size",
+            "data_parallel_size",
+            "zero_stage",
+            "zero_shard_size",
+        ),
         violated=_uneven_shards,
     )
 
@@ -386,6 +433,9 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
     return tuple(rule for group in groups for rule in group)
 
 
+_OF_STEP = ("data_parallel_size", "micro_batch_size")  # what a batch's number of micro-batches follows from
+
+
 def _ramp_rules(problem: Problem) -> Iterator[Rule]:
     """Every earlier stage of a batch ramp is legal with the same layout."""
     for stage in ramp_stages(problem)[:-1]:
@@ -393,6 +443,7 @@ def _ramp_rules(problem: Problem) -> Iterator[Rule]:
         yield Rule(
             name=f"the ramp's batch of {stage.batch} is legal",
             reason="one layout runs every stage of the ramp",
+            reads=tuple(sorted({*_OF_STEP, *(name for rule in rules for name in rule.reads)})),
             violated=partial(_breaks_any, stage, rules),
             of_request=True,
         )
