@@ -34,7 +34,7 @@ from meshwright.solver.explain.infeasible import (
 )
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, SearchOptions
-from meshwright.solver.search.feasible import some_fits
+from meshwright.solver.search.feasible import recompute_alike, some_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import (
@@ -313,7 +313,7 @@ def fastest(problem: Problem, profile: Profile, *, wide: bool = False) -> Fastes
     if is_too_large(problem, wide=wide):
         return "unknown"
     space = enumerate_space(problem, legal_only=True, wide=wide)
-    if not _ties(problem) and not some_fits(problem, profile, space.rows):
+    if not _ties(problem) and recompute_alike(space.rows) and not some_fits(problem, profile, space.rows):
         return None if space.every else fastest(problem, profile, wide=True)
     priced = priced_space(problem, profile, space.rows)
     frontier = Frontier.of(priced, 1)

@@ -28,6 +28,8 @@ from meshwright.solver.space.enumerate import is_too_large, searched_space
 
 STEP = 0.04  # of the peak before
 _MOST_POINTS = 48  # of one number of GPUs
+_TOO_MANY = "there are too many configurations to look at all of them, however long"
+_LIGHTER = f"a front has at most {_MOST_POINTS} points of one number of GPUs, and lighter layouts remain"
 
 
 def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> ParetoFront:
@@ -37,11 +39,11 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
         InvalidProblemError: a calibration makes a point faster than its software stack has ever been.
     """
     points, found_by = list[ParetoPoint](), dict[int, Variant]()
-    cut, whole = watch.interrupted(), True
+    cut, left_out = watch.interrupted(), list[str]()
     for variant in variants:
         complete, before = False, len(points)
         with watch.cut():
-            whole &= _add_points(points, variant, workload_of(variant.problem, asked), watch)
+            left_out += _add_points(points, variant, workload_of(variant.problem, asked), watch)
             complete = True
         cut |= not complete
         found_by |= {id(point): variant for point in points[before:]}
@@ -49,17 +51,18 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
     if asked.launcher == "any":
         plans = with_launchers(variants, [(found_by[id(point)], point.plan) for point in kept])
         kept = [replace(point, plan=plan) for point, plan in zip(kept, plans, strict=True)]
-    claim = _claim(cut=cut, whole=whole, of_its_own=len(variants) > 1)
-    return ParetoFront(points=tuple(kept), complete=whole and not cut, memory_step=STEP, claim=claim)
+    claim = _claim(cut=cut, left_out=left_out, of_its_own=len(variants) > 1)
+    complete = not left_out and not cut
+    return ParetoFront(points=tuple(kept), complete=complete, memory_step=STEP, claim=claim)
 
 
-def _claim(*, cut: bool, whole: bool, of_its_own: bool) -> str:
-    """What is proved of a front: cut by the clock or not, of all configurations or not."""
+def _claim(*, cut: bool, left_out: Sequence[str], of_its_own: bool) -> str:
+    """What is proved of a front: cut by the clock or not, all of it or why not."""
     missing = "points that are listed are proved, slower ones may be missing"
     if cut:
         return f"the time limit came first: {missing}"
-    if not whole:
-        return f"there are too many configurations to look at all of them, however long: {missing}"
+    if left_out:
+        return f"{left_out[0]}: {missing}"
     layout = "layout of its own launcher, precision and optimizer" if of_its_own else "layout"
     return (
         f"every point is proved: no {layout} that stays within its budget_bytes on as many GPUs is faster"
@@ -85,14 +88,15 @@ def _figures(point: ParetoPoint) -> tuple[float, int, int]:
 
 def _add_points(
     points: list[ParetoPoint], variant: Variant, workload: Mapping[str, str], watch: Watch
-) -> bool:
-    """Add the front of each number of GPUs; whether all of them are there."""
+) -> list[str]:
+    """Add the front of each number of GPUs; why some of its points are missing, if any are."""
+    missing = list[str]()
     options = replace(
         variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
     )
     problem = replace(variant.problem, options=options)
     if is_too_large(problem):
-        return False
+        return [_TOO_MANY]
     space = searched_space(problem, legal_only=True, one_by_one=True)
     gpus = (space.rows if isinstance(space.rows, Columns) else space.rows.outer).num_gpus
     for count in np.unique(gpus)[::-1]:
@@ -109,7 +113,11 @@ def _add_points(
             points.append(ParetoPoint(plan=plan, budget_bytes=int(rows.budget_bytes)))
             rows = replace(rows, budget_bytes=plan.prediction.peak_memory_bytes * (1.0 - STEP))
             watch.tick()
-    return True
+        else:
+            if _fastest(problem, variant.profile, rows) is not None:
+                missing.append(_LIGHTER)
+            look()
+    return missing
 
 
 def _fastest(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:

@@ -142,6 +142,8 @@ def ask(
         answered.append(Answered(variant=variant, answer=answer))
         if watch.interrupted():
             break
+    if not any(one.answer.plans for one in answered):  # else nobody reads how the others would have one
+        answered = [_with_changes(problem, one, watch) for one in answered]
     unasked = len(variants) - len(answered)
     answer = merged(problem, answered, unasked=unasked, skipped=skipped)
     if unasked:
@@ -149,10 +151,11 @@ def ask(
         answer = replace(answer, warnings=(*answer.warnings, said))
     answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
     first = variants[0]
-    if is_plain(problem):  # odds are of the shortest step
+    of_a_step = is_plain(problem) and not problem.options.batch_ramp
+    if of_a_step:  # odds are of the shortest step
         with watch.closing().cut():
             answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
-    answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=is_plain(problem))))
+    answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=of_a_step)))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
     return with_baseline(first.problem, first.profile, answer)
@@ -174,10 +177,17 @@ def _answer(
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, watch)
-    elif answer.infeasible is not None and run is search:
-        reasons = with_remedies(problem, profile, answer.infeasible, watch)
-        answer = replace(answer, infeasible=reasons)
     return replace(answer, plans=with_reasons(problem, profile, answer.plans, watch.closing()))
+
+
+def _with_changes(asked: Problem, one: Answered, watch: Watch) -> Answered:
+    """The answer of a variant of ``asked`` that has no plan, with the changes that give it one."""
+    found, options = one.answer.infeasible, asked.options
+    late = one.answer.status == "infeasible" and options.deadline_days is not None
+    if found is None or late or options.gpus == "fewest" or options.batch_ramp:
+        return one
+    reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch)
+    return replace(one, answer=replace(one.answer, infeasible=reasons))
 
 
 def _too_late(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:

@@ -85,6 +85,20 @@ def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
 
 
+def recompute_alike(rows: Columns | Crossing) -> bool:
+    """Whether every outer row may recompute all that any of them may, so that ``lightest`` stands for all.
+
+    A launcher's rule may tie recomputation to other variables: then a row that must not recompute may fit
+    where the lightest ones do not.
+    """
+    if isinstance(rows, Columns) or not len(rows):
+        return not len(rows)
+    _, recompute, layers, _ = rows.inner.T
+    weight = np.where(layers < 0, 0, layers) + recompute * (int(layers.max(initial=0)) + 1)
+    most = np.append(0, np.cumsum(weight == weight.max()))
+    return bool((most[rows.begin + np.diff(rows.first)] > most[rows.begin]).all())
+
+
 def nearest(rows: Rows) -> tuple[int, Split] | None:
     """The row and split with the smallest peak memory, among the rows with the smallest even one.
 

@@ -1,15 +1,16 @@
 """Legal rows alone are those that the whole space calls legal, in the same order."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.configuration import Columns
+from meshwright.solver.configuration import ALL_LAYERS, RECOMPUTE, Columns
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
+from meshwright.solver.search.feasible import recompute_alike
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.factored import Crossing, Kinds
@@ -97,3 +98,15 @@ def test_every_row_is_of_one_kind_and_its_representative_has_no_more_chunks(prob
         if field.name not in {"virtual_pipeline_size", "recompute_layers"}:
             assert np.array_equal(getattr(quickest, field.name), getattr(one, field.name))
     assert (kinds.least_fill[kinds.of(rows)] <= fill_share(one)).all()
+
+
+def test_rows_that_may_not_recompute_are_seen_beside_those_that_may() -> None:
+    some = enumerate_space(a_problem(), legal_only=True).rows
+    assert isinstance(some, Crossing)
+    every = (1, RECOMPUTE.index("full"), ALL_LAYERS, 0)
+    inner = np.array([(1, 0, 0, 0), every, (1, 0, 0, 0)])
+    tied = replace(some, outer=some.outer.take(np.arange(2)), inner=inner, begin=np.array([0, 2]),
+                   first=np.array([0, 2, 3]))  # fmt: skip
+    free = replace(tied, begin=np.array([0, 0]), first=np.array([0, 2, 4]))
+    assert not recompute_alike(tied)
+    assert recompute_alike(free)

@@ -115,3 +115,16 @@ def test_a_front_of_too_many_rows_does_not_blame_the_time(
     assert not found.complete
     assert "time limit" not in found.claim
     assert "too many configurations" in found.claim
+
+
+def test_a_front_that_ends_with_its_number_of_points_says_that_lighter_layouts_remain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = front(small(pareto=True))
+    assert whole.complete
+    assert len(whole.points) > 1
+    monkeypatch.setattr("meshwright.solver.planner.pareto._MOST_POINTS", 1)
+    found = front(small(pareto=True))
+    assert not found.complete
+    assert "lighter layouts remain" in found.claim
+    assert "time limit" not in found.claim

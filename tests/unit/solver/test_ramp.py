@@ -205,3 +205,7 @@ def test_more_time_is_not_advised_for_a_ramp_of_which_a_sample_alone_is_searched
     options = replace(problem.options, time_limit_s=1e-9)
     cut = answered(replace(problem, options=options))
     assert cut.status == "unknown"
+
+
+def test_plans_of_a_ramp_have_no_odds_of_one_step() -> None:
+    assert [plan.odds for plan in answered(ramped()).plans] == [None] * 3
