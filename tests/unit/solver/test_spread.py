@@ -35,7 +35,7 @@ def test_nothing_of_a_large_model_and_nearly_all_of_a_tiny_one_hangs_on_launches
 
 def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
     large = sigma(a_problem(), a_configuration())
-    assert sigma(a_problem(model=TINY), a_configuration()) > large + 0.3
+    assert sigma(a_problem(model=TINY), a_configuration()) > 2.0 * large  # launches are most of its step
 
 
 def test_the_band_counts_the_layers_that_each_stage_recomputes() -> None:
