@@ -42,7 +42,7 @@ BENCHMARKS = {
     "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
     "faults": Benchmark(
         "what the tests of F1 to F24 measured, docs/reliability.md; writes (--long: mutants and chaos too)",
-        "tests.reliability",
+        "tests.reliability.document",
         ("--measure",),
     ),
     "mutants": Benchmark("faults in fence and lease: each must turn the suite red", "tests.mutants"),

@@ -36,8 +36,8 @@ from meshwright.service.requests.jobs import read_job_request
 from meshwright.service.requests.parse import parse_problem
 from meshwright.workers.runner import Runner
 from meshwright.workers.search import StoredSearch
-from tests.job_records import TINY_PROBLEM
-from tests.servers import serving
+from tests.processes.servers import serving
+from tests.served.job_records import TINY_PROBLEM
 
 ROOT = Path(__file__).parents[1]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

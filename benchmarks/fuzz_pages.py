@@ -16,8 +16,8 @@ import httpx
 
 from meshwright.service.web import questions
 from meshwright.service.web.routes import keys
-from tests.access_cases import with_ids
-from tests.served_routes import Served, served_routes
+from tests.served.access_cases import with_ids
+from tests.served.routes import Served, served_routes
 
 SEGMENTS = (
     "none", "%00", "..%2f..%2fetc%2fpasswd", "%ff%fe", "%ed%a0%80", "a%0d%0aSet-Cookie:%20x=y", "x" * 300,

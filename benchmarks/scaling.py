@@ -33,9 +33,9 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import CeleryQueue
 from meshwright.service.jobs.states import DEFAULT_PRIORITY, Claim, Outcome
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from tests.job_records import TENANT, TINY_PROBLEM
-from tests.postgres_server import PostgresServer
-from tests.servers import RedisServer, Settings, free_port, working
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import RedisServer, Settings, free_port, working
+from tests.served.job_records import TENANT, TINY_PROBLEM
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
 JOBS = 40

@@ -14,8 +14,8 @@ from meshwright.service.jobs.queue import CeleryQueue
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.jobs import read_job_request
 from meshwright.service.requests.parse import parse_problem
-from tests.job_records import TENANT
-from tests.servers import Settings, working
+from tests.processes.servers import Settings, working
+from tests.served.job_records import TENANT
 
 NODES = (64, 56, 48, 40, 32, 28, 24, 20, 16, 14, 12, 8)  # of 8 GPUs; the longest searches first
 QUESTION: dict[str, object] = {

@@ -20,9 +20,9 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.workers.heartbeat import LOOK_S
-from tests.job_records import TENANT, add_tiny_job, job_in
-from tests.postgres_server import PostgresServer
-from tests.servers import until, working
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import until, working
+from tests.served.job_records import TENANT, add_tiny_job, job_in
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
 TIMES = 120
@@ -34,7 +34,7 @@ def cancelled_after(url: str, times: int) -> list[float]:
     database, draw, took_s = Database(url), random.Random(0), list[float]()  # noqa: S311 - no secret
     migrations.upgrade(database)
     engine = JobEngine(database, lease_s=15.0)
-    with working({"database_url": url, "poll_s": "0.05"}, module="tests.slow_worker", quiet=True):
+    with working({"database_url": url, "poll_s": "0.05"}, module="tests.processes.slow_worker", quiet=True):
         for number in range(times):
             job_id = add_tiny_job(database, f"job-{number}")
             _await(database, job_id, frozenset({"running"}))

@@ -12,7 +12,7 @@ from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.states import Outcome
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from tests.job_records import TINY_PROBLEM
+from tests.served.job_records import TINY_PROBLEM
 
 QUEUED = 100_000
 SWEEPS = 1_000

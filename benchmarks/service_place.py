@@ -12,8 +12,8 @@ from pathlib import Path
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
-from tests.postgres_server import PostgresServer
-from tests.servers import RedisServer, Settings, free_port
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import RedisServer, Settings, free_port
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "reliability.md"
 MIB = 2**20

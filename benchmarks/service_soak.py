@@ -20,8 +20,8 @@ from statistics import median
 
 from benchmarks.service_place import MIB, Connection, place, rss_bytes, write
 from meshwright.service.auth.keys import Keys, NewKey
-from tests.job_records import TINY_PROBLEM
-from tests.servers import RunningServer, serving
+from tests.processes.servers import RunningServer, serving
+from tests.served.job_records import TINY_PROBLEM
 
 SECONDS = 240.0
 CLIENTS = 6

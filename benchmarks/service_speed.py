@@ -22,8 +22,8 @@ from benchmarks.service_claims import claims_per_s
 from benchmarks.service_place import MIB, Connection, Figures, cpu_s, place, rss_bytes, write
 from benchmarks.service_streams import allow_open_files, follow
 from meshwright.service.auth.keys import Keys, NewKey
-from tests.job_records import TINY_PROBLEM
-from tests.servers import RunningServer, serving, working
+from tests.processes.servers import RunningServer, serving, working
+from tests.served.job_records import TINY_PROBLEM
 
 KINDS = ("sqlite", "postgresql")
 CONNECTIONS = 8

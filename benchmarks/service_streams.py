@@ -13,8 +13,8 @@ from sqlalchemy import update
 from benchmarks.service_place import Connection, Figures, cpu_s, num_threads, rss_bytes
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
-from tests.job_records import TINY_PROBLEM
-from tests.servers import RunningServer
+from tests.processes.servers import RunningServer
+from tests.served.job_records import TINY_PROBLEM
 
 CLIENTS = 1_000
 JOBS = 100  # that they follow, ten clients each

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.figures import read_figures
-from tests.reliability import DOCUMENT, FAULTS, ROOT, faults_table, figures_in
+from tests.reliability.document import DOCUMENT, FAULTS, ROOT, faults_table, figures_in
+from tests.reliability.figures import read_figures
 
 
 def test_every_test_that_the_table_names_is_there() -> None:

@@ -14,7 +14,7 @@ import pytest
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from tests.browser.slow_service import Slow, slow_service
-from tests.servers import RunningServer, serving
+from tests.processes.servers import RunningServer, serving
 
 _WANTED = os.environ.get("MESHWRIGHT_TEST_BROWSER") == "1"
 if not _WANTED or importlib.util.find_spec("playwright") is None:

@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem
-from tests.reports import small_answer
+from tests.served.reports import small_answer
 
 MODEL, CLUSTER = "llama-3.1-8b", "dgx-h100"
 CONFIG = """{

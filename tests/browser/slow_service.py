@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.servers import RunningServer, free_port, serving, working
+from tests.processes.servers import RunningServer, free_port, serving, working
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,5 +31,5 @@ def slow_service(folder: Path) -> Iterator[Slow]:
     """Started with one slow worker."""
     url, port = f"sqlite:///{folder / 'slow.db'}", str(free_port())
     settings = {"database_url": url, "workers": "0", "port": port, "grace_s": "1"}
-    with serving(settings) as started, working(settings, module="tests.slow_worker", quiet=True):
+    with serving(settings) as started, working(settings, module="tests.processes.slow_worker", quiet=True):
         yield Slow(server=started, settings=settings)

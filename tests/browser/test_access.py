@@ -6,10 +6,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
-from tests.access_cases import token_of
 from tests.browser.chromium import a_page
 from tests.browser.questions import await_answer, fill_in
-from tests.servers import RunningServer, serving
+from tests.processes.servers import RunningServer, serving
+from tests.served.access_cases import token_of
 
 
 def test_one_signs_in_makes_a_key_and_leaves(page: Page, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from tests.browser.questions import CONFIG, SCRIPT, await_answer, fill_in, search
-from tests.servers import RunningServer
+from tests.processes.servers import RunningServer
 
 
 def test_from_a_question_to_launch_files(page: Page, server: RunningServer) -> None:

@@ -7,11 +7,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from meshwright.service.db.database import Database
-from tests.answered_jobs import add_answered_job
 from tests.browser.chromium import a_page, grave_findings, overflow
 from tests.browser.questions import ten_thousand_plans
-from tests.reports import small_answer
-from tests.servers import RunningServer
+from tests.processes.servers import RunningServer
+from tests.served.answered_jobs import add_answered_job
+from tests.served.reports import small_answer
 
 
 @pytest.fixture(scope="module")

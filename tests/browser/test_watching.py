@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.questions import fill_in, search
 from tests.browser.slow_service import Slow, slow_service
-from tests.servers import RunningServer, serving, until
+from tests.processes.servers import RunningServer, serving, until
 
 
 def watched_seconds(page: Page) -> float:

@@ -18,8 +18,8 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from tests.chaos.storm import LEASE_S, Storm, Weather, rage
 from tests.chaos.witness import Verdict
-from tests.postgres_server import PostgresServer
-from tests.servers import RedisServer, Settings, free_port
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import RedisServer, Settings, free_port
 
 SHORT = Storm(jobs=16, faults={"kill_worker": 4, "kill_api": 1, "freeze": 1, "database": 1, "redis": 1})
 FULL = Storm(jobs=510, faults={"kill_worker": 122, "kill_api": 8, "freeze": 11, "database": 6, "redis": 11})

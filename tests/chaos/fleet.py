@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 
 from meshwright.service.db.database import DATABASE_AWAY
-from tests.servers import SERVE, Settings, environment, freeze
+from tests.processes.servers import SERVE, Settings, environment, freeze
 
 WORKER = [sys.executable, "-m", "meshwright.workers"]
 API = [sys.executable, "-c", SERVE]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from meshwright.service.db.database import Database
 from tests.chaos.fleet import API, LOOK_S, WORKER, Fleet, Submitter, patiently
 from tests.chaos.witness import Verdict, Witness
-from tests.job_records import TINY_PROBLEM
-from tests.servers import Settings
+from tests.processes.servers import Settings
+from tests.served.job_records import TINY_PROBLEM
 
 LEASE_S = 3.0
 FREEZE_S = LEASE_S + 1.2

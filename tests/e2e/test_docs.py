@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 import meshwright
 from meshwright.service.cli.main import app
-from tests.transcripts import (
+from tests.e2e.transcripts import (
     BLOCK,
     PYTHON,
     ROOT,

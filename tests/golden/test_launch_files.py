@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from meshwright.service.launchers.registry import export, launcher_names
-from tests.launcher_plans import CASES
+from tests.launchers.plans import CASES
 
 GOLDEN = Path(__file__).parent
 EVERY = pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.service.launchers.registry import export
-from tests.launcher_cases import CASES
-from tests.megatron_arguments import parser, words, words_by_bash
+from tests.launchers.cases import CASES
+from tests.launchers.megatron_arguments import parser, words, words_by_bash
 
 GOLDEN = Path(__file__).parent / "megatron_lm"
 EVERY = pytest.mark.parametrize("name", sorted(CASES))

@@ -11,8 +11,8 @@ from sqlalchemy import make_url
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
-from tests.postgres_server import PostgresServer
-from tests.servers import RedisServer, free_port
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import RedisServer, free_port
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,9 +7,9 @@ from sqlalchemy import select
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs, plans
 from meshwright.service.jobs.states import TERMINAL_STATES
-from tests.figures import measured
-from tests.job_records import job_in
-from tests.servers import Settings, until
+from tests.processes.servers import Settings, until
+from tests.reliability.figures import measured
+from tests.served.job_records import job_in
 
 LEASE_S, SWEEP_S = 2.0, 0.5
 

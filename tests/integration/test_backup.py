@@ -10,8 +10,8 @@ import pytest
 
 from meshwright.service.db.backup import BackupError, back_up, restore
 from meshwright.service.db.database import Database
-from tests.job_records import add_job
-from tests.servers import environment, serving
+from tests.processes.servers import environment, serving
+from tests.served.job_records import add_job
 
 PROBLEM = {
     "model": {"name": "llama-3.1-8b"},

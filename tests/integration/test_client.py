@@ -30,9 +30,9 @@ from meshwright_client.errors import (
     WaitTimeoutError,
 )
 from tests.builders import a_plan, an_answer
-from tests.faulty_proxy import break_off_after, faulty_proxy, lose_answer, refuse
-from tests.job_records import SUCCESS, TINY_PROBLEM, claimed
-from tests.servers import ROOT, RunningServer, Settings, free_port, serving, until
+from tests.processes.faulty_proxy import break_off_after, faulty_proxy, lose_answer, refuse
+from tests.processes.servers import ROOT, RunningServer, Settings, free_port, serving, until
+from tests.served.job_records import SUCCESS, TINY_PROBLEM, claimed
 
 LONG_S = 60.0  # long enough to be waited for by events
 

@@ -10,9 +10,9 @@ from sqlalchemy import delete
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
-from tests.figures import measured
-from tests.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
-from tests.servers import environment
+from tests.processes.servers import environment
+from tests.reliability.figures import measured
+from tests.served.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
 
 STEPS = range(1, 7)  # BEGIN, (SQLite: its own BEGIN IMMEDIATE,) UPDATE jobs, INSERT plans, COMMIT, after it
 
@@ -31,7 +31,7 @@ def test_f24_sigkill_at_any_step_of_the_result_commit_leaves_all_or_nothing(
     for step in STEPS:
         job_id = add_job(database, f"job-{step}")
         before = num_plans(database)
-        command = [sys.executable, "-m", "tests.dying_writer", url, str(step)]
+        command = [sys.executable, "-m", "tests.processes.dying_writer", url, str(step)]
         died = subprocess.run(command, env=environment({}), check=False, timeout=60)
         assert died.returncode == -signal.SIGKILL
         now = (job_in(database, job_id).state, num_plans(database) - before)

@@ -18,10 +18,10 @@ from meshwright.service.jobs.states import Outcome
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.parse import parse_problem
 from tests.builders import a_problem
-from tests.figures import measured
-from tests.job_records import TENANT, TINY_PROBLEM, add_job, claimed
-from tests.postgres_server import PostgresServer
-from tests.servers import RunningServer, serving, until, working
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import RunningServer, serving, until, working
+from tests.reliability.figures import measured
+from tests.served.job_records import TENANT, TINY_PROBLEM, add_job, claimed
 
 FRESH = {"params": {"fresh": "true"}}
 NUM_PLANS = 10_000

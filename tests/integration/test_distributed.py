@@ -14,8 +14,8 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
-from tests.figures import measured
-from tests.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
+from tests.processes.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
+from tests.reliability.figures import measured
 
 PROBLEM: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},
@@ -23,7 +23,7 @@ PROBLEM: dict[str, Any] = {
     "workload": {"global_batch_size": 256, "seq_length": 8192},
     "search": {"top_k": 3},
 }
-SLOW = "tests.slow_worker"
+SLOW = "tests.processes.slow_worker"
 # Killed when the row is committed and the hint is not sent yet.
 DYING_API = f"""
 import os

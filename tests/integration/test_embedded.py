@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.figures import measured
-from tests.servers import SERVE, RunningServer, Settings, environment, serving, until
+from tests.processes.servers import SERVE, RunningServer, Settings, environment, serving, until
+from tests.reliability.figures import measured
 
 PROBLEM: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},

@@ -14,9 +14,9 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.records import find_job, find_plan
 from meshwright.service.db.tables import jobs, leaders
 from meshwright.service.jobs.engine import JobEngine
-from tests.job_records import TENANT, add_job, claimed, job_in, let_lease_run_out
-from tests.unit.service.test_engine import *  # noqa: F403 - every test of it, over the fixture below
-from tests.unit.service.test_engine_order import *  # noqa: F403 - the same
+from tests.served.job_records import TENANT, add_job, claimed, job_in, let_lease_run_out
+from tests.unit.service.jobs.test_claiming import *  # noqa: F403 - the same
+from tests.unit.service.jobs.test_engine import *  # noqa: F403 - every test of it, over the fixture below
 
 
 @pytest.fixture

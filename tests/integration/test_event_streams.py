@@ -10,9 +10,9 @@ import pytest
 
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
-from tests.figures import measured
-from tests.job_records import SUCCESS, claimed
-from tests.servers import RunningServer, Settings, serving, until
+from tests.processes.servers import RunningServer, Settings, serving, until
+from tests.reliability.figures import measured
+from tests.served.job_records import SUCCESS, claimed
 
 PROBLEM = {
     "model": {"name": "llama-3.1-8b"},

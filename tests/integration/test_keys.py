@@ -12,7 +12,7 @@ from meshwright.service.auth.access import Access
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
 from meshwright.service.errors import NotFoundError, UnauthorizedError
-from tests.servers import environment, serving, until
+from tests.processes.servers import environment, serving, until
 
 
 def meshwright(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.settings import Settings
 from tests.integration.test_compose_file import DOCKERFILE, PROJECT, ROOT, SERVICES, run
-from tests.job_records import add_tiny_job
+from tests.served.job_records import add_tiny_job
 
 Manifest = dict[str, Any]
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.figures import measured
-from tests.servers import SERVE, RunningServer, serving
+from tests.processes.servers import SERVE, RunningServer, serving
+from tests.reliability.figures import measured
 
 MIB = 2**20
 JSON = {"Content-Type": "application/json"}

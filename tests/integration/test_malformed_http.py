@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import serving
+from tests.processes.servers import serving
 
 
 @pytest.mark.parametrize(

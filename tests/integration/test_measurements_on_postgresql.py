@@ -8,8 +8,8 @@ from sqlalchemy import delete
 from meshwright.service.db import tables
 from meshwright.service.db.database import Database
 from meshwright.service.stores.measurements import Measurements
-from tests.job_records import TENANT
-from tests.unit.service.test_measurements import *  # noqa: F403 - every test of it, over the fixture below
+from tests.served.job_records import TENANT
+from tests.unit.service.stores.test_measurements import *  # noqa: F403 - every test of it, over the fixture below
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from meshwright.service.db.tables import metadata
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
-from tests.figures import measured
-from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, num_plans
-from tests.sweep_jobs import a_sweep, children_in
+from tests.reliability.figures import measured
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed, job_in, num_plans
+from tests.served.sweep_jobs import a_sweep, children_in
 
 
 def test_upgrade_downgrade_upgrade(database: Database) -> None:

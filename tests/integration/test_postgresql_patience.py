@@ -14,11 +14,15 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
-from tests.figures import measured
-from tests.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
-from tests.servers import environment, is_stopped, until
+from tests.processes.servers import environment, is_stopped, until
+from tests.reliability.figures import measured
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
 
-LEASE_S, IDLE_S, SLACK_S = 1.0, 5.0, 2.0  # of tests.dying_writer; of meshwright.service.db.database
+LEASE_S, IDLE_S, SLACK_S = (
+    1.0,
+    5.0,
+    2.0,
+)  # of tests.processes.dying_writer; of meshwright.service.db.database
 MIGRATION_LOCK = 6_377_421  # of migrations/env.py
 INSIDE = "3"  # BEGIN, UPDATE jobs; stopped before INSERT plans: it holds the lock of its job's row
 
@@ -41,7 +45,7 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     let_lease_run_out(database)
     add_job(database)
     url = database.url.render_as_string(hide_password=False)
-    command = [sys.executable, "-m", "tests.dying_writer", url, INSIDE, "SIGSTOP"]
+    command = [sys.executable, "-m", "tests.processes.dying_writer", url, INSIDE, "SIGSTOP"]
     with subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True) as frozen:
         until(lambda: is_stopped(frozen.pid), within_s=20.0)
         stopped_at = time.monotonic()

@@ -16,8 +16,8 @@ from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.stores.definitions import Definitions
 from tests.builders import a_problem
-from tests.job_records import SUCCESS, TENANT, add_job, claimed
-from tests.sweep_jobs import children_in
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed
+from tests.served.sweep_jobs import children_in
 
 POD = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}
 

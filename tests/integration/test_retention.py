@@ -9,7 +9,7 @@ from meshwright.service.db.tables import job_events, jobs, plans
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import bind_key, find_key
 from meshwright.service.jobs.retention import BATCH, Retention
-from tests.job_records import SUCCESS, TENANT, add_job, claimed
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed
 
 TTL_S = 60.0
 

@@ -15,8 +15,8 @@ import pytest
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
-from tests.postgres_server import PostgresServer
-from tests.servers import environment, serving
+from tests.processes.postgres_server import PostgresServer
+from tests.processes.servers import environment, serving
 
 SERVE = [
     sys.executable,

@@ -19,11 +19,11 @@ from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.sweeps import Sweeps
 from tests.integration.places import LEASE_S, SWEEP_S, Place
-from tests.job_records import TENANT
-from tests.servers import environment, until, working
-from tests.sweep_jobs import a_sweep, answer_child, children_in, record_in
+from tests.processes.servers import environment, until, working
+from tests.served.job_records import TENANT
+from tests.served.sweep_jobs import a_sweep, answer_child, children_in, record_in
 
-SLOW = "tests.slow_worker"
+SLOW = "tests.processes.slow_worker"
 STEPS = range(3, 13)  # of telling a sweep, claiming it and storing its answer; beyond them: all is done
 
 
@@ -110,7 +110,7 @@ def test_sigkill_at_any_step_of_a_join_leaves_all_or_nothing_and_it_is_done_once
         parent = use_cases.submit(TENANT, a_sweep(fresh=True, global_batch_size=[8, 16]))
         for _ in range(2):
             answer_child(engine)
-        command = [sys.executable, "-m", "tests.dying_joiner", url, parent.id, str(step)]
+        command = [sys.executable, "-m", "tests.processes.dying_joiner", url, parent.id, str(step)]
         died = subprocess.run(command, env=environment({}), check=False, timeout=60)
         assert died.returncode == -signal.SIGKILL
         now = (record_in(database, parent.id).state, len(place.plans(parent.id)))

@@ -13,12 +13,12 @@ from sqlalchemy import delete, select, text
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
-from tests.figures import measured
 from tests.integration.places import LEASE_S, SWEEP_S, Place
-from tests.job_records import TENANT, add_tiny_job, job_in
-from tests.servers import Settings, freeze, until, working
+from tests.processes.servers import Settings, freeze, until, working
+from tests.reliability.figures import measured
+from tests.served.job_records import TENANT, add_tiny_job, job_in
 
-SLOW, ODD = "tests.slow_worker", "tests.odd_worker"
+SLOW, ODD = "tests.processes.slow_worker", "tests.processes.odd_worker"
 POLL_S = 0.2
 SLACK_S = 1.5  # to start the next search, on a busy machine
 

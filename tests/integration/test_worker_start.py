@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
-from tests.servers import environment, until, working
+from tests.processes.servers import environment, until, working
 
 
 def run_worker(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:

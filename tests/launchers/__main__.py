@@ -30,12 +30,12 @@ from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
-from tests.launcher_cases import CASES, plan
-from tests.launcher_plans import problem_of, random_targets
+from tests.launchers.cases import CASES, plan
 from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.edits import EDITS, found_by_us
 from tests.launchers.environments import ENVIRONMENTS, TORCH_ENVIRONMENT, Environment, ready, versions
 from tests.launchers.mutants import MUTANTS, Mutant
+from tests.launchers.plans import problem_of, random_targets
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",

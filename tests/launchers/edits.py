@@ -15,7 +15,7 @@ from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
-from tests.launcher_cases import MIXTRAL, MIXTRAL_EXPERTS, target
+from tests.launchers.cases import MIXTRAL, MIXTRAL_EXPERTS, target
 from tests.launchers.mutants import CHUNKS, LLAMA, PLAIN, SHARDED, STAGES, TENSOR
 
 Pair = tuple[str, str]  # text of our files, and what stands there instead

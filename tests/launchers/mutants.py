@@ -12,7 +12,7 @@ from meshwright.profiles.model import ModelSpec, MoeSpec
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
-from tests.launcher_cases import target
+from tests.launchers.cases import target
 
 LLAMA = ModelSpec(
     name="small", num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32,

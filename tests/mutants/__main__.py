@@ -10,18 +10,18 @@ import tempfile
 from pathlib import Path
 
 from tests.mutants.mutants import MUTANTS, Mutant
-from tests.servers import ROOT, environment
+from tests.processes.servers import ROOT, environment
 
 ROOMS = ("profiles", "solver", "service", "workers", "migrations", "src", "tests")
 SUITE = [
-    f"tests/unit/service/{name}.py"
+    f"tests/unit/{name}.py"
     for name in (
-        "test_engine",
-        "test_engine_order",
-        "test_sweeps",
-        "test_joins",
-        "test_runner",
-        "test_engine_machine",
+        "service/jobs/test_engine",
+        "service/jobs/test_claiming",
+        "service/jobs/test_sweeps",
+        "service/jobs/test_joining",
+        "workers/test_runner",
+        "service/jobs/test_engine_machine",
     )
 ]
 TIMEOUT_S = 180

@@ -9,7 +9,7 @@ from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.schedules.simulate import rank_finish_s
 from meshwright.solver.search.bounds import split_s
 from meshwright.solver.search.rows import Rows
-from tests.strategies import offered_splits
+from tests.problems.strategies import offered_splits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from meshwright.solver.search.fill import can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
+from tests.problems.strategies import priced_rows
 from tests.property.exhaustive import exhaust
-from tests.strategies import priced_rows
 
 ROUNDING = 1 + 1e-9
 EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "120"))

@@ -8,7 +8,7 @@ from meshwright.solver.search.certify.request import Request, is_expressible, ro
 from meshwright.solver.search.certify.split_model import Verdict, judge
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
-from tests.strategies import priced_rows
+from tests.problems.strategies import priced_rows
 
 ROUNDING_S = 2e-6
 

@@ -21,7 +21,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.launcher_plans import problem_of, random_targets, target_of_row
+from tests.launchers.plans import problem_of, random_targets, target_of_row
 
 MODELS = ("llama-3-8b", "mixtral-8x7b")
 

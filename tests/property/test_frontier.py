@@ -8,8 +8,8 @@ from meshwright.solver.search.candidates import candidates
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
+from tests.problems.strategies import priced_rows
 from tests.property.exhaustive import simulated_s
-from tests.strategies import priced_rows
 
 
 def ranked(rows: Rows, top_k: int) -> list[int]:

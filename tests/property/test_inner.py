@@ -8,8 +8,8 @@ from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.fill_kinds import least_objective_s
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
+from tests.problems.strategies import priced_rows
 from tests.property.exhaustive import exhaust
-from tests.strategies import priced_rows
 
 RELATIVE = 1e-6  # the boundary program counts whole nanoseconds
 

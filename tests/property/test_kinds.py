@@ -20,8 +20,8 @@ from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.factored import Crossing, Kinds
 from tests.builders import a_cluster, a_model, a_problem
+from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import exhaust
-from tests.small_problems import small_problems
 
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
 ROUNDING = 1 + 1e-9

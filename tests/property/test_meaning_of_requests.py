@@ -22,6 +22,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
+from tests.problems.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 from tests.property.meaning import (
     Judged,
     Tried,
@@ -32,7 +33,6 @@ from tests.property.meaning import (
     slowdown,
     tried,
 )
-from tests.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "200"))
 PARTS = 10

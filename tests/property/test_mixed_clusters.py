@@ -20,7 +20,7 @@ from meshwright.solver.search.placement.replicas import least_split_s, shares_of
 from meshwright.solver.search.proof import least_objective
 from meshwright.solver.search.proof import placed_objective_bound_s as objective_bound_s
 from meshwright.solver.search.search import search
-from tests.mixed_clusters import fields_of, mixed_problems, outer_space, placements
+from tests.problems.mixed_clusters import fields_of, mixed_problems, outer_space, placements
 
 EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "40"))
 NS = 1e-9

@@ -11,8 +11,8 @@ from meshwright.solver.search.bounds import fractional_s, objective_bound_s, who
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
+from tests.problems.strategies import priced_rows
 from tests.property.exhaustive import exhaust
-from tests.strategies import priced_rows
 
 RELATIVE = 1e-6  # the boundary program counts whole nanoseconds
 ROUNDING = 1 + 1e-9

@@ -15,7 +15,7 @@ from meshwright.service.launchers.reading.registry import read_launch_files, rea
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.launcher_plans import CASES, problem_of, random_targets
+from tests.launchers.plans import CASES, problem_of, random_targets
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.
 MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b")

@@ -27,8 +27,8 @@ from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import searched_space
+from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import exhaust, simulated_s
-from tests.small_problems import small_problems
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))

@@ -14,7 +14,7 @@ from meshwright.profiles.measure.collectives import COLLECTIVES, QUICK_PAYLOADS
 from meshwright.profiles.measured.profile import MeasuredProfile
 from meshwright.profiles.measured.read import read_measured_profile
 from meshwright.profiles.model import model_to_mapping
-from tests.measured_profiles import TINY
+from tests.problems.measured_profiles import TINY
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ["meshwright.service.cli.main", "profile", "--seq-length", "32", "--device", "cpu", "--quick"]

@@ -13,7 +13,7 @@ from meshwright.profiles.measure.operators import (
 )
 from meshwright.profiles.measure.shard import Gemm, Shard
 from meshwright.profiles.measure.timing import QUICK, Label, timed_with
-from tests.measured_profiles import TINY
+from tests.problems.measured_profiles import TINY
 
 SHARD = Shard(model=TINY, tensor_parallel_size=2, expert_parallel_size=1, micro_batch_size=2, seq_length=32)
 LABEL = Label(task="t", group="gemm", operator="o", shape={})

@@ -19,7 +19,7 @@ from meshwright.solver.cost.sharding import (
     share_gathered,
 )
 from tests.builders import a_model
-from tests.unit.solver.cost.pricing import a_layout, a_problem, a_profile
+from tests.problems.pricing import a_layout, a_problem, a_profile
 
 # Two stages on two data-parallel ranks each; a stage of two layers of 16 * 16 weights (pipeline_ranks).
 STAGES, LAYERS, WEIGHTS = 2, 2, 2 * 16 * 16

@@ -17,7 +17,7 @@ from meshwright.service.cli.main import app
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Problem, Workload
-from tests.measured_profiles import TINY
+from tests.problems.measured_profiles import TINY
 
 GPU = "h100-sxm-80gb"
 

@@ -1,10 +1,22 @@
 from dataclasses import replace
+from math import exp, sqrt
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import UnknownNameError
-from meshwright.profiles.profile import default_profile, framework_of, stack_constants
+from meshwright.profiles.profile import (
+    MAX_LOG,
+    Residual,
+    default_profile,
+    framework_of,
+    level_of,
+    level_values,
+    squared_distances,
+    stack_constants,
+    stack_names,
+)
 from tests.builders import INFINIBAND, NVLINK, a_cluster, a_gpu
 
 
@@ -67,3 +79,77 @@ def test_shares_of_every_stack_stay_physical(stack: str) -> None:
         assert 0.0 < getattr(constants, share) <= 1.0
     assert 0.5 < constants.fast_link <= 1.2  # over the measured collectives, which reach 0.75 of the line
     assert 0.5 < constants.gemm < 1.25  # over the operator table, whose shares stay below 0.9
+
+
+LEVELS = (None, *stack_names())
+
+
+@pytest.mark.parametrize("stack", LEVELS)
+def test_every_constant_stands_beside_its_uncertainty_and_its_source(stack: str | None) -> None:
+    level = level_of(stack)
+    assert level.constants
+    assert level.fitted_on
+    for constant in level.constants.values():
+        assert constant.value > 0.0
+        assert 0.0 < constant.log_sd <= 1.1
+        assert constant.source
+
+
+def test_a_stack_takes_from_the_global_level_what_it_does_not_name() -> None:
+    own = level_of("zero").constants
+    assert "attention" not in own
+    assert level_values("zero")["attention"] == level_of(None).constants["attention"].value
+    assert level_values("zero")["gemm"] == own["gemm"].value
+
+
+def test_a_stack_that_nobody_measured_has_the_global_constants() -> None:
+    assert level_of("my own trainer").constants == {}
+    assert level_values("my own trainer") == level_values(None)
+
+
+def test_what_six_runs_of_zero_cannot_tell_is_marked_as_such() -> None:
+    own = level_of("zero").constants
+    assert not own["gemm"].identified
+    assert level_of("megatron-deepspeed").constants["floor_s"].identified
+
+
+def one_run(**changes: float) -> Residual:
+    # one run at 0 that was exp(0.1) slow; amplitude 0.2, noise 0.1, no trend: k = 0.04, K = 0.04 + 0.01
+    numbers = {"amplitude": 0.2, "length": 1.0, "trend_amplitude": 0.0, "trend_length": 1.0}
+    numbers |= {"noise": 0.1, "scale": 1.0} | changes
+    return Residual(points=((0.0,),), weights=(0.1 / 0.05,), precision=((1.0 / 0.05,),), **numbers)
+
+
+def test_at_the_run_the_mean_is_shrunk_by_its_noise() -> None:
+    # 0.04 / 0.05 * 0.1
+    assert one_run().log_factor(np.zeros((1, 1))) == pytest.approx([0.08])
+
+
+def test_one_length_away_the_mean_falls_by_the_root_of_e() -> None:
+    assert one_run().log_factor(np.ones((1, 1))) == pytest.approx([0.08 * exp(-0.5)])
+
+
+def test_the_spread_is_the_noise_and_what_the_run_leaves_open() -> None:
+    # at the run 0.04 - 0.04^2 / 0.05 = 0.008, plus 0.01; far away 0.04 plus 0.01
+    near, far = one_run().sigma(np.array([[0.0], [50.0]]))
+    assert near == pytest.approx(sqrt(0.018))
+    assert far == pytest.approx(sqrt(0.05))
+
+
+def test_scale_stretches_the_whole_spread() -> None:
+    assert one_run(scale=2.0).sigma(np.zeros((1, 1))) == pytest.approx([2.0 * sqrt(0.018)])
+
+
+def test_distances_are_those_of_every_pair() -> None:
+    a, b = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
+    assert squared_distances(a, b).tolist() == [[0.0], [25.0]]
+
+
+def test_a_broken_process_moves_a_prediction_a_hundredfold_at_most() -> None:
+    broken = Residual(
+        points=((0.0,),), weights=(1e9,), precision=((-1e9,),), amplitude=1.0, length=1.0,
+        trend_amplitude=0.0, trend_length=1.0, noise=1.0, scale=1.0,
+    )  # fmt: skip
+    here = np.zeros((1, 1))
+    assert broken.log_factor(here) == broken.sigma(here) == MAX_LOG
+    assert np.exp(MAX_LOG) == pytest.approx(100.0, rel=0.01)

@@ -12,7 +12,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.settings import Settings
-from tests.job_records import RememberingQueue
+from tests.served.job_records import RememberingQueue
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.telemetry import JsonLines, about, add, current_traceparent, span
 from meshwright.workers.runner import Runner
-from tests.api_client import BODY, answer_next, submit
 from tests.builders import a_plan, an_answer
-from tests.job_records import claimed
+from tests.served.api_client import BODY, answer_next, submit
+from tests.served.job_records import claimed
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"  # the example of the W3C recommendation

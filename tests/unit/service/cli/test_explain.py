@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.service.cli.main import main
-from tests.unit.service.launchers.test_megatron_lm_reading import SCRIPT
+from tests.unit.service.launchers.reading.test_megatron_lm import SCRIPT
 
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
         "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none",

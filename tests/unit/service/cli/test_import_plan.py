@@ -26,7 +26,7 @@ from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import read_runs
 from tests.builders import a_plan, a_problem, an_answer
-from tests.training_logs import (
+from tests.launchers.training_logs import (
     deepspeed_log,
     megatron_arguments,
     megatron_log,

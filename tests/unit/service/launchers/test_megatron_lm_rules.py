@@ -17,7 +17,7 @@ from meshwright.service.launchers.rules import Rule, near_divisors, near_multipl
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.problem import Workload
-from tests.launcher_cases import A100, H100, cluster, target
+from tests.launchers.cases import A100, H100, cluster, target
 
 TINY = ModelSpec(
     name="tiny", num_layers=2, hidden_size=8, ffn_hidden_size=4, num_attention_heads=2, num_kv_heads=2,

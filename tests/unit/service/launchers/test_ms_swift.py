@@ -7,7 +7,7 @@ import pytest
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
-from tests.launcher_plans import CASES
+from tests.launchers.plans import CASES
 
 # swift/megatron/arguments/megatron_args.py, ms-swift 4.6.0.dev0 (3602360a), by line.
 DEFAULTS = {

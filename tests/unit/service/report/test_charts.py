@@ -22,7 +22,7 @@ from meshwright.service.report.sides import comparison_of
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
 from tests.builders import a_cluster, a_configuration, a_plan, a_prediction, a_problem, an_answer
-from tests.reports import small_answer
+from tests.served.reports import small_answer
 
 
 def test_memory_is_drawn_against_the_limit() -> None:

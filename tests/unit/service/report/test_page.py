@@ -13,7 +13,7 @@ from meshwright.service.report.verdict import verdict_of
 from meshwright.solver.answer import SAMPLE, Answer
 from meshwright.solver.problem import Problem
 from tests.builders import a_configuration, a_plan, a_prediction, a_problem, an_answer, an_infeasible_answer
-from tests.reports import Page, page_of, small_answer
+from tests.served.reports import Page, page_of, small_answer
 
 MOST_BYTES = 2_000_000
 LOADS = {"src", "href", "data", "poster", "action", "formaction", "srcset", "xlink:href"}
@@ -175,7 +175,7 @@ def test_a_placed_plan_shows_where_its_stages_stand(placed: tuple[Problem, Answe
 def placed() -> tuple[Problem, Answer]:
     from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - for this fixture alone
     from meshwright.solver.planner.plan import ask  # noqa: PLC0415 - the same
-    from tests.mixed_clusters import a_group, a_mixed_problem  # noqa: PLC0415 - the same
+    from tests.problems.mixed_clusters import a_group, a_mixed_problem  # noqa: PLC0415 - the same
 
     groups = (a_group(), a_group(speed=0.5, slug="slow"))
     problem = replace(a_mixed_problem(groups, num_layers=4, batch=8, certify="none"), launcher="none")

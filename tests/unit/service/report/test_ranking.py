@@ -1,14 +1,22 @@
 """The ordinary table stays narrow; what few plans choose stands at its end, in their rows alone."""
 
+import csv
 import io
+import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.beyond import beyond_lines
 from meshwright.service.report.formatting import configuration_words, inner_words
 from meshwright.service.report.ranking import columns_of, ranking
-from meshwright.solver.answer import Plan
-from tests.builders import a_configuration, a_plan
+from meshwright.service.report.table import to_csv
+from meshwright.service.report.terminal import render_answer
+from meshwright.solver.answer import Answer, ParetoFront, ParetoPoint, Plan
+from meshwright.solver.configuration import Configuration, StageGroup
+from tests.builders import a_configuration, a_plan, a_problem, an_answer
 
 
 def titles(*plans: Plan) -> list[str]:
@@ -60,3 +68,76 @@ def test_rare_choices_in_words(changes: dict[str, object], words: list[str]) -> 
 
 def test_lines_of_a_narrow_terminal_say_them_too() -> None:
     assert "pp before dp" in text_of(a_plan(rank_order="tp-cp-pp-dp"), width=60)
+
+
+# Whatever was decided stands in the table, in its lines on a narrow terminal, and in the CSV.
+
+ON_A100 = StageGroup(group="a100-sxm-80gb", num_gpus=16, num_nodes=2.0, tensor_parallel_size=1)
+CLASSES = (
+    Configuration(data_parallel_size=16, stage_layers=(32,), stage_groups=(ON_A100,)),
+    Configuration(
+        data_parallel_size=16,
+        num_microbatches=3,
+        stage_layers=(32,),
+        stage_groups=(replace(ON_A100, group="h100-sxm-80gb"),),
+    ),
+)
+
+
+def answer_text(answer: Answer, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    with console.capture() as capture:
+        console.print(render_answer(answer, a_problem(), width=width))
+    return capture.get()
+
+
+def test_lines_of_a_narrow_terminal_tell_plans_apart_as_the_table_does() -> None:
+    plain = replace(a_plan(), launchers=("megatron-lm",))
+    fp8 = replace(a_plan(rank=2), workload={"precision": "fp8"}, launchers=("megatron-bridge",))
+    for width in (40, 60, 200):
+        text = answer_text(an_answer(plain, fp8), width)
+        assert "fp8" in text
+        assert "megatron-bridge" in text
+
+
+def test_classes_of_replicas_stand_below_the_ranking_with_their_share_and_their_nodes() -> None:
+    text = answer_text(an_answer(a_plan(replicas=CLASSES)), 160)
+    assert "replicas of kind 0" in text
+    assert "dp 16 · mbs 1, 3 micro-batches │ layers 32 │ 1 × h100-sxm-80gb, 2 nodes, tp 1" in text
+
+
+def test_csv_carries_launchers_workload_and_placement() -> None:
+    plan = replace(
+        a_plan(replicas=CLASSES), workload={"precision": "fp8"}, launchers=("megatron-lm", "none")
+    )
+    placed, plain = csv.DictReader(io.StringIO(to_csv([plan, a_plan(rank=2)])))
+    assert (placed["launchers"], placed["workload"]) == ("megatron-lm none", "precision=fp8")
+    assert [one["num_microbatches"] for one in json.loads(placed["placement"])] == [1, 3]
+    assert (plain["launchers"], plain["workload"], plain["placement"]) == ("", "", "")
+
+
+def test_points_of_a_front_that_only_their_split_tells_apart_show_it_whole() -> None:
+    plans = [a_plan(stage_layers=(1, *(4,) * 18, 7)), a_plan(stage_layers=(4,) * 20)]
+    points = tuple(ParetoPoint(plan=plan, budget_bytes=1) for plan in plans)
+    front = ParetoFront(points=points, complete=True, memory_step=1.04, claim="all proved")
+    lines = [line.plain for line in beyond_lines(an_answer(pareto=front), 60)]
+    assert sum("1 4×18 7" in line for line in lines) == 1
+    assert sum("4×20" in line for line in lines) == 1
+    assert max(len(part) for line in lines for part in line.split("\n")) <= 60
+
+
+def test_a_plan_on_fewer_gpus_than_the_question_names_says_on_how_many() -> None:
+    # tp 8, pp 4, dp 4 take 128 GPUs; tp 8 alone with dp 4 takes 32 of them
+    assert " of 128 GPUs" not in answer_text(an_answer(), 200)
+    few = an_answer(a_plan(pipeline_parallel_size=1), notes={"gpus": "fewest"})
+    assert "on 32 of 128 GPUs, the fewest that have a plan" in answer_text(few, 200)
+
+
+def test_the_catalog_profile_of_a_launcher_that_any_chose_is_called_the_catalogs() -> None:
+    problem = replace(a_problem(), launcher="any")
+    version = default_profile(problem.cluster, "torchtitan").version
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    with console.capture() as capture:
+        console.print(render_answer(an_answer(versions={"profile": version}), problem, width=200))
+    assert "from the catalog" in capture.get()
+    assert "not the catalog's" not in capture.get()

@@ -11,9 +11,9 @@ from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.solver.answer import SkippedLauncher
-from tests.answered_jobs import add_answered_job
-from tests.job_records import add_tiny_job, claimed
-from tests.reports import Page, small_answer
+from tests.served.answered_jobs import add_answered_job
+from tests.served.job_records import add_tiny_job, claimed
+from tests.served.reports import Page, small_answer
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
-from tests.job_records import job_in
-from tests.reports import Page
+from tests.served.job_records import job_in
+from tests.served.reports import Page
 
 OWN = {"launch_name": "a.sh", "cluster": "dgx-h100"}
 TYPED = {

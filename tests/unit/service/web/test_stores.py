@@ -9,8 +9,8 @@ from fastapi.testclient import TestClient
 
 from meshwright.service.db.database import Database
 from meshwright.service.web.assets import SCRIPTS, STYLES, address_of
-from tests.answered_jobs import add_answered_job
-from tests.reports import Page, small_answer
+from tests.served.answered_jobs import add_answered_job
+from tests.served.reports import Page, small_answer
 from tests.unit.service.web.test_questions import CONFIG, LAUNCH_FILE, OWN, TYPED, fault_beside
 
 CLUSTER = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}

@@ -10,8 +10,8 @@ from meshwright.service.what_if.carried import Found
 from meshwright.service.what_if.changes import Question
 from meshwright.service.what_if.grid import Method, searched, what_ifs
 from meshwright.solver.planner.plan import ask
-from tests.mixed_clusters import a_group, a_mixed_problem
-from tests.reports import small_answer
+from tests.problems.mixed_clusters import a_group, a_mixed_problem
+from tests.served.reports import small_answer
 
 SUBJECTS = ["as asked", "GPUs", "memory", "network", "batch"]
 

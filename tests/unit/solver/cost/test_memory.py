@@ -18,7 +18,7 @@ from meshwright.solver.cost.stages import (
 )
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_moe_model
-from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
 CLASSIC = {"activation": 1.0}
 

@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.cluster import ClusterSpec, host_of
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, objective_s
+from meshwright.solver.predict import predict
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
-from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
 LAYOUTS = (
     a_layout(),
@@ -259,3 +260,164 @@ def test_deepspeed_gathers_huge_layers_once_more_for_recomputation_and_hides_not
     huge = a_model(hidden_size=12288, ffn_hidden_size=49152, num_attention_heads=96, num_kv_heads=96)
     assert replay_over_forward(huge, "deepspeed") == pytest.approx(1.0)
     assert replay_over_forward(huge, "fsdp") < 1.0
+
+
+# Time of what is not plain training: frozen models, other optimizers, offloading, 8-bit gradients.
+
+FLOORLESS = {"floor_s": 1e-9, "collective_latency_s": 1e-9}
+
+
+def prices_of(framework: str = "megatron-core", offload: str = "none", **workload: object) -> RowPrices:
+    """One layer's prices on dp 2 without any floor."""
+    problem = a_problem(**workload)  # type: ignore[arg-type]
+    layout = a_layout(data_parallel_size=2, offload=offload)
+    return price(problem, Columns.of([layout]), a_profile(problem, framework, **FLOORLESS))
+
+
+def test_a_frozen_layer_saves_its_weight_gradients() -> None:
+    whole, frozen = prices_of(), prices_of(lora_rank=1)
+    # two products for three in the GEMMs of the backward pass, attention and norms as before
+    assert 0.6 * whole.backward_s[0, 0] < frozen.backward_s[0, 0] < 0.95 * whole.backward_s[0, 0]
+    assert frozen.forward_s[0, 0] > whole.forward_s[0, 0]  # the adapters
+
+
+def test_a_higher_rank_and_more_targets_cost_more() -> None:
+    thin, thick = prices_of(lora_rank=8), prices_of(lora_rank=256)
+    every = prices_of(lora_rank=8, lora_targets=("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"))
+    assert thin.forward_s[0, 0] < thick.forward_s[0, 0]
+    assert thin.forward_s[0, 0] < every.forward_s[0, 0]
+
+
+def test_a_frozen_head_has_no_tail() -> None:
+    frozen = prices_of(lora_rank=16)
+    assert frozen.tail_s[0, -1] == 0.0
+    assert 0.0 < frozen.tail_s[0, 0] < 0.05 * prices_of().tail_s[0, 0]
+
+
+def test_a_step_of_bf16_states_moves_22_of_30_bytes() -> None:
+    # megatron-core also zeroes and scales its buffer, so compare where none is kept
+    plain, short = prices_of("fsdp"), prices_of("fsdp", optimizer="adamw-bf16")
+    ratio = short.tail_breakdown_s["optimizer"][0, 0] / plain.tail_breakdown_s["optimizer"][0, 0]
+    assert ratio == pytest.approx(22 / 30)
+
+
+def test_muon_orthogonalises_in_30_m_flops_a_weight() -> None:
+    # above sgd with momentum, which moves the same bytes
+    muon, sgd = (prices_of("fsdp", optimizer=name) for name in ("muon", "sgd-momentum"))
+    extra = muon.tail_breakdown_s["optimizer"][0, 0] - sgd.tail_breakdown_s["optimizer"][0, 0]
+    weights = 12 * 1024**2 + 2 * 1024
+    at_peak = weights * 30 * 1024 / 989e12
+    assert at_peak < extra < 2.5 * at_peak
+
+
+def test_8_bit_gradients_take_a_quarter_of_the_fp32_ones_on_the_wire() -> None:
+    options = {"overlap_gradients": False}
+    whole = prices_of(framework_options=options)
+    short = prices_of(framework_options=options | {"reduced_gradient_dtype": "int8"})
+    ratio = short.tail_breakdown_s["data_parallel"][0, 0] / whole.tail_breakdown_s["data_parallel"][0, 0]
+    # a byte and 1/64 of scales for four bytes; this small model's rings take a while to start
+    assert 1.015625 / 4 < ratio < 1.2 * 1.015625 / 4
+
+
+def test_an_offloaded_update_pays_the_link_and_the_hosts_memory() -> None:
+    prices = prices_of(offload="optimizer")
+    host = host_of(a_profile(a_problem()).group)
+    # fp32 gradient there, 2-byte weight back, 30 bytes of host memory
+    weights = 12 * 1024**2 + 2 * 1024
+    expected = weights * (6 / host.link_bytes_per_s + 30 / host.memory_bytes_per_s)
+    assert prices.tail_breakdown_s["optimizer"][0, 0] == pytest.approx(expected)
+
+
+def test_offloaded_activations_wait_for_the_link_where_the_pass_is_shorter() -> None:
+    here, there = prices_of(), prices_of(offload="activations")
+    host = host_of(a_profile(a_problem()).group)
+    copied = here.activation_bytes[0, 0] / host.link_bytes_per_s
+    assert there.forward_s[0, 0] == pytest.approx(max(copied, here.forward_s[0, 0]), rel=1e-6)
+
+
+def test_rows_that_offload_nothing_are_not_touched_by_their_neighbours() -> None:
+    problem = a_problem()
+    layouts = [a_layout(), a_layout(offload="optimizer+activations")]
+    both = price(problem, Columns.of(layouts), a_profile(problem))
+    alone = price(problem, Columns.of(layouts[:1]), a_profile(problem))
+    np.testing.assert_array_equal(both.forward_s[0], alone.forward_s[0])
+    np.testing.assert_array_equal(both.tail_s[0], alone.tail_s[0])
+    np.testing.assert_array_equal(both.optimizer_bytes[0], alone.optimizer_bytes[0])
+
+
+# Weight gradients as passes of their own, and chunks in a V.
+
+PROBLEM = a_problem(replace(GPT, num_layers=16, vocab_size=1024))  # ends that weigh little
+PROFILE = a_profile(PROBLEM)
+
+
+def four_ranks(schedule: str, **changes: object) -> Configuration:
+    return a_layout(
+        **{
+            "pipeline_parallel_size": 4,
+            "stage_layers": (4, 4, 4, 4),
+            "pipeline_schedule": schedule,
+            "micro_batch_size": 4,
+            "num_microbatches": 12,
+            **changes,
+        }
+    )
+
+
+def test_only_split_schedules_put_weight_gradients_off() -> None:
+    columns = Columns.of([four_ranks("1f1b"), four_ranks("zb_h1")])
+    weight, backward = (
+        getattr(price(PROBLEM, columns, PROFILE), name) for name in ("weight_gradient_s", "backward_s")
+    )
+    assert not weight[0].any()
+    # of a layer's and the head's backward pass less than half: one of two products; the embedding has none
+    assert (weight[1, [0, 2]] > 0.0).all()
+    assert (weight[1, [0, 2]] < 0.5 * backward[1, [0, 2]]).all()
+    assert weight[1, 1] == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["zb_h1", "zb_1p"])
+def test_a_split_backward_pass_shortens_the_step_but_not_the_work(schedule: str) -> None:
+    plain = predict(PROBLEM, PROFILE, four_ranks("1f1b"))
+    split = predict(PROBLEM, PROFILE, four_ranks(schedule))
+    assert split.step_time_s < plain.step_time_s
+    assert [stage.compute_s for stage in split.stages] == [stage.compute_s for stage in plain.stages]
+
+
+def test_twice_the_memory_buys_less_bubble() -> None:
+    one, two = (predict(PROBLEM, PROFILE, four_ranks(name)) for name in ("zb_h1", "zb_h2"))
+    assert two.step_time_s < one.step_time_s
+    assert two.peak_memory_bytes > one.peak_memory_bytes
+
+
+def test_a_v_puts_both_ends_of_the_model_on_rank_0() -> None:
+    # 8 layers over 4 ranks: rank 0 holds chunks 0 and 7, so the embedding, the head, and 2 layers
+    problem = a_problem(replace(GPT, num_layers=8))
+    one = four_ranks("zb_v", virtual_pipeline_size=2, stage_layers=(1,) * 8)
+    columns = Columns.of([one])
+    prices, layout = price(problem, columns, PROFILE), LayerLayout.of(problem.model)
+    weights = assemble(prices, columns, layout, np.array([one.stage_layers])).memory_bytes["weights"][0]
+    layer, embedding, head = prices.weights_bytes[0]
+    assert weights == pytest.approx([2 * layer + embedding + head, 2 * layer, 2 * layer, 2 * layer])
+    assert one.layers_of_rank(0) == (1, 1)
+
+
+def test_rows_of_all_schedules_are_added_up_as_alone() -> None:
+    rows = [
+        four_ranks("1f1b"),
+        four_ranks("zb_2p"),
+        four_ranks("interleaved_1f1b", pipeline_parallel_size=2, virtual_pipeline_size=2),
+        four_ranks("zb_v", pipeline_parallel_size=2, virtual_pipeline_size=2),
+        four_ranks("looped_bfs", pipeline_parallel_size=2, virtual_pipeline_size=2),
+        a_layout(stage_layers=(16,)),
+    ]
+    layout = LayerLayout.of(PROBLEM.model)
+    splits = np.array([[*row.stage_layers, *[0] * (4 - len(row.stage_layers))] for row in rows])
+    columns = Columns.of(rows)
+    together = assemble(price(PROBLEM, columns, PROFILE), columns, layout, splits)
+    for number, row in enumerate(rows):
+        single = Columns.of([row])
+        alone = assemble(price(PROBLEM, single, PROFILE), single, layout, np.array([row.stage_layers]))
+        ranks = row.pipeline_parallel_size
+        assert together.peak_memory_bytes[number, :ranks].tolist() == alone.peak_memory_bytes[0].tolist()
+        assert together.rank_time_s[number, :ranks].tolist() == alone.rank_time_s[0].tolist()

@@ -12,7 +12,7 @@ from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once
 from meshwright.solver.cost.stages import RowPrices
-from tests.unit.solver.cost.pricing import GPT, a_layout, a_problem, a_profile
+from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
 UNTIED = replace(GPT, tied_embeddings=False)
 # of a GPT layer of width 1024: 4 h^2 of attention, 8 h^2 of the MLP, two norms of 1024 weights

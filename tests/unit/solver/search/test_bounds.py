@@ -11,7 +11,7 @@ from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, split
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective
 from meshwright.solver.search.rows import Rows
-from tests.strategies import Shape, columns_of, layout_of, prices_of
+from tests.problems.strategies import Shape, columns_of, layout_of, prices_of
 
 FORWARD_S, BACKWARD_S = 1e-3, 2e-3
 

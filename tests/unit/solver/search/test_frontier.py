@@ -18,7 +18,7 @@ from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_problem
-from tests.strategies import FULL, Shape, columns_of, layout_of, prices_of
+from tests.problems.strategies import FULL, Shape, columns_of, layout_of, prices_of
 
 GB = 1e9
 

@@ -5,7 +5,7 @@ import pytest
 from meshwright.service.launchers.reading.base import LaunchFile, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
-from tests.launcher_plans import CASES
+from tests.launchers.plans import CASES
 
 CASE = CASES["nanotron"]["llama-3-70b-tensor"]  # tp 8, dp 8; a vocabulary of 128256
 YAML = export(CASE.plan, CASE.problem, "nanotron").files["nanotron.yaml"]

@@ -1,0 +1,143 @@
+"""Plans of every launcher: those that the golden files show, and rows of the search's own space."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.library import find_cluster
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.enumerate import Space, enumerate_space
+from meshwright.solver.splits import launcher_split
+from tests.launchers.cases import (
+    DEEPSEEK_EXPERTS,
+    DEEPSEEK_V3,
+    LLAMA_3_70B,
+    LLAMA_70B,
+    LLAMA_70B_EVEN,
+    LLAMA_70B_FSDP,
+    LLAMA_70B_NEAR_STAGES,
+    LLAMA_70B_OFFLOADED,
+    LLAMA_405B,
+    LLAMA_405B_UNEVEN,
+    MIXTRAL,
+    MIXTRAL_EXPERTS,
+    plan,
+    target,
+)
+
+SHARDED = replace(LLAMA_70B_FSDP, zero_stage=3)
+STAGES = Configuration(
+    pipeline_parallel_size=4, data_parallel_size=16, zero_stage=1, zero_shard_size=16, num_microbatches=8,
+    pipeline_schedule="1f1b", recompute_granularity="full", recompute_layers=80, stage_layers=(20,) * 4,
+)  # fmt: skip
+TENSOR = Configuration(
+    tensor_parallel_size=8, data_parallel_size=8, zero_stage=2, zero_shard_size=8, num_microbatches=16,
+    stage_layers=(80,),
+)  # fmt: skip
+MESH = Configuration(
+    tensor_parallel_size=2, context_parallel_size=2, data_parallel_size=16, zero_stage=2, zero_shard_size=8,
+    micro_batch_size=2, num_microbatches=4, stage_layers=(80,),
+)  # fmt: skip
+TITAN = Configuration(
+    tensor_parallel_size=4, sequence_parallel=True, pipeline_parallel_size=4, virtual_pipeline_size=2,
+    context_parallel_size=2, data_parallel_size=4, zero_stage=3, zero_shard_size=4, micro_batch_size=2,
+    num_microbatches=8, pipeline_schedule="interleaved_1f1b", recompute_granularity="selective",
+    stage_layers=(9, 10, 10, 10, 10, 11, 11, 9),
+)  # fmt: skip
+NANOTRON = Configuration(
+    tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, num_microbatches=16,
+    recompute_granularity="full", recompute_layers=80, stage_layers=(80,),
+)  # fmt: skip
+EXPERTS = Configuration(
+    data_parallel_size=16, expert_parallel_size=8, zero_stage=2, zero_shard_size=16, micro_batch_size=2,
+    num_microbatches=8, recompute_granularity="full", recompute_layers=32, stage_layers=(32,),
+)  # fmt: skip
+
+
+def _for(launcher: str, model: ModelSpec, config: Configuration, seq_length: int = 8192) -> Target:
+    found = target(model, config, seq_length=seq_length)
+    return replace(found, problem=replace(found.problem, launcher=launcher))
+
+
+CASES: dict[str, dict[str, Target]] = {
+    "megatron-bridge": {
+        "llama-3.1-405b-uneven": _for("megatron-bridge", LLAMA_405B, LLAMA_405B_UNEVEN),
+        "deepseek-v3-experts": _for("megatron-bridge", DEEPSEEK_V3, DEEPSEEK_EXPERTS, 4096),
+        "llama-3.1-70b-fsdp": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_FSDP),
+        "llama-3.1-70b-offloaded": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_OFFLOADED),
+        "llama-3.1-70b-near-stages": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_NEAR_STAGES),
+    },
+    "deepspeed": {
+        "llama-3.1-70b-zero3": _for("deepspeed", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-offloaded": _for("deepspeed", LLAMA_70B, replace(SHARDED, offload="optimizer")),
+        "llama-3.1-70b-stages": _for("deepspeed", LLAMA_70B, STAGES),
+        "llama-3.1-70b-tensor": _for("deepspeed", LLAMA_70B, TENSOR),
+        "mixtral-8x7b-experts": _for("deepspeed", MIXTRAL, EXPERTS, 4096),
+    },
+    "torchtitan": {
+        "llama-3.1-70b-fsdp": _for("torchtitan", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-stages": _for("torchtitan", LLAMA_70B, TITAN),
+    },
+    "accelerate": {
+        "llama-3.1-70b-fsdp": _for("accelerate", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-mesh": _for("accelerate", LLAMA_70B, MESH),
+    },
+    "nanotron": {"llama-3-70b-tensor": _for("nanotron", LLAMA_3_70B, NANOTRON)},
+    "ms-swift": {
+        "llama-3.1-70b-interleaved": _for("ms-swift", LLAMA_70B, LLAMA_70B_EVEN),
+        "llama-3.1-70b-offloaded": _for("ms-swift", LLAMA_70B, LLAMA_70B_OFFLOADED),
+        "mixtral-8x7b-experts": _for("ms-swift", MIXTRAL, MIXTRAL_EXPERTS, 4096),
+    },
+    "llama-factory": {
+        "llama-3.1-405b-uneven": _for("llama-factory", LLAMA_405B, LLAMA_405B_UNEVEN),
+        "mixtral-8x7b-experts": _for("llama-factory", MIXTRAL, MIXTRAL_EXPERTS, 4096),
+    },
+}
+
+
+def problem_of(
+    launcher: str, model: ModelSpec, *, seq_length: int = 4096, num_nodes: int = 8, batch: int = 128
+) -> Problem:
+    """A problem on H100 nodes."""
+    return Problem(
+        model=model,
+        cluster=find_cluster("dgx-h100", num_nodes=num_nodes),
+        workload=Workload(global_batch_size=batch, seq_length=seq_length),
+        launcher=launcher,
+    )
+
+
+def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator[Target]:
+    """Legal rows of the search's own space, drawn at random, each with a split that the launcher takes."""
+    space = enumerate_space(problem)
+    legal = np.flatnonzero(space.legal)
+    for row in rng.sample(legal.tolist(), min(count, len(legal))):
+        yield target_of_row(problem, space, row, rng)
+
+
+def target_of_row(problem: Problem, space: Space, row: int, rng: random.Random) -> Target:
+    """One row, with a split that the launcher takes."""
+    chunks = int((space.columns.pipeline_parallel_size * space.columns.virtual_pipeline_size)[row])
+    split = _split(problem, chunks, rng)
+    own = launcher_split(problem, space.columns.configuration(row, split))
+    config = space.columns.configuration(row, own or split)
+    return Target(plan=plan(config), problem=problem)
+
+
+def _split(problem: Problem, chunks: int, rng: random.Random) -> list[int]:
+    """Any split of at least one layer a chunk, where the launcher takes any; else the even one."""
+    layers, able = problem.model.num_layers, launcher_capabilities(problem.launcher)
+    if not able.uneven_stages or chunks == layers:
+        return [layers // chunks] * chunks
+    least = 1 + (layers // chunks - 1) // 2  # recomputed layers of the row fit into most chunks
+    rest = layers - least * chunks
+    extra = [rng.randrange(chunks) for _ in range(rest)]
+    return [least + extra.count(chunk) for chunk in range(chunks)]

@@ -1,0 +1,254 @@
+"""Hugging Face configs of real models, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.importers.huggingface import load_config, model_from_config
+from meshwright.profiles.importers.huggingface_families import HARMLESS
+from meshwright.profiles.library import find_model, model_names
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+# Configs of public repositories, each with its origin and licence. ``parameters`` and the facts beside it
+# were counted by transformers 5.23.0 on torch's meta device: the model class is built from the config, tied
+# weights are counted once; empty where the class is not in the library.
+REAL: dict[str, dict[str, Any]] = {
+    one["name"]: one for one in json.loads((FIXTURES / "real-configs.json").read_text())
+}
+# Counted elsewhere: of the published checkpoints.
+PUBLISHED = {
+    "mistral-7b": 7_241_732_096,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "opt-6.7b": 6_658_473_984,
+    "phi-3-mini": 3_821_079_552,
+}
+# Types that are refused by name; every other one of REAL is planned.
+REFUSED = {
+    "apertus", "baichuan", "bamba", "bert", "bitnet", "chatglm", "dbrx", "deepseek", "deepseek_v4",
+    "falcon_h1", "gemma4_text", "glm_moe_dsa", "granitemoehybrid", "jamba", "llama4_text",
+    "mamba", "mamba2", "mimo", "minicpm", "minimax", "ministral3", "mpt", "nemotron-nas", "nemotron_h",
+    "orion", "qwen", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "rwkv", "rwkv5", "t5", "vit",
+    "xlstm", "zamba2",
+}  # fmt: skip
+PLANNED = [name for name, one in REAL.items() if one["config"]["model_type"] not in REFUSED]
+
+
+def _config(name: str, **changes: object) -> dict[str, object]:
+    raw: dict[str, object] = json.loads((FIXTURES / f"{name}.json").read_text())
+    return raw | changes
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_real_config_has_exactly_the_parameters_that_transformers_counts(name: str) -> None:
+    model = model_from_config(REAL[name]["config"], name=name)
+    assert model.num_parameters() == REAL[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_real_config_has_the_facts_of_the_tensors_that_transformers_builds(name: str) -> None:
+    real, model = REAL[name], model_from_config(REAL[name]["config"], name=name)
+    norms = {"none": "none", "per_head": "per head", "all_heads": "whole width"}
+    found = {
+        "layers": str(model.num_layers),
+        "norms_per_layer": str(model.norms_per_layer),
+        "tied": str(model.tied_embeddings).lower(),
+        "gated": str(model.gated_mlp).lower(),
+        "attention_sinks": str(model.attention_sinks).lower(),
+        "out_bias": str(model.attention_output_bias).lower(),
+        "qkv_bias": str(model.qkv_bias).lower(),
+        "qk_norm": norms[model.query_key_norm],
+        "attention_softcap": "" if model.attention_softcap is None else str(model.attention_softcap),
+        "final_softcap": "" if model.logit_softcap is None else str(model.logit_softcap),
+    }
+    if model.normalization == "layernorm_without_weights":
+        del found["norms_per_layer"]
+    assert {name: real[name] for name in found} == found
+
+
+@pytest.mark.parametrize("name", sorted(set(REAL) - set(PLANNED)))
+def test_a_type_that_is_not_priced_right_is_refused_by_the_name_of_a_key(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="unsupported: ") as caught:
+        model_from_config(REAL[name]["config"], name=name)
+    assert caught.value.errors[0].pointer.removeprefix("/model/") in {
+        key
+        for part in (REAL[name]["config"], REAL[name]["config"].get("rope_parameters") or {})
+        for key in part
+    }
+
+
+def test_every_key_of_every_real_config_is_known_or_has_a_reason_to_be_harmless() -> None:
+    config = REAL["qwen3-8b"]["config"]
+    for key in ("use_frobnication", "mlp_bias_scale", "new_norm"):
+        with pytest.raises(UnsupportedModelError, match=f"unsupported: {key} "):
+            model_from_config({**config, key: True}, name="x")
+    assert all(HARMLESS.values())
+    model_from_config({**config, "use_frobnication": None, "temperature": 0.6}, name="x")
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_a_real_config_gives_the_published_number_of_weights(name: str, parameters: int) -> None:
+    model = load_config(FIXTURES / f"{name}.json")
+    assert model.num_parameters() == parameters
+    assert model.name == name
+
+
+WHOLE = [name for name in PLANNED if REAL[name]["origin"] != "reconstructed"]
+
+
+@pytest.mark.parametrize("name", sorted(set(WHOLE) & set(model_names())))
+def test_a_catalog_model_has_every_fact_of_its_config(name: str) -> None:
+    imported, known = model_from_config(REAL[name]["config"], name=name), find_model(name)
+    # Early copies of a config state fewer positions than the published one.
+    unnamed: dict[str, Any] = {"source": "", "display_name": "", "max_position_embeddings": None}
+    assert replace(known, **unnamed) == replace(imported, **unnamed)
+
+
+def test_a_folder_is_read_through_its_config_and_gives_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text((FIXTURES / "gpt2.json").read_text())
+    assert load_config(folder).name == "my-model"
+    assert load_config(str(folder / "config.json")).name == "my-model"
+
+
+def test_gpt2_has_learned_positions_and_a_default_mlp_width() -> None:
+    model = load_config(FIXTURES / "gpt2.json")
+    assert model.ffn_hidden_size == 4 * 768
+    assert model.learned_position_embeddings
+    assert model.tied_embeddings
+    assert not model.gated_mlp
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "every"),
+    [
+        ("mistral-7b", 4096, 1),  # all layers local
+        ("gemma-2-9b", 4096, 2),  # every second layer global
+        ("gemma-3-1b", 512, 6),
+        ("gpt-oss-20b", 128, 2),
+        ("qwen2.5-7b", None, 1),  # stated, but switched off
+        ("llama-3.1-8b", None, 1),
+    ],
+)
+def test_local_layers_are_those_of_the_family(name: str, window: int | None, every: int) -> None:
+    model = load_config(FIXTURES / f"{name}.json")
+    assert (model.sliding_window, model.sliding_window_every) == (window, every)
+
+
+def test_an_unknown_type_is_refused_with_what_to_do_next() -> None:
+    config = json.loads((FIXTURES / "new-llama-like.json").read_text())
+    with pytest.raises(UnsupportedModelError, match="set model_type to that one"):
+        model_from_config(config, name="x")
+    model = model_from_config(config | {"model_type": "llama"}, name="x")
+    # 2·32000·1024 + 16·(2·1024² + 2·1024·512 + 3·1024·2816 + 2·1024) + 1024
+    assert model.num_parameters() == 254_313_472
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"add_cross_attention": True}, "add_cross_attention"),
+        ({"vision_config": {"hidden_size": 1}, "text_config": {}}, "vision_config"),
+        ({"type_vocab_size": 2}, "type_vocab_size"),
+        ({"mamba_d_state": 16}, "mamba_d_state"),
+        ({"layer_types": ["linear_attention"] * 32}, "layer_types"),
+        (
+            {"layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 30, "sliding_window": 8},
+            "layer_types",
+        ),
+        ({"index_topk": 2048}, "index_topk"),
+        ({"model_type": "brand_new", "rms_norm_eps": None}, "model_type"),
+        ({"hidden_act": "xielu"}, "hidden_act"),
+        ({"moe_num_experts": 64}, "moe_num_experts"),
+        ({"lm_head_bias": True}, "lm_head_bias"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 8.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "spiral": 3}}, "spiral"),
+    ],
+)
+def test_what_the_cost_model_cannot_express_is_refused_by_field(
+    changes: dict[str, object], field: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"unsupported: {field} ") as caught:
+        model_from_config(_config("llama-3.1-8b", **changes), name="x")
+    assert caught.value.errors[0].pointer == f"/model/{field}"
+
+
+def test_experts_in_unevenly_spaced_layers_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="unsupported: mlp_only_layers"):
+        model_from_config(_config("qwen3-30b-a3b", mlp_only_layers=[5]), name="x")
+    leading = model_from_config(_config("qwen3-30b-a3b", mlp_only_layers=[0, 1]), name="x")
+    assert leading.moe is not None
+    assert leading.moe.num_dense_layers == 2
+
+
+def test_every_second_layer_sparse_starts_with_a_dense_one() -> None:
+    model = model_from_config(_config("qwen3-30b-a3b", decoder_sparse_step=2), name="x")
+    assert model.layer_kinds()[:4] == ("dense", "moe", "dense", "moe")
+
+
+def test_projected_word_embeddings_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="word_embed_proj_dim"):
+        model_from_config(_config("opt-6.7b", word_embed_proj_dim=512), name="x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"num_hidden_layers": None}, "/model/num_hidden_layers"),
+        ({"hidden_size": "4096"}, "/model/hidden_size"),
+        ({"hidden_size": True}, "/model/hidden_size"),
+        ({"vocab_size": float("nan")}, "/model/vocab_size"),
+        ({"intermediate_size": [1, 2]}, "/model/intermediate_size"),
+        ({"num_attention_heads": -32}, "/model/num_attention_heads"),
+        ({"num_key_value_heads": 5}, "/model/num_kv_heads"),
+        ({"num_attention_heads": 33, "num_key_value_heads": 33}, "/model/num_attention_heads"),
+        ({"model_type": None}, "/model/model_type"),
+        ({"layer_types": ["full_attention"]}, "/model/layer_types"),
+        ({"tie_word_embeddings": "yes"}, "/model/tie_word_embeddings"),
+    ],
+)
+def test_a_garbled_field_is_named_with_its_pointer(changes: dict[str, object], pointer: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        model_from_config(_config("llama-3.1-8b", **changes), name="x")
+    assert pointer in [error.pointer for error in caught.value.errors]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '"llama"', "\ud800".encode("utf-16", "surrogatepass").decode("latin-1")]
+)
+def test_a_file_that_is_no_config_is_refused_without_a_trace(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, "utf-8")
+    with pytest.raises(InvalidProblemError):
+        load_config(tmp_path)
+
+
+def test_a_missing_or_binary_or_huge_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="no readable"):
+        load_config(tmp_path / "nowhere.json")
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidProblemError, match="not JSON"):
+        load_config(binary)
+    huge = tmp_path / "huge.json"
+    huge.write_bytes(b" " * (17 * 2**20))
+    with pytest.raises(InvalidProblemError, match="too big"):
+        load_config(huge)
+    deep = tmp_path / "deep.json"
+    deep.write_text('{"a":' * 100_000)
+    with pytest.raises(InvalidProblemError, match="nested deeper than 32 levels"):
+        load_config(deep)
+
+
+def test_the_rotary_base_is_the_stated_one_or_the_library_default() -> None:
+    assert model_from_config(_config("llama-3.1-8b"), name="x").rotary_base == 500_000
+    config = _config("llama-3.1-8b")
+    del config["rope_theta"]
+    assert model_from_config(config, name="x").rotary_base == 10_000, "the default of LlamaConfig"

@@ -1,0 +1,184 @@
+"""The API against bodies, tokens, hosts and crowds that mean it no good."""
+
+import json
+import threading
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright.service.api import deps
+from meshwright.service.api.app import create_app
+from meshwright.service.db.database import Database
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.pagination import encode_token
+from meshwright.service.settings import Settings
+from tests.reliability.figures import measured
+from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
+
+
+def with_seq_length(text: str) -> bytes:
+    return json.dumps(BODY).replace("8192", text).encode()
+
+
+HOSTILE = {
+    "nan": with_seq_length("NaN"),
+    "infinity": with_seq_length("-Infinity"),
+    "overflow": with_seq_length("1e999"),
+    "2^70": with_seq_length(str(2**70)),
+    "a quarter million digits": with_seq_length("9" * 250_000),
+    "bool as int": with_seq_length("true"),
+    "text as int": with_seq_length('"8192"'),
+    "lone surrogate": b'{"model": {"name": "\\ud800"}}',
+    "nul": b'{"model": {"name": "\\u0000"}}',
+    "duplicate keys": b'{"model": 1, "model": 2}',
+    "100k deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep objects": b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
+    "not utf-8": b"\xff\xfe\x00",
+    "empty": b"",
+    "not an object": b"[]",
+    "cut off": b'{"model":',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/predictions"])
+def test_hostile_json_is_a_422_problem(client: TestClient, name: str, path: str) -> None:
+    answer = client.post(path, content=HOSTILE[name], headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    assert len(answer.content) < 4096  # nothing is echoed at length
+    assert client.get("/v1/jobs").json()["jobs"] == []
+    measured(17, "bodies, each refused at two addresses", len(HOSTILE))
+
+
+NAMES = {f"tensor_parallel_{number}": 1 for number in range(990)}  # as many keys as one object may have
+TOO_MUCH = {
+    "pins": {**BODY, "search": {"pin": NAMES}},
+    "bounds": {**BODY, "search": {"bounds": {name: [1, 2] for name in NAMES}}},
+    "forbidden values": {**BODY, "search": {"forbid": {"tensor_parallel_size": [8] * 2000}}},
+    "wrong forbidden values": {**BODY, "search": {"forbid": {"tensor_parallel_size": [-1] * 1000}}},
+    "framework options": {**BODY, "workload": {**BODY["workload"], "framework_options": NAMES}},
+    "unknown fields": {**BODY, **NAMES},
+    "unknown fields of the model": {**BODY, "model": {**BODY["model"], **NAMES}},
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_a_request_that_is_wrong_in_a_thousand_places_gets_a_short_answer(
+    client: TestClient, name: str
+) -> None:
+    answer = client.post("/v1/jobs", json=TOO_MUCH[name])
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    assert len(answer.content) < 8192
+
+
+def test_a_configuration_that_is_wrong_in_a_thousand_places_gets_a_short_answer(
+    client: TestClient,
+) -> None:
+    answer = client.post("/v1/predictions", json={"problem": BODY, "configuration": NAMES})
+    assert (answer.status_code, len(answer.json()["errors"])) == (422, 20)
+
+
+def test_a_forged_page_token_is_no_server_error(client: TestClient, engine: JobEngine) -> None:
+    here = f"/v1/jobs/{submit(client)}"
+    answer_next(engine)
+    forged = [
+        ("/v1/jobs", (1.0, "\ud800")),
+        ("/v1/jobs", (1.0, "\0")),
+        ("/v1/jobs", (float("nan"), "x")),
+        (f"{here}/plans", (2**70,)),
+    ]
+    for path, position in forged:
+        answer = client.get(path, params={"page_token": encode_token(*position)})
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:meshwright:problem:bad_page_token")
+
+
+@pytest.mark.alone
+def test_a_server_whose_threads_all_wait_for_the_database_is_alive(
+    client: TestClient, database: Database
+) -> None:
+    posts = [threading.Thread(target=lambda: submit(client)) for _ in range(45)]  # more than threads
+    with database.write():  # nobody else may write
+        for post in posts:
+            post.start()
+        time.sleep(0.5)
+        started = time.monotonic()
+        assert client.get("/livez").status_code == 200
+        assert time.monotonic() - started < 2.0
+    for post in posts:
+        post.join()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "max_bytes"),
+    [
+        ("POST", "/v1/jobs", 2**18),
+        ("POST", "/v1/predictions", 2**18),
+        ("POST", "/v1/plans/none/measurements", 2**18),
+        ("POST", "/v1/profiles", 2**23),
+        ("PUT", "/v1/clusters/own", 2**23),
+        ("PUT", "/v1/models/own", 2**23),
+    ],
+)
+def test_a_body_over_the_limit_of_its_address_is_a_413_whether_or_not_it_says_so(
+    client: TestClient, method: str, path: str, max_bytes: int
+) -> None:
+    headers = {"content-type": "application/json"}
+    blank = b" " * 2**17
+    fits = b"{" + b" " * (max_bytes - 2) + b"}"  # 8 MiB of blanks are refused for another reason
+    assert client.request(method, path, content=fits, headers=headers).status_code != 413
+    said = client.request(method, path, content=fits + b" ", headers=headers)
+    pieces = (blank for _ in range(max_bytes // len(blank) + 1))
+    chunked = client.request(method, path, content=pieces, headers=headers)
+    assert [said.status_code, chunked.status_code] in ([413, 413], [413, 422])
+    assert said.headers["content-type"] == PROBLEM_TYPE
+    assert f"{max_bytes} bytes" in said.json()["detail"]
+    assert "keep a large cluster" in said.json()["detail"] or max_bytes > 2**18
+
+
+def test_a_large_body_that_gets_no_turn_is_told_when_to_come_back(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
+    large = json.dumps({**BODY, "title": "x" * deps.SMALL_BYTES}).encode()
+    headers = {"content-type": "application/json"}
+    service = client.app.state.service  # type: ignore[attr-defined]
+    service.problems._value = 0
+    busy = client.post("/v1/jobs", content=large, headers=headers)
+    assert (busy.status_code, busy.json()["type"]) == (503, "urn:meshwright:problem:busy")
+    assert int(busy.headers["retry-after"]) >= 1
+    assert client.post("/v1/jobs", json=BODY).status_code == 202  # a small one waits for nobody
+    service.problems._value = deps.MAX_PROBLEMS
+    assert client.post("/v1/jobs", content=large, headers=headers).status_code == 422
+    assert service.problems._value == deps.MAX_PROBLEMS  # a refused one gives its turn back
+
+
+def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", content=json.dumps(BODY), headers={"content-type": "text/plain"})
+    assert (answer.status_code, answer.json()["title"]) == (415, "Unsupported Media Type")
+
+
+def test_a_foreign_host_name_is_refused(client: TestClient) -> None:
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", ""):
+        answer = client.get("/v1/jobs", headers={"Host": host})
+        assert (answer.status_code, answer.headers["content-type"]) == (421, PROBLEM_TYPE)
+    for host in ("127.0.0.1:8420", "LOCALHOST", "[::1]:8420"):
+        assert client.get("/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_name_that_a_foreign_page_made_resolve_to_a_server_without_keys_is_refused(
+    database: Database, insecure: bool
+) -> None:
+    # An attacker chooses what evil.example resolves to, but not what the browser puts into Host.
+    settings = Settings(
+        database_url=str(database.url), insecure=insecure, allowed_hosts="Plans.example, gpu-7.lab"
+    )
+    refused = ("evil.example:8420", "plans.example.evil.example", "10.0.0.5.evil.example", "gpu-7", "")
+    accepted = ("plans.example:8420", "GPU-7.lab", "10.0.0.5:8420", "[fd00::5]:8420", "localhost")
+    with TestClient(create_app(settings)) as client:
+        found = {
+            host: client.get("/v1/jobs", headers={"Host": host}).status_code
+            for host in (*refused, *accepted)
+        }
+    assert found == dict.fromkeys(refused, 421) | dict.fromkeys(accepted, 200)

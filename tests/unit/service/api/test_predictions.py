@@ -1,0 +1,129 @@
+"""``POST /v1/predictions`` with a launch file: of any launcher, bounded, never looked up elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright.service.launchers.registry import export
+from meshwright.service.requests.launch_files import MAX_FILES, MAX_TEXT
+from tests.launchers.plans import CASES
+from tests.unit.service.launchers.reading.test_megatron_lm import SCRIPT
+
+CLUSTER = {"cluster": {"name": "dgx-h100"}}
+
+
+def post(client: TestClient, launch_file: object, **body: object) -> tuple[int, dict[str, object]]:
+    answer = client.post("/v1/predictions", json={"problem": CLUSTER, "launch_file": launch_file, **body})
+    return answer.status_code, answer.json()
+
+
+def faults(body: dict[str, object]) -> list[tuple[str, str]]:
+    return [(one["pointer"], one["message"]) for one in body["errors"]]  # type: ignore[attr-defined]
+
+
+def test_a_script_is_priced_as_its_configuration_is(client: TestClient) -> None:
+    status, read = post(client, {"name": "train.sh", "text": SCRIPT})
+    assert status == 200, read
+    # 4 nodes of 8 GPUs; tp 4 * pp 2 leaves dp 4; 128 sequences = 4 * 32 micro-batches of 1
+    config = read["config"]
+    assert (config["data_parallel_size"], config["num_microbatches"]) == (4, 32)  # type: ignore[index]
+    assert (read["launcher"], read["unread"]) == ("megatron-lm", ["--strange-flag"])
+    assert any("--overlap-grad-reduce" in note for note in read["notes"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("launcher", [name for name in CASES if name != "megatron-bridge"])
+def test_exported_files_are_priced_whosever_they_are(client: TestClient, launcher: str) -> None:
+    case = next(iter(CASES[launcher].values()))
+    files = export(case.plan, case.problem, launcher).files
+    name = "launch.sh"
+    others = {other: text for other, text in files.items() if other != name}
+    status, read = post(client, {"name": name, "text": files[name], "files": others})
+    assert status == 200, read
+    assert read["launcher"] == launcher
+    assert read["config"]["stage_layers"] == list(case.config.stage_layers)  # type: ignore[index]
+
+
+def test_what_a_file_leaves_open_is_told_beside_it(client: TestClient) -> None:
+    file = {"name": "ds.json", "text": '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1,'
+            ' "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'}  # fmt: skip
+    status, read = post(client, file)
+    assert (status, faults(read)[0][0]) == (422, "/model")
+    problem = {"model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h100", "num_nodes": 4}}
+    status, read = post(client, file, problem=problem)
+    assert faults(read)[0][0] == "/launch_file/text"
+    assert "seq_length" in faults(read)[0][1]
+    problem["workload"] = {"seq_length": 4096}
+    status, read = post(client, file, problem=problem, configuration={"recompute_granularity": "full"})
+    # 64 sequences on 32 GPUs without stages or tensor ranks: 2 micro-batches of 1
+    config = read["config"]
+    assert (config["num_microbatches"], config["recompute_layers"]) == (2, 32)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("file", "pointer", "says"),
+    [
+        ({"name": "a.sh"}, "/launch_file/text", "must be text"),
+        ({"name": "../a.sh", "text": ""}, "/launch_file/name", "without folders"),
+        ({"name": "a.sh", "text": "x" * (MAX_TEXT + 1)}, "/launch_file/text", "too big"),
+        ({"name": "a.sh", "text": "", "launcher": "x"}, "/launch_file/launcher", ""),
+        ({"name": "a.sh", "text": "", "path": "x"}, "/launch_file/path", ""),
+        ({"name": "a.sh", "text": "", "files": {str(n): "" for n in range(MAX_FILES + 1)}},
+         "/launch_file/files", "at most"),
+        ({"name": "a.sh", "text": "", "files": {str(n): "x" * (2 * MAX_TEXT // 5) for n in range(3)}},
+         "/launch_file/files", "too big together"),
+        ({"name": "a.sh", "text": "source /etc/passwd\n"}, "/launch_file/text", "no launcher's names"),
+        ({"name": "a.sh", "text": SCRIPT.replace("--bf16", "--bf16 --fp16")}, "/launch_file/text",
+         "--fp16: line 21: contradicts --bf16"),
+        ({"name": "a.yaml", "text": "parallelism: {dp: 8, tp: nine}\n"}, "/launch_file/text",
+         'parallelism.tp: line 1: "nine" is no whole number'),
+        ({"name": "a.yaml", "text": "a: &a [x]\nb: [*a, *a]\n", "launcher": "nanotron"},
+         "/launch_file/text", "aliases"),
+        ({"name": "a.py", "text": "import os\nos.abort()\n", "launcher": "torchtitan"},
+         "/launch_file/text", "no ParallelismConfig"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_refused_with_their_place(
+    client: TestClient, file: dict[str, object], pointer: str, says: str
+) -> None:
+    status, read = post(client, file, problem={**CLUSTER, "model": {"name": "llama-3.1-8b"}})
+    assert status == 422
+    assert any(at == pointer and says in message for at, message in faults(read)), read
+
+
+SLIPS = {
+    "megatron-bridge": ("plan_args.sh", "train.micro_batch_size", "train.micro_batch_szie"),
+    "deepspeed": ("ds_config.json", "train_batch_size", "train_batch_siz"),
+    "torchtitan": ("torchtitan_plan.py", "tensor_parallel_degree", "tensor_paralel_degree"),
+    "accelerate": ("accelerate.yaml", "fsdp_reshard_after_forward", "fsdp_reshard_after_foward"),
+    "nanotron": ("nanotron.yaml", "batch_accumulation_per_replica", "batch_acumulation_per_replica"),
+    "ms-swift": ("plan_args.sh", "--pipeline_model_parallel_size", "--pipeline_model_parallel_szie"),
+    "llama-factory": ("llama_factory.yaml", "per_device_train_batch_size", "per_device_train_batchsize"),
+}
+
+
+@pytest.mark.parametrize("launcher", SLIPS)
+def test_files_that_are_broken_by_hand_are_refused_with_line_and_what_was_meant(
+    client: TestClient, launcher: str
+) -> None:
+    case = next(iter(CASES[launcher].values()))
+    files = export(case.plan, case.problem, launcher).files
+    file, right, wrong = SLIPS[launcher]
+    rows = {number for number, line in enumerate(files[file].splitlines(), start=1) if right in line}
+
+    def answer(files: dict[str, str]) -> list[dict[str, str]]:
+        others = {other: text for other, text in files.items() if other != "launch.sh"}
+        status, read = post(client, {"name": "launch.sh", "text": files["launch.sh"], "files": others})
+        assert status == 422, read
+        errors: list[dict[str, str]] = read["errors"]  # type: ignore[assignment]
+        assert all(one["pointer"] == "/launch_file/text" for one in errors)
+        return errors
+
+    (slip, *_) = answer({**files, file: files[file].replace(right, wrong)})
+    assert slip["nearest"].endswith(right)
+    assert any(f"{wrong}: line {row}: is unknown" in slip["message"] for row in rows), slip
+    gone = answer({name: text for name, text in files.items() if name != file and "0_2" not in name})
+    assert file in gone[0]["message"]
+    assert "is not beside" in gone[0]["message"]
+    worlds = answer({**files, "launch.sh": files["launch.sh"].replace("NUM_NODES=", "NUM_NODES=1")})
+    assert all(one["allowed"] for one in worlds)

@@ -1,0 +1,97 @@
+"""Profiles and measurements over HTTP: shapes, statuses, faults with their pointers."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright.service.jobs.engine import JobEngine
+from tests.problems.measured_profiles import measured_profile, measurement
+from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
+
+PLAN = "/v1/plans/aaa/measurements"
+
+
+@pytest.fixture
+def measured(client: TestClient, engine: JobEngine) -> dict[str, Any]:
+    """What was learnt from the first plan of a finished job."""
+    submit(client)
+    answer_next(engine)
+    answer = client.post(PLAN, json={"step_time_s": 300.0})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def test_a_measurement_gives_a_profile_that_problems_can_name(
+    client: TestClient, measured: dict[str, Any]
+) -> None:
+    assert measured["num_runs"] == 1
+    assert measured["prediction"]["step_time_s"] > 0
+    (listed,) = client.get("/v1/profiles").json()["profiles"]
+    assert (listed["id"], listed["kind"]) == (measured["profile"], "calibration")
+    assert submit(client, profile=measured["profile"]) != submit(client)
+    configuration = {"tensor_parallel_size": 8, "micro_batch_size": 1}
+    priced = [
+        client.post("/v1/predictions", json={"problem": problem, "configuration": configuration}).json()
+        for problem in (BODY, {**BODY, "profile": measured["profile"]})
+    ]
+    assert priced[0]["profile"] != priced[1]["profile"]
+
+
+def test_a_profile_that_was_fetched_can_be_sent_back(client: TestClient, measured: dict[str, Any]) -> None:
+    here = f"/v1/profiles/{measured['profile']}"
+    document = client.get(here).json()["document"]
+    again = client.post("/v1/profiles", json=document)
+    assert (again.status_code, again.headers["Location"]) == (201, here)
+
+
+def test_a_measured_profile_is_kept_and_a_plan_of_another_gpu_refuses_it(client: TestClient) -> None:
+    raw = measured_profile(measurement("qkv", "forward", 1e-3, m=64, n=64, k=64)).to_json()
+    raw["machine"] = {**raw["machine"], "gpu": "l40s"}  # type: ignore[dict-item]
+    kept = client.post("/v1/profiles", json=raw).json()
+    assert (kept["kind"], kept["gpu"]) == ("measured", "l40s")
+    answer = client.post("/v1/jobs", json={**BODY, "profile": kept["id"]})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    (fault,) = answer.json()["errors"]
+    assert fault["pointer"] == "/profile"
+    assert "l40s" in fault["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/format"),
+        ({"format": "meshwright-calibration/1"}, "/"),
+        ({"format": "meshwright-measured-profile"}, "/format"),
+        ({"format": "meshwright-measured-profile", "version": 1}, "/subject/model/num_layers"),
+    ],
+)
+def test_what_is_no_profile_is_refused(client: TestClient, body: dict[str, Any], pointer: str) -> None:
+    answer = client.post("/v1/profiles", json=body)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+def test_an_impossible_measurement_names_its_field(client: TestClient, measured: dict[str, Any]) -> None:
+    answer = client.post(PLAN, json={"step_time_s": 1e-3})
+    assert (answer.status_code, measured["plan_id"]) == (422, "aaa")
+    assert answer.json()["errors"][0]["pointer"] == "/step_time_s"
+    for peak in (1, 2**49):  # less than the weights, more than the GPU
+        answer = client.post(PLAN, json={"step_time_s": 300.0, "peak_memory_bytes": peak})
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/peak_memory_bytes")
+
+
+def test_a_repeated_measurement_with_a_key_is_one(client: TestClient, measured: dict[str, Any]) -> None:
+    headers = {"Idempotency-Key": "run-7"}
+    answers = [client.post(PLAN, json={"step_time_s": 301.0}, headers=headers) for _ in range(2)]
+    assert answers[0].json() == answers[1].json()
+    assert answers[0].json()["num_runs"] == measured["num_runs"] + 1
+    other = client.post(PLAN, json={"step_time_s": 302.0}, headers=headers)
+    assert other.json()["type"] == "urn:meshwright:problem:idempotency_conflict"
+
+
+def test_what_is_not_there_is_not_found(client: TestClient) -> None:
+    assert client.get("/v1/profiles/nothing").status_code == 404
+    assert client.post(PLAN, json={"step_time_s": 3.0}).status_code == 404
+    answer = client.post("/v1/jobs", json={**BODY, "profile": "nothing"})
+    assert answer.json()["errors"][0]["pointer"] == "/profile"

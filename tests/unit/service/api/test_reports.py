@@ -1,0 +1,76 @@
+"""Reports and timelines over HTTP."""
+
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
+from meshwright.workers.outcome import outcome_of
+from tests.served.api_client import BODY, answer_next, submit
+from tests.served.job_records import claimed
+from tests.served.reports import Page
+
+
+@pytest.fixture
+def job(client: TestClient, engine: JobEngine) -> str:
+    """A job that a worker has really answered, with two plans."""
+    job_id = submit(client)
+    claim = claimed(engine)
+    problem = parse_problem(BODY)
+    quick = replace(problem, options=replace(problem.options, top_k=2, certify="none"))
+    answer = ask(quick, default_profile(problem.cluster, problem.launcher))
+    assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))
+    return job_id
+
+
+def test_the_report_of_a_job_is_a_page_under_its_own_policy(client: TestClient, job: str) -> None:
+    answer = client.get(f"/v1/jobs/{job}/report")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    page = Page(answer.text)
+    inside = next(meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
+    assert answer.headers["Content-Security-Policy"] == f"{inside}; frame-ancestors 'none'"
+    assert len(page.all("article")) == 2
+    assert "as asked" in page.text  # other hardware and batches are predicted
+    assert "proved optimal" in page.text
+
+
+def test_what_if_can_be_left_out(client: TestClient, job: str) -> None:
+    page = Page(client.get(f"/v1/jobs/{job}/report", params={"what_if": "false"}).text)
+    assert "what-if" not in {attributes.get("id") for _, attributes in page.elements}
+
+
+def test_the_report_of_a_plan_claims_its_rank_and_no_more(client: TestClient, job: str) -> None:
+    second = client.get(f"/v1/jobs/{job}/plans").json()["plans"][1]
+    page = Page(client.get(f"/v1/plans/{second['plan_id']}/report").text)
+    assert len(page.all("article")) == 1
+    assert "rank 2" in page.text
+    assert "proved optimal" not in page.text
+
+
+def test_the_timeline_of_a_plan_takes_as_long_as_its_prediction(client: TestClient, job: str) -> None:
+    first = client.get(f"/v1/jobs/{job}/plans").json()["plans"][0]
+    trace = client.get(f"/v1/plans/{first['plan_id']}/timeline").json()
+    step_s = first["prediction"]["step_time_s"]
+    assert trace["otherData"]["step_time_s"] == pytest.approx(step_s)
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step_s * 1e6)
+
+
+def test_a_plan_that_other_costs_predicted_has_a_report_but_no_timeline(
+    client: TestClient, engine: JobEngine
+) -> None:
+    submit(client)
+    answer_next(engine)
+    assert client.get("/v1/plans/aaa/timeline").status_code == 404
+    assert "Timeline and roofline are left out" in Page(client.get("/v1/plans/aaa/report").text).text
+
+
+def test_what_is_not_there_or_not_finished_has_no_report(client: TestClient) -> None:
+    assert client.get("/v1/plans/nothing/report").status_code == 404
+    assert client.get("/v1/jobs/nothing/report").status_code == 404
+    assert client.get(f"/v1/jobs/{submit(client)}/report").status_code == 409

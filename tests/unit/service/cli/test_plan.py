@@ -1,0 +1,61 @@
+"""``meshwright plan --sweep``: searches in this process, joined as the service joins them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.main import app
+from tests.served.job_records import TINY_PROBLEM
+
+TINY = ["--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1", "--seq-length", "512"]
+QUICK = ["--certify", "none", "--top-k", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def plan(*options: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *options])
+
+
+def test_a_sweep_prints_its_points_and_one_ranking() -> None:
+    shown = plan(*TINY, *QUICK, "--sweep", "global_batch_size=16,32", "--json")
+    assert shown.exit_code == 0, shown.output
+    answer = json.loads(shown.stdout)
+    assert answer["status"] == "optimal"
+    assert [row["values"] for row in answer["points"]] == [
+        {"global_batch_size": 16},
+        {"global_batch_size": 32},
+    ]
+    assert [one["rank"] for one in answer["plans"]] == [1, 2]
+    best = max(answer["points"], key=lambda row: row["tokens_per_s"])
+    assert (answer["plans"][0]["plan_id"], best["rank"]) == (best["plan_id"], 1)
+
+
+def test_a_problem_file_may_hold_the_sweep_and_csv_has_a_line_for_each_point(tmp_path: Path) -> None:
+    file = tmp_path / "problem.json"
+    file.write_text(json.dumps({**TINY_PROBLEM, "sweep": {"tensor_parallel_size": [1, 2]}}))
+    shown = plan(str(file), "--csv")
+    assert shown.exit_code == 0, shown.output
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
+    assert [row["tensor_parallel_size"] for row in rows] == ["1", "2"]
+    assert sorted(row["efficient"] for row in rows) == ["False", "True"]  # one of them is the faster
+
+
+def test_short_names_and_the_table_for_people() -> None:
+    shown = plan(*TINY, *QUICK, "--global-batch-size", "16", "--sweep", "tp=1,2")
+    assert shown.exit_code == 0, shown.output
+    assert "2 of 2 points have a plan" in shown.stdout
+
+
+def test_a_sweep_that_is_wrong_is_bad_input() -> None:
+    for sweep in ("nodes=1,2", "num_nodes=0", "num_nodes"):
+        shown = plan(*TINY, *QUICK, "--global-batch-size", "16", "--sweep", sweep)
+        assert isinstance(shown.exception, InvalidProblemError)

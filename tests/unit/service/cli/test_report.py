@@ -1,0 +1,100 @@
+"""``meshwright report`` and ``meshwright plot`` on an answer in a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.export import write_export
+from meshwright.service.cli.plot import run_plot
+from meshwright.service.cli.report import Wanted, run_report
+from meshwright.service.cli.saved_plans import plan_of_file
+from meshwright.service.library import answer_document
+from tests.builders import a_problem, an_infeasible_answer
+from tests.served.reports import Page, small_answer
+
+
+@pytest.fixture
+def answer_file(tmp_path: Path) -> Path:
+    problem, answer = small_answer()
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(answer_document(answer, problem)))
+    return path
+
+
+def test_the_plan_of_a_rank_stands_first(answer_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    run_report(Wanted(name="", source=answer_file, rank=2), out=out, open_it=False, timeline=None)
+    page = Page(out.read_text())
+    chosen = [one["id"] for one in page.all("article") if "chosen" in one["class"]]
+    assert chosen == [f"plan-{small_answer()[1].plans[1].plan_id}"]
+
+
+def test_a_rank_that_is_not_there_is_refused(answer_file: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="3 plans, none of rank 9"):
+        run_report(Wanted(name="", source=answer_file, rank=9), out=None, open_it=False, timeline=None)
+
+
+def test_the_answer_that_export_writes_has_a_report_of_its_plan(answer_file: Path, tmp_path: Path) -> None:
+    chosen = plan_of_file(answer_file, 2)
+    write_export(chosen, launcher=None, save_dir=tmp_path / "run", force=False)
+    out = tmp_path / "report.html"
+    run_report(
+        Wanted(name="", source=tmp_path / "run" / "answer.json"), out=out, open_it=False, timeline=None
+    )
+    assert [one["id"] for one in Page(out.read_text()).all("article")] == [f"plan-{chosen.plan.plan_id}"]
+
+
+def test_a_plan_without_its_search_says_which_file_has_it(answer_file: Path, tmp_path: Path) -> None:
+    document = json.loads(answer_file.read_text())
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps({"plans": document["plans"], "problem": document["problem"]}))
+    with pytest.raises(InvalidProblemError, match=r"export it again, or give plan's answer\.json"):
+        run_report(Wanted(name="", source=bare), out=None, open_it=False, timeline=None)
+
+
+def test_a_timeline_is_written_for_perfetto(answer_file: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    wanted = Wanted(name="", source=answer_file)
+    run_report(wanted, out=None, open_it=False, timeline=files[0])
+    run_plot("timeline", wanted, form="perfetto", out=files[1])
+    traces = [json.loads(file.read_text()) for file in files]
+    assert traces[0] == traces[1]
+    assert traces[0]["traceEvents"]
+
+
+@pytest.mark.parametrize("figure", ["pareto", "memory", "waterfall", "timeline", "roofline"])
+def test_every_figure_can_be_drawn_and_is_the_same_twice(
+    figure: str, answer_file: Path, tmp_path: Path
+) -> None:
+    files = [tmp_path / "a.svg", tmp_path / "b.svg"]
+    for file in files:
+        run_plot(figure, Wanted(name="", source=answer_file, rank=2), form="svg", out=file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert b"<svg" in files[0].read_bytes()
+    assert b"<text" in files[0].read_bytes()  # letters stay letters
+
+
+def test_a_figure_can_be_a_bitmap(answer_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "memory.png"
+    run_plot("memory", Wanted(name="", source=answer_file), form="png", out=out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_answer_without_plans_has_a_report_but_no_figures(tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(answer_document(an_infeasible_answer(), a_problem())))
+    wanted, out = Wanted(name="", source=path), tmp_path / "report.html"
+    run_report(wanted, out=out, open_it=False, timeline=None)
+    assert "nothing fits" in out.read_text()
+    with pytest.raises(InvalidProblemError, match="holds no plan"):
+        run_plot("memory", wanted, form="svg", out=None)
+
+
+def test_a_file_that_cannot_be_written_is_said(answer_file: Path, tmp_path: Path) -> None:
+    wanted = Wanted(name="", source=answer_file)
+    with pytest.raises(InvalidProblemError, match="--out"):
+        run_report(wanted, out=tmp_path / "no" / "such" / "folder.html", open_it=False, timeline=None)
+    with pytest.raises(InvalidProblemError, match="--out"):
+        run_plot("memory", wanted, form="svg", out=tmp_path / "no" / "such.svg")

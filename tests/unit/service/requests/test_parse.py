@@ -1,0 +1,422 @@
+"""Requests become problems, problems become canonical requests, and faults name their field."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
+from meshwright.solver.problem import SearchOptions
+
+Request = dict[str, object]
+WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}
+
+
+def request(**parts: object) -> Request:
+    """Llama 3.1 70B on 16 DGX H100, with parts replaced."""
+    base: Request = {
+        "model": {"name": "llama-3.1-70b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 16},
+        "workload": WORKLOAD,
+    }
+    return {**base, **parts}
+
+
+def faults(raw: Mapping[str, object]) -> list[FieldError]:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    return list(caught.value.errors)
+
+
+def sentence(raw: Mapping[str, object]) -> str:
+    (fault,) = faults(raw)
+    return fault.sentence()
+
+
+def test_the_smallest_request_gets_the_documented_defaults() -> None:
+    problem = parse_problem(request())
+    assert problem.options == SearchOptions()
+    assert (problem.launcher, problem.workload.precision, problem.workload.optimizer) == (
+        "megatron-lm",
+        "bf16",
+        "adamw",
+    )
+    assert problem.cluster.num_gpus == 128
+
+
+def test_a_problem_survives_its_canonical_request_and_json() -> None:
+    search = {
+        "pin": {"tensor_parallel_size": 8, "recompute_granularity": "full"},
+        "forbid": {"micro_batch_size": [4, 2]},
+        "bounds": {"micro_batch_size": [1, 4]},
+        "constraints": ["zero_stage == 3 => pipeline_parallel_size == 1", "num_gpus == 128"],
+        "top_k": 3,
+        "time_limit_s": 5,
+    }
+    problem = parse_problem(request(search=search, launcher="none"))
+    assert parse_problem(json.loads(json.dumps(problem_to_mapping(problem)))) == problem
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "mixtral-8x7b", "gpt-3-175b", "qwen3-235b-a22b"])
+def test_every_kind_of_model_survives_its_canonical_request(model: str) -> None:
+    workload = {**WORKLOAD, "seq_length": 2048}  # as many positions as the oldest of them has learned
+    problem = parse_problem(request(model={"name": model}, workload=workload))
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+def test_what_was_assumed_about_a_cluster_stays_with_the_problem() -> None:
+    cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]}  # no links, no GPUs per node
+    problem = parse_problem(request(cluster=cluster))
+    assert problem.cluster.warnings
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
+    pins = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
+    forward = parse_problem(request(search={"pin": pins}))
+    backward = parse_problem(dict(reversed(request(search={"pin": dict(reversed(pins.items()))}).items())))
+    assert digest_of(forward) == digest_of(backward)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workload": {**WORKLOAD, "seq_length": 4096}},
+        {"search": {"seed": 1}},
+        {"search": {"top_k": 9}},
+        {"launcher": "none"},
+        {"cluster": {"name": "dgx-h100", "num_nodes": 8}},
+        {"search": {"forbid": {"micro_batch_size": [2]}}},
+        {"workload": {**WORKLOAD, "framework_options": {"gradient_dtype": "bf16"}}},
+        {"workload": {**WORKLOAD, "optimizer": "muon"}},
+        {"workload": {**WORKLOAD, "lora_rank": 8}},
+        {"workload": {**WORKLOAD, "lora_rank": 8, "lora_targets": ["linear_fc1"]}},
+    ],
+)
+def test_everything_that_changes_the_answer_changes_the_digest(change: Request) -> None:
+    free = {"launcher": "none"} if change.keys() == {"workload"} else {}  # of a launcher's limits
+    assert digest_of(parse_problem(request(**free, **change))) != digest_of(parse_problem(request(**free)))
+
+
+# --- types and ranges
+def test_a_bool_is_no_integer() -> None:
+    (fault,) = faults(request(workload={**WORKLOAD, "global_batch_size": True}))
+    assert (fault.pointer, fault.message) == ("/workload/global_batch_size", "must be an integer")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_infinity_are_refused_wherever_they_stand(value: float) -> None:
+    assert faults(request(search={"time_limit_s": value}))[0].pointer == "/search/time_limit_s"
+    assert faults(request(model={"name": "x", "num_layers": value}))[0].pointer == "/model/num_layers"
+
+
+def test_a_number_out_of_range_names_the_range_and_the_nearest_legal_value() -> None:
+    assert sentence(request(workload={**WORKLOAD, "seq_length": -5})) == (
+        "workload.seq_length: -5 is out of range. Allowed: from 1 to 10000000. Nearest: 1"
+    )
+    assert sentence(request(workload={**WORKLOAD, "global_batch_size": 0})) == (
+        "workload.global_batch_size: 0 is out of range. Allowed: from 1 to 2147483647. Nearest: 1"
+    )
+    assert sentence(request(search={"top_k": 2**40})).endswith("Allowed: from 1 to 10000. Nearest: 10000")
+
+
+def test_a_number_beyond_64_bits_is_refused_without_being_repeated() -> None:
+    (fault,) = faults(request(search={"seed": 2**70}))
+    assert fault.sentence() == "search.seed: the number is too large. Allowed: 63 bits and a sign"
+
+
+def test_every_fault_of_a_request_is_reported_at_once() -> None:
+    raw = {"workload": {"global_batch_size": 0, "seq_length": "8k"}, "serach": {}}
+    assert {fault.pointer for fault in faults(raw)} == {
+        "/model",
+        "/cluster",
+        "/workload/global_batch_size",
+        "/workload/seq_length",
+        "/serach",
+    }
+
+
+def test_an_unknown_field_names_its_nearest_sibling() -> None:
+    assert sentence(request(serach={})) == "serach: unknown field. Nearest: search"
+    assert sentence(request(search={"topk": 3})) == "search.topk: unknown field. Nearest: top_k"
+
+
+def test_a_model_and_a_cluster_that_are_both_wrong_are_both_named() -> None:
+    first, second = faults(request(model={"name": "lama-3.1-70b"}, cluster={"name": "dgx-h10"}))
+    assert 'unknown "lama-3.1-70b". Did you mean llama-3.1-70b' in first.sentence()
+    assert second.pointer == "/cluster/name"
+
+
+def test_nothing_echoes_long_input() -> None:
+    long = "x" * 10_000
+    for raw in (
+        request(launcher=long[:64]),
+        request(model={"name": long}),
+        request(**{long: 1}),
+        request(search={"pin": {long: 1}}),
+        request(search={"pin": {"pipeline_schedule": long}}),
+        request(workload={**WORKLOAD, "precision": long}),
+        request(workload={**WORKLOAD, "framework_options": {long: 1}}),
+    ):
+        assert all(len(fault.sentence()) < 1500 for fault in faults(raw))
+        assert all("x" * 200 not in fault.sentence() for fault in faults(raw))
+
+
+# --- what this version cannot do
+def test_fields_that_ask_for_nothing_change_nothing() -> None:
+    search = {"constraints": [], "allow": [], "reserve_nodes": 0, "baseline": None}
+    assert parse_problem(request(search=search)) == parse_problem(request())
+
+
+def test_other_objectives_are_refused() -> None:
+    assert "step_time, tokens" in (faults(request(search={"objective": "cost"}))[0].allowed or "")
+
+
+def test_an_unknown_launcher_names_the_nearest() -> None:
+    assert 'unknown "megatron". Did you mean megatron-lm' in sentence(request(launcher="megatron"))
+
+
+def test_an_unknown_framework_option_is_refused_not_ignored() -> None:
+    (fault,) = faults(request(workload={**WORKLOAD, "framework_options": {"gradients": "bf16"}}))
+    assert "gradient_dtype" in fault.sentence()
+
+
+# --- pins, bounds, prohibitions
+def test_a_batch_that_the_pinned_ranks_do_not_divide_says_which_would_do() -> None:
+    # 500 / 8 = 62.5; 62 * 8 = 496 and 63 * 8 = 504
+    raw = request(
+        workload={**WORKLOAD, "global_batch_size": 500}, search={"pin": {"data_parallel_size": 8}}
+    )
+    assert sentence(raw) == (
+        "workload.global_batch_size: 500 is not a multiple of data_parallel_size = 8 (pinned). "
+        "Nearest: 496, 504"
+    )
+
+
+def test_a_batch_that_no_bounded_size_divides_says_which_would_do() -> None:
+    # micro-batches of 2, 3 or 4: 7 is a multiple of none, 6 and 8 are
+    raw = request(
+        workload={**WORKLOAD, "global_batch_size": 7}, search={"bounds": {"micro_batch_size": [2, 4]}}
+    )
+    assert faults(raw)[0].nearest == "6, 8"
+
+
+def test_a_batch_smaller_than_its_pinned_ranks_names_only_what_is_above() -> None:
+    raw = request(workload={**WORKLOAD, "global_batch_size": 4}, search={"pin": {"data_parallel_size": 8}})
+    assert faults(raw)[0].nearest == "8"
+
+
+def test_an_unknown_variable_names_the_nearest_ones() -> None:
+    for section, value in (("pin", 8), ("forbid", [8]), ("bounds", [1, 8])):
+        (fault,) = faults(request(search={section: {"tensor_parallel": value}}))
+        assert fault.pointer == f"/search/{section}"
+        assert "tensor_parallel_size" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [
+        ({"pin": {"tensor_parallel_size": 3}}, "3 does not divide num_attention_heads = 64"),
+        ({"pin": {"tensor_parallel_size": 0}}, "0 is out of range"),
+        ({"pin": {"tensor_parallel_size": "8.5"}}, '"8.5" is not an integer'),
+        ({"pin": {"zero_stage": 4}}, "Allowed: from 0 to 3. Nearest: 3"),
+        ({"pin": {"recompute_granularity": 1}}, "must be a word"),
+        ({"pin": {"recompute_granularity": "ful"}}, "Did you mean full"),
+        ({"pin": {"pipeline_parallel_size": 81}}, "81 is more than num_layers = 80"),
+        (
+            {"pin": {"expert_parallel_size": 2}},
+            "2 is more than a model without experts can use. Allowed: 1",
+        ),
+        ({"pin": {"pipeline_schedule": "zb_v"}}, "megatron-lm cannot run pipeline_schedule = zb_v"),
+        (
+            {"pin": {"zero_stage": 3, "pipeline_parallel_size": 4}},
+            "cannot run zero_stage = 3 (pinned) beside a pipeline. Allowed: 0, 1",
+        ),
+        ({"forbid": {"zero_stage": [0, 7]}}, "7 is out of range"),
+        ({"bounds": {"micro_batch_size": [4, 1]}}, "[4, 1] is empty. Nearest: [1, 4]"),
+        ({"bounds": {"micro_batch_size": [1, 2, 3]}}, "must hold exactly two numbers"),
+        ({"bounds": {"pipeline_schedule": [1, 2]}}, "only integer variables have bounds"),
+        ({"bounds": {"micro_batch_size": [-3, 0]}}, "holds no legal value"),
+        ({"pin": {"zero_stage": 1}, "forbid": {"zero_stage": [1]}}, "1 is pinned and forbidden"),
+        ({"pin": {"micro_batch_size": 8}, "bounds": {"micro_batch_size": [1, 4]}}, "Nearest: 4"),
+    ],
+)
+def test_an_impossible_limit_says_what_would_be_possible(search: Request, words: str) -> None:
+    assert words in sentence(request(search=search))
+
+
+def test_pins_that_need_more_gpus_than_there_are_name_the_largest_that_fits() -> None:
+    # 128 GPUs; pp 8 leaves 16 for tp
+    (fault,) = faults(request(search={"pin": {"tensor_parallel_size": 64, "pipeline_parallel_size": 8}}))
+    assert "needs 512 of 128 GPUs" in fault.message
+    assert fault.nearest == "16"
+
+
+def test_more_chunks_than_layers_name_the_most_that_fit() -> None:
+    # 80 layers on 16 stages: at most 5 chunks a stage
+    (fault,) = faults(request(search={"pin": {"pipeline_parallel_size": 16, "virtual_pipeline_size": 8}}))
+    assert fault.nearest == "5"
+
+
+sizes = st.sampled_from([1, 2, 4, 8])
+
+
+@settings(max_examples=50, deadline=None)
+@given(tp=sizes, pp=sizes, mbs=sizes, steps=st.integers(1, 4096), seq=st.integers(1, 10**7))
+def test_whatever_divides_is_accepted_and_survives_its_canonical_request(
+    tp: int, pp: int, mbs: int, steps: int, seq: int
+) -> None:
+    pins = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "micro_batch_size": mbs}
+    workload = {"global_batch_size": mbs * steps, "seq_length": seq}
+    problem = parse_problem(request(workload=workload, search={"pin": pins}))
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+# Limits of a request: constraints, logical pins, and how many there may be.
+
+
+def searching(**search: object) -> Request:
+    """Llama 3.1 70B on 16 DGX H100 with a part ``search``."""
+    return {
+        "model": {"name": "llama-3.1-70b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 16},
+        "workload": {"global_batch_size": 512, "seq_length": 8192},
+        "search": search,
+    }
+
+
+def fault(raw: Request) -> FieldError:
+    """The one fault of a request."""
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(raw)
+    (found,) = caught.value.errors
+    return found
+
+
+def test_a_fault_of_a_constraint_names_the_character_and_the_nearest_variable() -> None:
+    search = {"constraints": ["zero_stage == 1", "tp_size * tensor_parallel <= 8"]}
+    found = fault(searching(**search))
+    assert found.pointer == "/search/constraints/1"
+    assert found.message == "character 1: tp_size is no variable"
+    search = {"constraints": ["8 >= tensor_parallel * 2"]}
+    assert "character 6" in sentence(searching(**search))
+    assert "Nearest: tensor_parallel_size" in sentence(searching(**search))
+
+
+def test_more_limits_than_a_mask_has_bits_are_refused() -> None:
+    search = {"constraints": [f"micro_batch_size != {n}" for n in range(100, 124)],
+              "pin": {"tensor_parallel_size": 8},
+              "forbid": {name: [3] for name in ("micro_batch_size", "zero_stage", "data_parallel_size")},
+              "bounds": {name: [1, 8] for name in ("zero_stage", "micro_batch_size", "num_microbatches",
+                         "data_parallel_size", "context_parallel_size")}}  # fmt: skip
+    assert "33 pins, prohibitions, bounds and constraints. Allowed: up to 32" in sentence(
+        searching(**search)
+    )
+
+
+def test_a_logical_variable_is_pinned_to_true_or_false() -> None:
+    problem = parse_problem(searching(pin={"sequence_parallel": True}))
+    assert problem.options.pin == {"sequence_parallel": True}
+    assert "must be true or false" in sentence(searching(pin={"sequence_parallel": 1}))
+    assert "is not an integer" in sentence(searching(pin={"zero_stage": True}))
+
+
+def test_a_pinned_split_is_kept_apart_and_written_down_as_a_pin() -> None:
+    split = [20, 20, 20, 20]
+    problem = parse_problem(searching(pin={"stage_layers": split, "zero_stage": 1}))
+    assert problem.options.stage_layers == (20, 20, 20, 20)
+    assert problem.options.pin == {"zero_stage": 1}
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+def test_a_pinned_split_that_nanotron_would_not_run_names_the_one_that_it_runs() -> None:
+    # Llama 3 70B, as nanotron cannot state the rotary scaling of 3.1. It counts
+    # 4 x 8192^2 + 3 x 28672 x 8192 = 973 M a layer and 128256 x 8192 = 1051 M for the head, 1.08 layers.
+    # Shares of 81.08 / 4 = 20.27 are exceeded by layer 21, two (40.54) by 41, three (60.81) by 61.
+    nanotron = {"launcher": "nanotron", "model": {"name": "llama-3-70b"}}
+    own = parse_problem(searching(pin={"stage_layers": [21, 20, 20, 19]}) | nanotron)
+    assert own.options.stage_layers == (21, 20, 20, 19)
+    refused = sentence(searching(pin={"stage_layers": [20, 20, 20, 20]}) | nanotron)
+    assert "nanotron splits the layers itself and does not make 20 20 20 20" in refused
+    assert "Nearest: 21 20 20 19" in refused
+    beyond = sentence(searching(pin={"stage_layers": [1] * 80}) | nanotron)
+    assert "does not make any split into 80 stages" in beyond
+    assert "Allowed: fewer stages, so that each has a layer and the last one the output head" in beyond
+    assert "Nearest: 3 2 2 2" in beyond
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but the model has 80"),
+        ({"stage_layers": [80, 0]}, "one layer or more in every chunk"),
+        ({"stage_layers": 4}, "must be a list of layers"),
+        ({"zero_stage": [1]}, "must be one value"),
+        ({"stage_layers": [1.5]}, "each an integer"),
+        ({"zero_stage": None}, "must be an integer or a word"),
+    ],
+)
+def test_what_is_no_split_is_refused(pin: dict[str, object], words: str) -> None:
+    assert words in sentence(searching(pin=pin))
+
+
+# Limits and precisions that the GPUs of the request cannot give.
+
+REQUEST: Mapping[str, object] = {
+    "model": {"name": "llama-3.1-70b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 16},
+    "workload": {"global_batch_size": 512, "seq_length": 8192},
+}
+
+
+def refusal(**parts: object) -> str:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem({**REQUEST, **parts})
+    (error,) = caught.value.errors
+    return error.sentence()
+
+
+def test_bounds_that_need_more_gpus_than_there_are_say_so_not_that_the_batch_is_wrong() -> None:
+    assert refusal(search={"bounds": {"data_parallel_size": [129, 256]}}) == (
+        "search.bounds.data_parallel_size: data_parallel_size >= 129 needs 129 of 128 GPUs. "
+        "Allowed: from 1 to 128. Nearest: 128"
+    )
+
+
+def test_pins_and_bounds_count_together() -> None:
+    # 8 * 20 = 160; 128 / 8 = 16
+    limits = {"pin": {"tensor_parallel_size": 8}, "bounds": {"data_parallel_size": [20, 32]}}
+    assert refusal(search=limits) == (
+        "search.bounds.data_parallel_size: tensor_parallel_size = 8 (pinned) × data_parallel_size >= 20 "
+        "needs 160 of 128 GPUs. Allowed: from 1 to 16. Nearest: 16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "words"),
+    [
+        ("v100-sxm-32gb", "bf16", "v100-sxm-32gb has no bf16. Allowed: fp16. Nearest: fp16"),
+        ("a100-sxm-80gb", "fp8", "a100-sxm-80gb has no fp8. Allowed: bf16, fp16. Nearest: bf16"),
+    ],
+)
+def test_a_precision_that_a_gpu_lacks_is_refused(gpu: str, precision: str, words: str) -> None:
+    cluster = {"groups": [{"gpu": "h100", "num_nodes": 1}, {"gpu": gpu, "num_nodes": 2}]}
+    workload = {"global_batch_size": 64, "seq_length": 2048, "precision": precision}
+    assert refusal(cluster=cluster, workload=workload) == f"workload.precision: {words}"
+
+
+def test_a_precision_recipe_that_a_gpu_lacks_is_refused_before_a_search() -> None:
+    options = {"precision_recipe": "nvfp4"}
+    workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": options}
+    words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload, launcher="none")
+    at = "workload.framework_options.precision_recipe"
+    assert words.startswith(f"{at}: nvfp4 needs fp4, which h100-sxm-80gb lacks. Allowed: none, fp8-delayed")
+
+
+def test_an_unknown_framework_option_names_the_nearest() -> None:
+    workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": {"gradient_dtyp": "bf16"}}
+    words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload)
+    assert "Did you mean gradient_dtype" in words

@@ -1,0 +1,123 @@
+"""A profile with what was timed: layers exactly, constants fitted on operators and layers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.collectives.collectives import Group, all_reduce_s
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.measured.profile import MeasuredProfile, Measurement, Timing
+from meshwright.profiles.profile import Profile
+from meshwright.solver.calibration.timed import with_measured
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.compute import Gemm, gemm_seconds
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.price import price
+from meshwright.solver.problem import Problem
+from tests.problems.measured_profiles import MACHINE, SUBJECT, measured_profile
+from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
+
+PROBLEM = a_problem()
+SIZES = (1024, 2048, 4096, 8192)
+
+
+def one(group: str, operator: str, kind: str, seconds: float, **shape: int) -> Measurement:
+    return Measurement(
+        task=f"{group}/{operator}/{sorted(shape.items())}",
+        group=group,  # type: ignore[arg-type]
+        operator=operator,
+        kind=kind,
+        shape=shape,
+        timing=Timing(median_s=seconds, p10_s=seconds, p90_s=seconds, repeats=5),
+    )
+
+
+def a_measured(*measurements: Measurement, **machine: object) -> MeasuredProfile:
+    subject = replace(SUBJECT, model=GPT, seq_length=2048)
+    changes: dict[str, object] = {"gpu": "h100-sxm-80gb"} | machine
+    made = replace(MACHINE, **changes)  # type: ignore[arg-type]
+    return replace(measured_profile(*measurements), subject=subject, machine=made)
+
+
+def gemms(profile: Profile, problem: Problem, slower: float) -> list[Measurement]:
+    """Forward products that take ``slower`` times the table's seconds."""
+    ctx = context_of(problem, Columns.of([a_layout()]), profile)
+    found = []
+    for size in SIZES:
+        gemm = Gemm(m=np.full(1, float(size)), n=float(size), k=float(size))
+        seconds = slower * float(gemm_seconds(ctx, [gemm], "bf16").forward[0])
+        found.append(one("gemm", "mlp_up", "forward", seconds, m=size, n=size, k=size))
+    return found
+
+
+def layer(forward_s: float, *, tp: int = 1, micro_batch: int = 1) -> list[Measurement]:
+    sizes = {"tensor_parallel_size": tp, "micro_batch_size": micro_batch, "seq_length": 2048}
+    passes = {"forward": forward_s, "backward": 2.2 * forward_s}
+    return [one("layer", "dense_layer", kind, seconds, **sizes) for kind, seconds in passes.items()]
+
+
+def test_slower_products_lower_their_level_and_nothing_else() -> None:
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(*gemms(base, PROBLEM, 1.25)))
+    # 1 / 1.25 of the rate
+    assert fitted.constants.gemm / base.constants.gemm == pytest.approx(0.8)
+    assert replace(fitted.constants, gemm=base.constants.gemm) == base.constants
+    assert fitted.layers is None
+
+
+def test_products_as_fast_as_the_tables_change_nothing() -> None:
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(*gemms(base, PROBLEM, 1.0)))
+    assert fitted.constants.gemm == pytest.approx(base.constants.gemm, rel=1e-6)
+
+
+def test_timed_layers_are_priced_as_they_were_timed_and_their_neighbours_alike() -> None:
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(*layer(60e-3), *layer(35e-3, tp=2)))
+    rows = Columns.of([a_layout(), a_layout(tensor_parallel_size=4)])
+    plain, prices = price(PROBLEM, rows, base), price(PROBLEM, rows, fitted)
+    assert prices.forward_s[0, 0] == pytest.approx(60e-3, rel=1e-9)
+    # tp 4 was not timed, yet it is as much slower than its price as tp 2, not as fast as the table
+    assert prices.forward_s[1, 0] > 1.5 * plain.forward_s[1, 0]
+    assert "2 timed layers" in fitted.title
+
+
+def test_a_profile_of_many_layers_is_fitted_on_some_and_exact_on_all() -> None:
+    batches = range(1, 62)
+    timings = [one for b in batches for one in layer(1e-2 * b, micro_batch=b)]
+    fitted = with_measured(PROBLEM, a_profile(PROBLEM), a_measured(*timings))
+    prices = price(PROBLEM, Columns.of([a_layout(micro_batch_size=57)]), fitted)
+    assert prices.forward_s[0, 0] == pytest.approx(0.57)
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [({"kind": "cpu"}, "measured on a CPU"), ({"gpu": "l40s"}, "measured on l40s, not on h100-sxm-80gb")],
+)
+def test_another_machine_prices_nothing_here(machine: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidProblemError, match=message):
+        with_measured(PROBLEM, a_profile(PROBLEM), a_measured(*layer(6e-3), **machine))
+
+
+def test_a_profile_of_nothing_that_is_priced_is_refused() -> None:
+    message = one("collectives", "p2p", "forward", 1e-3, ranks=2, ranks_per_node=2, payload_bytes=2**20)
+    with pytest.raises(InvalidProblemError, match="nothing that is priced was timed"):
+        with_measured(PROBLEM, a_profile(PROBLEM), a_measured(message))
+
+
+def test_timed_collectives_are_taken_as_they_were_timed() -> None:
+    # 8 ranks of a node all-reduce 64 MiB in 2 ms: bus bytes 2 * 7 / 8 * 64 MiB, at 58.7 GB/s
+    sizes = {"ranks": 8, "ranks_per_node": 8, "payload_bytes": 2**26}
+    timing = one("collectives", "all_reduce", "forward", 2e-3, **sizes)
+    collective = replace(timing, moved_bytes=2 * 7 / 8 * 2**26)
+    base = a_profile(PROBLEM)
+    fitted = with_measured(PROBLEM, base, a_measured(collective))
+    assert fitted.constants == base.constants
+    seconds = []
+    for profile in (base, fitted):
+        group = Group.of(np.array([8.0]), np.array([1.0]), profile.fabric)
+        seconds.append(float(all_reduce_s(np.array([2.0**26]), group, profile.fabric)[0]))
+    fast_link = base.constants.fast_link
+    assert seconds[1] == pytest.approx(2e-3 / fast_link + base.constants.collective_latency_s, rel=0.02)
+    assert seconds[1] > 4 * seconds[0]

@@ -1,0 +1,82 @@
+"""Placed pipelines priced together, and what follows from where stages stand."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
+from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.cost.pipelines import placed_pipeline, placed_pipelines
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from tests.problems.mixed_clusters import a_group, a_mixed_problem
+
+FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
+
+
+@cache
+def found() -> tuple[Problem, Profile, tuple[Plan, ...]]:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=40, certify="none")
+    profile = default_profile(problem.cluster, "none")
+    return problem, profile, search(problem, profile).plans
+
+
+def test_pipelines_priced_together_are_those_priced_alone() -> None:
+    problem, profile, plans = found()
+    configs = [plan.config for plan in plans if plan.config.stage_groups]
+    together = placed_pipelines(problem, profile, configs)
+    for config, one in zip(configs, together, strict=True):
+        alone = placed_pipeline(problem, profile, config)
+        assert one.objective_s == pytest.approx(alone.objective_s, rel=1e-12)
+        assert [s.memory_bytes() for s in one.stages] == [s.memory_bytes() for s in alone.stages]
+
+
+def test_every_cause_of_a_step_is_named_and_they_add_up() -> None:
+    problem, profile, plans = found()
+    crossing = next(plan for plan in plans if len({s.group for s in plan.config.stage_groups}) == 2)
+    causes = predicted(problem, profile, crossing.config).time_breakdown_s
+    assert {"compute", "tensor_parallel", "recompute", "bubble", "pipeline_transfer"} <= causes.keys()
+    assert sum(causes.values()) == pytest.approx(crossing.prediction.step_time_s)
+
+
+def test_a_mesh_on_a_mixed_cluster_goes_at_the_pace_of_its_slowest_gpus() -> None:
+    problem, profile, _ = found()
+    mesh = Configuration(data_parallel_size=4, num_microbatches=2, stage_layers=(4,))
+    on_fast = replace(mesh, data_parallel_size=2, num_microbatches=4)
+    stands = settled(
+        problem.cluster,
+        replace(
+            on_fast,
+            stage_groups=(StageGroup(group="fast", num_gpus=0, num_nodes=0.0, tensor_parallel_size=1),),
+        ),
+        8,
+    )
+    assert predicted(problem, profile, stands).step_time_s < predicted(problem, profile, mesh).step_time_s
+
+
+def test_what_the_search_found_is_whole_already() -> None:
+    problem, _, plans = found()
+    for plan in plans:
+        classes = [settled(problem.cluster, one, one.global_batch_size) for one in plan.config.replicas]
+        own = joined(classes) if classes else settled(problem.cluster, plan.config, 8)
+        assert own == plan.config
+
+
+def test_energy_counts_every_groups_gpus_at_their_own_power() -> None:
+    problem, _, plans = found()
+    groups = tuple(replace(g, gpu=replace(g.gpu, power_watts=700.0)) for g in problem.cluster.groups)
+    known = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    profile = default_profile(known.cluster, "none")
+    crossing = next(plan for plan in plans if len({s.group for s in plan.config.stage_groups}) == 2)
+    prediction = predicted(known, profile, crossing.config)
+    per_token = outlook_of(known, profile, crossing.config, prediction).energy_per_token_j
+    tokens = 8 * 8192
+    assert per_token is not None
+    gpus, step = crossing.config.num_gpus, prediction.step_time_s
+    # between waiting at 20 % and computing at 82 % of 700 W all the time
+    assert 0.20 * 700.0 * gpus * step / tokens < per_token < 0.82 * 700.0 * gpus * step / tokens
+    assert outlook_of(problem, found()[1], crossing.config, prediction).energy_per_token_j is None

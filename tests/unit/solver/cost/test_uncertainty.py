@@ -1,0 +1,103 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import Constants, default_profile
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.uncertainty import SHARES, doubts, extrapolated, log_time_sigma, shares_of
+from meshwright.solver.problem import Problem
+from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
+from tests.problems.pricing import a_layout, a_profile
+from tests.problems.pricing import a_problem as an_h100_problem
+
+TINY = a_model(name="tiny", hidden_size=256, ffn_hidden_size=1024, num_attention_heads=4, num_kv_heads=4,
+               head_dim=64, num_layers=80, vocab_size=1024)  # fmt: skip
+
+
+def sigma(problem: Problem, configuration: Configuration) -> float:
+    profile = default_profile(problem.cluster, problem.launcher)
+    splits = np.array([configuration.stage_layers])
+    return float(log_time_sigma(problem, Columns.of([configuration]), splits, profile)[0])
+
+
+def shares(model: ModelSpec) -> dict[str, float]:
+    problem, configuration = a_problem(model=model), a_configuration()
+    profile = default_profile(problem.cluster, problem.launcher)
+    splits = np.array([configuration.stage_layers])
+    found = shares_of(problem, Columns.of([configuration]), splits, profile)
+    return {name: float(value[0]) for name, value in found.items()}
+
+
+def test_nothing_of_a_large_model_and_nearly_all_of_a_tiny_one_hangs_on_launches() -> None:
+    assert shares(a_model())["launch"] < 0.05
+    assert shares(TINY)["launch"] > 0.5
+
+
+def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
+    large = sigma(a_problem(), a_configuration())
+    assert sigma(a_problem(model=TINY), a_configuration()) > 2.0 * large  # launches are most of its step
+
+
+def test_the_band_counts_the_layers_that_each_stage_recomputes() -> None:
+    problem, plain = a_problem(), a_configuration()
+    every = replace(plain, recompute_granularity="full", recompute_layers=max(plain.stage_layers))
+    profile = default_profile(problem.cluster, problem.launcher)
+    columns, splits = Columns.of([every]), np.array([plain.stage_layers])
+    alike = shares_of(problem, columns, splits, profile)
+    assert shares_of(problem, columns, splits, profile, splits) == alike
+    none = shares_of(problem, columns, splits, profile, 0 * splits)
+    assert none["launch"][0] != alike["launch"][0]
+    assert none["network"][0] > alike["network"][0]  # the same traffic in a shorter step
+
+
+def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
+    strange = a_gpu(slug="my-own-gpu", architecture="hopper")
+    unmeasured = a_problem(cluster=a_cluster(gpu=strange))
+    assert not default_profile(unmeasured.cluster, "megatron-lm").gpu_operators.measured
+    added = sigma(unmeasured, a_configuration()) ** 2 - sigma(a_problem(), a_configuration()) ** 2
+    # the share of the network moves a little with the speed of the GEMMs
+    assert added == pytest.approx(doubts().unmeasured_gpu ** 2, rel=0.1)
+
+
+def test_the_slower_the_network_the_larger_its_share() -> None:
+    problem, configuration = a_problem(), a_configuration(tensor_parallel_size=4, data_parallel_size=8)
+    profile = default_profile(problem.cluster, problem.launcher)
+    columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
+    share = shares_of(problem, columns, splits, profile)["network"][0]
+    worse = replace(profile.constants, network=profile.constants.network / 1.01)
+    slower = shares_of(problem, columns, splits, replace(profile, constants=worse))["network"][0]
+    assert 0.0 < share < 1.0
+    assert slower > share
+
+
+def test_every_share_hangs_on_constants_that_exist() -> None:
+    names = set(Constants.__dataclass_fields__)
+    assert names.issuperset(SHARES.values())
+
+
+def beyond(problem: Problem, *configurations: Configuration) -> list[tuple[str, ...]]:
+    return extrapolated(problem, Columns.of(list(configurations)), a_profile(problem))
+
+
+def test_shapes_within_the_tables_are_not_marked() -> None:
+    assert beyond(an_h100_problem(a_model(), seq_length=8192), a_layout(stage_layers=(80,))) == [()]
+
+
+def test_a_sequence_longer_than_any_measured_one_is_named() -> None:
+    # the H100's attention was measured up to 16 384 tokens; 4 ranks share them, so products stay small
+    problem = an_h100_problem(a_model(), seq_length=131_072)
+    assert beyond(problem, a_layout(stage_layers=(80,), context_parallel_size=4)) == [("attention",)]
+
+
+def test_more_tokens_than_any_measured_product_had_are_named_in_their_row_alone() -> None:
+    # 8 x 8 192 = 65 536 rows; the table ends at 32 768
+    rows = (a_layout(stage_layers=(80,)), a_layout(stage_layers=(80,), micro_batch_size=8))
+    assert beyond(an_h100_problem(a_model(), seq_length=8192), *rows) == [(), ("gemm",)]
+
+
+def test_a_gpu_that_nobody_measured_says_so() -> None:
+    other = a_gpu(slug="x", architecture="cdna3", peak_flops={"bf16": 1e15})
+    problem = an_h100_problem(a_model(), cluster=a_cluster(num_nodes=4, gpu=other))
+    assert beyond(problem, a_layout(stage_layers=(80,))) == [("operators",)]

@@ -1,0 +1,308 @@
+"""Several launchers, precisions, optimizers and batches in one request."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
+from meshwright.solver.check import violations
+from meshwright.solver.planner import variants
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.variants import Answered, Variant, merged
+from meshwright.solver.problem import Problem, batch_sizes
+from tests.builders import (
+    a_cluster,
+    a_configuration,
+    a_gpu,
+    a_model,
+    a_moe_model,
+    a_plan,
+    a_prediction,
+    a_problem,
+    an_answer,
+    an_infeasible_answer,
+)
+
+SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+
+
+def small(**options: object) -> Problem:
+    """6 layers on 8 GPUs."""
+    limits: dict[str, object] = {"certify": "none", "pin": {"context_parallel_size": 1}, "top_k": 3}
+    return a_problem(model=a_model(**SHAPE), cluster=a_cluster(num_nodes=1), batch=32, **limits | options)
+
+
+def profile_of(problem: Problem) -> Profile:
+    return default_profile(problem.cluster, problem.launcher)
+
+
+def answered(problem: Problem) -> Answer:
+    return ask(problem, profile_of(problem))
+
+
+def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
+    assert {*launchers_of("any"), "none"} == set(launcher_names())
+    assert launchers_of("none") == ("none",)
+    union = launcher_capabilities("any")
+    for name in launchers_of("any"):
+        able = launcher_capabilities(name)
+        assert {*able.schedules, *able.precisions} <= {*union.schedules, *union.precisions}
+        assert union.uneven_stages >= able.uneven_stages
+    assert union.launcher == "any"
+    assert "any" in union.model_facts, "a script of the user's own builds any model"
+    assert (union.constraints, union.recipes) == ((), ())
+    assert union.optimizers == ("adamw",), "no launcher's files have another one"
+
+
+def test_plans_of_any_launcher_are_its_plans_and_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "launchers_of", lambda _name: ("megatron-lm",))
+    own, every = answered(small()), answered(replace(small(), launcher="any"))
+    assert [plan.config for plan in own.plans] == [plan.config for plan in every.plans]
+    assert {plan.launchers for plan in every.plans} == {("megatron-lm",)}
+    assert every.status == "optimal"
+    assert {plan.launchers for plan in own.plans} == {()}
+
+
+def test_layouts_of_several_launchers_stand_once_under_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        variants, "launchers_of", lambda name: ("megatron-lm", "none") if name == "any" else (name,)
+    )
+    every = answered(replace(small(), launcher="any"))
+    first = every.plans[0]
+    assert first.launchers == ("megatron-lm", "none")
+    assert len({plan.config for plan in every.plans}) == 3
+    alone = answered(replace(small(), launcher="none"))
+    assert first.prediction.step_time_s <= alone.plans[0].prediction.step_time_s * (1 + 1e-9)
+    assert every.space_size > alone.space_size
+
+
+def test_a_plan_names_every_launcher_that_can_run_it() -> None:
+    asked = replace(small(top_k=1, pin={"context_parallel_size": 1}, pareto=True), launcher="any")
+    answer = answered(asked)
+    assert answer.pareto is not None
+    for plan in (answer.plans[0], *(point.plan for point in answer.pareto.points)):
+        able = []
+        for name in launchers_of("any"):
+            one = replace(asked, launcher=name)
+            able += [name] if not list(violations(one, profile_of(one), plan.config)) else []
+        assert sorted(plan.launchers) == able
+
+
+def test_fp8_is_searched_only_where_it_is_allowed_and_the_gpu_has_it() -> None:
+    assert {tuple(plan.workload) for plan in answered(small()).plans} == {()}
+    allowed = answered(small(allow=("fp8",)))
+    assert allowed.status == "optimal"
+    assert allowed.plans[0].workload == {"precision": "fp8"}
+    asked = replace(small(), workload=replace(small().workload, precision="fp8"))
+    direct = answered(asked).plans[0]
+    assert (direct.config, direct.plan_id) == (allowed.plans[0].config, allowed.plans[0].plan_id)
+    without = a_gpu(peak_flops={"bf16": 312e12})
+    old = replace(small(allow=("fp8",)), cluster=a_cluster(num_nodes=1, gpu=without))
+    assert {tuple(plan.workload) for plan in answered(old).plans} == {()}
+
+
+def test_other_optimizers_stand_beside_the_one_that_was_asked_for() -> None:
+    answer = answered(replace(small(allow=("sgd-momentum",), top_k=20), launcher="none"))
+    used = [plan.workload.get("optimizer", "adamw") for plan in answer.plans]
+    assert set(used) == {"adamw", "sgd-momentum"}
+    steps = [plan.prediction.step_time_s for plan in answer.plans]
+    assert steps == sorted(steps)
+    assert [plan.rank for plan in answer.plans] == list(range(1, 21))
+
+
+def test_offloading_the_optimizer_fits_what_does_not_fit() -> None:
+    tight = replace(a_problem(model=a_model(num_layers=48), cluster=a_cluster(num_nodes=1), batch=8,
+                              certify="none", top_k=1), launcher="none")  # fmt: skip
+    allowed = replace(tight, options=replace(tight.options, allow=("offload",)))
+    assert answered(tight).status == "infeasible"
+    plan = answered(allowed).plans[0]
+    assert plan.config.offload in ("optimizer", "optimizer+activations")
+    assert plan.prediction.stages[0].memory_bytes["optimizer"] == 0
+
+
+def test_batches_are_compared_by_the_time_of_as_many_sequences() -> None:
+    problem = small(batch_sizes=(8, 16))
+    assert batch_sizes(problem) == (32, 16, 8)
+    answer = answered(problem)
+    assert answer.status == "optimal"
+    best = {}
+    for batch in (8, 16, 32):
+        one = replace(small(), workload=replace(small().workload, global_batch_size=batch))
+        best[batch] = answered(one).plans[0].prediction.step_time_s / batch
+    first = answer.plans[0]
+    assert first.prediction.step_time_s / first.config.global_batch_size == pytest.approx(
+        min(best.values())
+    )
+    assert answer.objective is not None
+    assert answer.objective.value == pytest.approx(32 * min(best.values()))
+    assert answer.objective.unit == "s for 32 sequences"
+
+
+def test_a_batch_may_be_constrained() -> None:
+    answer = answered(small(batch_sizes=(8, 16), constraints=("global_batch_size <= 16",)))
+    assert {plan.config.global_batch_size for plan in answer.plans} <= {8, 16}
+
+
+def test_launchers_that_cannot_express_a_fact_of_the_model_are_named_with_it_and_not_searched() -> None:
+    """A norm of queries and keys: neither torchtitan's llama3 nor nanotron's Qwen2 has one (both files'
+    modules are ``wq, wk, wv, wo``: torchtitan 0.3.0 models/llama3/model.py, nanotron models/qwen.py)."""
+    shape = a_model(**SHAPE, query_key_norm="per_head")
+    answer = answered(replace(small(), launcher="any", model=shape))
+    assert answer.status == "optimal"
+    skipped = {one.launcher: one.reasons for one in answer.skipped_launchers}
+    assert {"torchtitan", "nanotron"} <= set(skipped)
+    for name in ("torchtitan", "nanotron"):
+        assert skipped[name] == (f"{name} cannot express query-key norm of each head",)
+    assert not {"megatron-lm", "deepspeed"} & set(skipped)
+    assert not {name for plan in answer.plans for name in plan.launchers} & set(skipped)
+    alone = answered(replace(small(), model=shape))
+    assert alone.skipped_launchers == ()
+
+
+def test_a_launcher_without_a_plan_that_fits_is_named_with_the_reason() -> None:
+    """accelerate has no pipeline, which the request pins."""
+    pins = {"pipeline_parallel_size": 2, "context_parallel_size": 1}
+    answer = answered(replace(small(pin=pins), launcher="any"))
+    skipped = {one.launcher: " ".join(one.reasons) for one in answer.skipped_launchers}
+    assert "pipeline_parallel_size" in skipped["accelerate"]
+    assert "megatron-lm" not in skipped
+
+
+def mixture(virtual_pipeline_size: int) -> Problem:
+    """A mixture of experts on two stages of 16 GPUs, whose request asks for overlapped experts."""
+    pins = {"context_parallel_size": 1, "pipeline_parallel_size": 2, "expert_parallel_size": 4,
+            "recompute_granularity": "none"}  # fmt: skip
+    bounds = {"virtual_pipeline_size": (virtual_pipeline_size, virtual_pipeline_size)}
+    found = a_problem(
+        model=a_moe_model(), cluster=a_cluster(num_nodes=4), batch=64, certify="none", top_k=2, pin=pins,
+        bounds=bounds,
+    )  # fmt: skip
+    return replace(found, workload=replace(found.workload, framework_options={"overlap_experts": True}))
+
+
+def test_plans_that_cannot_overlap_their_experts_as_requested_name_the_rule() -> None:
+    """Megatron-Core 0.16.1 transformer_config.py:1868: stages need virtual stages for this overlap."""
+    (said,) = (one for one in answered(mixture(1)).warnings if "overlap_experts" in one)
+    assert said.startswith("overlap_experts is requested, but #1, #2 cannot overlap")
+    assert "pipeline stages need virtual_pipeline_size above 1" in said
+    chunked = answered(mixture(2))
+    assert chunked.plans
+    assert not [one for one in chunked.warnings if "overlap_experts" in one]
+
+
+# What holds for several answers together is no more than what holds for each.
+
+ASKED = replace(a_problem(), launcher="any")
+
+
+def for_megatron_lm(*answers: Answer) -> list[Answered]:
+    """Each as the answer for Megatron-LM."""
+    problem: Problem = replace(ASKED, launcher="megatron-lm")
+    profile = default_profile(problem.cluster, problem.launcher)
+    return [Answered(variant=Variant(problem=problem, profile=profile), answer=one) for one in answers]
+
+
+def test_the_bound_of_all_is_the_least_where_every_one_has_one() -> None:
+    both = merged(ASKED, for_megatron_lm(an_answer(), an_answer(bound_step_time_s=31.0)))
+    assert (both.status, both.bound_step_time_s) == ("optimal", 31.0)
+
+
+def test_what_is_proved_to_have_no_plan_needs_no_bound() -> None:
+    both = merged(ASKED, for_megatron_lm(an_answer(), an_infeasible_answer()))
+    assert (both.status, both.bound_step_time_s) == ("optimal", 32.5)
+
+
+@pytest.mark.parametrize("plans", [True, False])
+def test_a_search_that_was_stopped_before_its_bound_leaves_none_for_all(plans: bool) -> None:
+    # its plans may be faster than the other's bound: a bound above the first plan's step was said
+    stopped = an_answer(status="feasible" if plans else "unknown", bound_step_time_s=None, gap=None)
+    stopped = stopped if plans else replace(stopped, plans=())
+    both = merged(ASKED, for_megatron_lm(an_answer(), stopped))
+    assert (both.status, both.bound_step_time_s) == ("feasible", None)
+
+
+def test_searches_that_never_began_leave_nothing_proved() -> None:
+    for asked in (ASKED, replace(ASKED, launcher="megatron-lm")):
+        cut = merged(asked, for_megatron_lm(an_answer()), unasked=1)
+        assert (cut.status, cut.bound_step_time_s, cut.certified_by) == ("feasible", None, ())
+    assert merged(ASKED, for_megatron_lm(an_infeasible_answer()), unasked=1).status == "unknown"
+
+
+def test_without_a_plan_the_launcher_whose_change_costs_least_is_told_and_named() -> None:
+    def lost(gpu_s_per_token: float) -> Answer:
+        remedy = Remedy(change="16 nodes", config=a_configuration(), step_time_s=12.0, num_gpus=128,
+                        gpu_s_per_token=gpu_s_per_token, peak_memory_bytes=1)  # fmt: skip
+        found = Infeasibility(reasons=("memory: 1 GiB short",), changes=("16 nodes",), remedies=(remedy,))
+        return replace(an_infeasible_answer(), infeasible=found)
+
+    none = merged(ASKED, for_megatron_lm(lost(7.0), lost(1.0), an_infeasible_answer())).infeasible
+    assert none is not None
+    assert [one.gpu_s_per_token for one in none.remedies] == [1.0]
+    assert none.remedies[0].change == none.changes[0] == "16 nodes under megatron-lm"
+    assert none.reasons == ("under megatron-lm: memory: 1 GiB short",)
+
+
+def stepping(step_s: float, days: float | None = None, **changes: object) -> Plan:
+    """A plan with that step; a run of so many days where they are given."""
+    run = Outlook(num_gpus=128, goodput=0.99, checkpoint_interval_s=600.0, gpu_hours_per_token=1e-6,
+                  energy_per_token_j=None, days=days, cost=None)  # fmt: skip
+    plan = a_plan(**changes)  # type: ignore[arg-type]
+    outlook = run if days is not None else None
+    return replace(plan, prediction=a_prediction(step_time_s=step_s), outlook=outlook)
+
+
+def claiming(step_s: float) -> Answer:
+    """An answer whose one plan, the same configuration in all of them, has that step."""
+    claim = ObjectiveClaim(name="step_time", unit="s", value=step_s, bound=step_s, gap=0.0)
+    return an_answer(stepping(step_s), objective=claim, bound_step_time_s=step_s)
+
+
+def test_the_objective_is_that_of_the_launcher_that_prices_the_first_plan() -> None:
+    # both rank the same configuration: 30 s under one of them, 20 s under the other
+    both = merged(ASKED, for_megatron_lm(claiming(30.0), claiming(20.0)))
+    assert both.plans[0].prediction.step_time_s == 20.0
+    assert both.objective is not None
+    assert (both.objective.value, both.objective.bound, both.bound_step_time_s) == (20.0, 20.0, 20.0)
+
+
+def test_a_layout_that_launchers_run_otherwise_stands_once() -> None:
+    slower = stepping(30.0, recompute_granularity="selective")
+    both = merged(ASKED, for_megatron_lm(an_answer(stepping(20.0)), an_answer(slower)))
+    assert [plan.prediction.step_time_s for plan in both.plans] == [20.0]
+
+
+def test_the_fewest_nodes_are_those_of_the_launcher_that_needs_fewest() -> None:
+    asked = replace(ASKED, options=replace(ASKED.options, gpus="fewest"))
+    half = stepping(60.0, data_parallel_size=2, zero_shard_size=2, num_microbatches=256)  # 64 of 128 GPUs
+    both = merged(asked, for_megatron_lm(an_answer(stepping(30.0)), an_answer(half)))
+    assert [plan.config.num_gpus for plan in both.plans] == [64]
+
+
+def test_ramps_of_several_launchers_are_ranked_by_the_time_of_all_steps() -> None:
+    # the step at the last batch is shorter, the whole ramp is not: 9 days against 8
+    options = replace(ASKED.options, batch_ramp=((256, 10**9),), total_tokens=10**10)
+    asked = replace(ASKED, options=options)
+    some = [an_answer(stepping(30.0, days=9.0)), an_answer(stepping(31.0, days=8.0, micro_batch_size=2,
+                                                                     num_microbatches=64))]  # fmt: skip
+    runs = [replace(one, variant=replace(one.variant, problem=replace(asked, launcher="megatron-lm")))
+            for one in for_megatron_lm(*some)]  # fmt: skip
+    both = merged(asked, runs)
+    assert [plan.outlook.days for plan in both.plans if plan.outlook] == [8.0, 9.0]
+
+
+def test_a_step_is_bounded_by_what_is_known_of_steps_on_as_many_gpus() -> None:
+    # 40 s bounds steps on 64 GPUs; on 128, those of the first plan, only its objective says something
+    half = stepping(60.0, data_parallel_size=2, zero_shard_size=2, num_microbatches=256)
+    claim = ObjectiveClaim(name="step_time", unit="s", value=60.0, bound=25.0, gap=0.5)
+    other = an_answer(half, bound_step_time_s=20.0, objective=claim)
+    assert merged(ASKED, for_megatron_lm(claiming(30.0), other)).bound_step_time_s == 25.0
+
+
+def test_a_merged_answer_is_of_a_sample_where_more_time_changes_no_part_of_it() -> None:
+    unknown = replace(an_answer(status="unknown"), plans=())
+    sampled, refuted = replace(unknown, notes=SAMPLE), replace(unknown, status="infeasible")
+    for others, expected in (((refuted,), True), ((sampled,), True), ((unknown,), False)):
+        assert ("sample" in merged(ASKED, for_megatron_lm(sampled, *others)).notes) is expected
+    assert "sample" not in merged(ASKED, for_megatron_lm(sampled), unasked=1).notes

@@ -1,0 +1,280 @@
+"""A mixed cluster through the public search: what moves the answer, and what must not."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.report.verdict import verdict_of
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import (
+    Configuration,
+    configuration_from_json,
+)
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.placement.frontier import PlacedFrontier
+from meshwright.solver.search.placement.replicas import best_split, shares_of
+from meshwright.solver.search.placement.rows import choices_of
+from meshwright.solver.search.proof import least_objective
+from meshwright.solver.search.search import search
+from tests.builders import INFINIBAND
+from tests.problems.mixed_clusters import a_group, a_mixed_problem, outer_space
+
+FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
+
+
+def answered(problem: Problem) -> Answer:
+    return search(problem, default_profile(problem.cluster, problem.launcher))
+
+
+def best_s(problem: Problem) -> float:
+    return answered(problem).plans[0].prediction.step_time_s
+
+
+def test_permuting_the_groups_changes_no_step_time() -> None:
+    one = answered(a_mixed_problem((FAST, SLOW_GROUP)))
+    other = answered(a_mixed_problem((SLOW_GROUP, FAST)))
+    steps = [[plan.prediction.step_time_s for plan in answer.plans] for answer in (one, other)]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
+def test_an_answer_from_a_sample_of_the_rows_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    whole = answered(problem)
+    assert whole.status == "optimal"
+    monkeypatch.setattr("meshwright.solver.search.placement.rows._MOST_ROWS", 20)
+    sample = answered(problem)
+    assert sample.status == "feasible"
+    assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
+
+
+def test_an_answer_from_a_sample_of_the_berths_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    whole = answered(problem)
+    monkeypatch.setattr("meshwright.solver.search.placement.frontier._MOST_CHOICES", 4)
+    sample = answered(problem)
+    assert (sample.status, sample.bound_step_time_s, sample.gap) == ("feasible", None, None)
+    assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
+    for plan in sample.plans:
+        assert not list(violations(problem, default_profile(problem.cluster, problem.launcher), plan))
+
+
+def test_more_time_is_not_advised_where_a_sample_of_placements_is_all_that_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = [a_group(speed=1.0, memory_gib=1.0, slug=slug) for slug in ("fast", "slow")]
+    monkeypatch.setattr("meshwright.solver.search.placement.rows._MOST_ROWS", 20)
+    problem = a_mixed_problem((small[0], replace(small[1], num_nodes=2)))
+    answer = answered(problem)
+    assert (answer.status, answer.plans) == ("unknown", ())
+    assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
+
+
+def test_choices_of_berths_are_counted_and_listed_as_their_product() -> None:
+    third = a_group(speed=0.6, nodes=2, slug="third")
+    outer = outer_space(a_mixed_problem((FAST, SLOW_GROUP, third)))
+    rows = np.arange(0, len(outer), max(len(outer) // 40, 1))
+    frontier = PlacedFrontier.of(outer, 1)
+    limits = choices_of(outer, rows)
+    by_group = [[-1, *np.flatnonzero(outer.group_of == at)] for at in range(3)]
+    for row, limit in zip(rows.tolist(), limits.tolist(), strict=True):
+        p = int(outer.columns.pipeline_parallel_size[row])
+        listed = set()
+        for one in product(*by_group):
+            used = [int(berth) for berth in one if berth >= 0]
+            room = [int(outer.room[berth, row]) for berth in used]
+            if used and all(room) and len(used) <= p <= sum(room):
+                listed.add(tuple(used))
+        found = frontier.fields_of(np.array([row]), lambda *given: np.zeros(len(given[2])), np.inf)
+        assert {berths for _, _, berths in found} == listed
+        assert len(listed) <= limit
+
+
+def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_answer() -> None:
+    whole = answered(a_mixed_problem((replace(FAST, num_nodes=2),), between=None))
+    halves = answered(a_mixed_problem((FAST, FAST), between=INFINIBAND))
+    assert [plan.config for plan in whole.plans] == [plan.config for plan in halves.plans]
+    assert whole.plans[0].prediction == halves.plans[0].prediction
+
+
+@pytest.mark.parametrize("better", [
+    a_group(speed=0.8, slug="slow"),
+    a_group(speed=0.4, memory_gib=158.0, slug="slow"),
+    a_group(speed=0.4, nodes=2, slug="slow"),
+])  # fmt: skip
+def test_a_better_group_is_never_worse(better: object) -> None:
+    before, after = a_mixed_problem((FAST, SLOW_GROUP)), a_mixed_problem((FAST, better))  # type: ignore[arg-type]
+    assert best_s(after) <= best_s(before) * (1.0 + 1e-9)
+
+
+def test_a_faster_link_between_the_groups_is_never_worse() -> None:
+    slow = a_mixed_problem((FAST, SLOW_GROUP))
+    fast = a_mixed_problem((FAST, SLOW_GROUP), between=INFINIBAND)
+    assert best_s(fast) <= best_s(slow)
+
+
+def test_a_limit_on_gpus_holds_for_the_stages_together() -> None:
+    # tp 2 and tp 1 on two stages are 3 GPUs; each stage counts twice its own, 4 and 2
+    def gpus(*constraints: str, top_k: int = 40) -> list[int]:
+        pins = {"pipeline_parallel_size": 2, "data_parallel_size": 1, "micro_batch_size": 1}
+        options = {"top_k": top_k, "certify": "none", "pin": pins, "constraints": constraints}
+        problem = a_mixed_problem((FAST, SLOW_GROUP), **options)  # type: ignore[arg-type]
+        return [plan.config.num_gpus for plan in answered(problem).plans]
+
+    free = gpus()
+    assert set(free) == {2, 3, 4}
+    alike = [count for count in free if count != 3]
+    assert gpus("num_gpus != 3") == alike
+    assert gpus("num_gpus != 3 and pipeline_parallel_size == 2") == alike
+    assert set(gpus("num_gpus <= 3")) == {2}  # of 3, one stage counts 4
+    # no plan that is left out takes the place of one that is not
+    assert gpus("num_gpus != 3", top_k=len(alike)) == alike
+
+
+def test_the_least_closed_form_of_all_placements_is_proved() -> None:
+    pins = {"zero_stage": 0, "micro_batch_size": 1}
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, pin=pins))
+    assert answer.objective_gap == 0.0
+    assert answer.objective_excess is not None
+    many = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100, pin=pins))
+    least = min(plan.objective_s for plan in many.plans)
+    assert answer.plans[0].objective_s * (1.0 - answer.objective_excess) <= least * (1 + 1e-9)
+
+
+def test_the_least_closed_form_is_known_where_classes_left_no_field_to_solve() -> None:
+    outer = outer_space(a_mixed_problem((FAST, SLOW_GROUP)))
+    frontier = PlacedFrontier.of(outer, 1)  # not run: nothing is solved yet
+    assert not frontier.objectives
+    least = least_objective(frontier, shares_of(outer), 1.0)
+    assert 0.0 < least.bound_s <= least.known_s <= 1.0
+
+
+def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
+    profile = default_profile(problem.cluster, "none")
+    answer = search(problem, profile)
+    assert any(plan.config.replicas for plan in answer.plans)
+    assert any(plan.config.stage_groups for plan in answer.plans)
+    for plan in answer.plans:
+        again = configuration_from_json(plan.to_json()["config"])
+        assert again == plan.config
+        assert list(violations(problem, profile, again)) == []
+
+
+def test_the_check_counts_the_gpus_and_bytes_of_each_group() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP))
+    profile = default_profile(problem.cluster, "none")
+    plan = next(p for p in search(problem, profile).plans if p.config.stage_groups)
+    stage = plan.config.stage_groups[0]
+    more = replace(stage, num_gpus=stage.num_gpus + 1)
+    wrong = replace(plan.config, stage_groups=(more, *plan.config.stage_groups[1:]))
+    assert any("GPUs" in fault for fault in violations(problem, profile, wrong))
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, memory_bytes=2**30)) for group in problem.cluster.groups
+    )
+    tight = replace(problem, cluster=replace(problem.cluster, groups=groups))
+    assert any(
+        "the budget is" in fault
+        for fault in violations(tight, default_profile(tight.cluster, "none"), plan.config)
+    )
+
+
+def test_the_split_of_a_batch_minimises_the_largest_share() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        groups, batch = int(generator.integers(2, 4)), int(generator.integers(2, 9))
+        shares = [
+            np.where(generator.random(batch + 1) < 0.3, np.inf, generator.random(batch + 1))
+            for _ in range(groups)
+        ]
+        for one in shares:
+            one[0] = np.inf  # every group has a share
+        known = [
+            max(one[n] for one, n in zip(shares, split, strict=True))
+            for split in product(range(batch + 1), repeat=groups)
+            if sum(split) == batch
+        ]
+        found = best_split(shares, batch)
+        if min(known) == np.inf:
+            assert found is None
+        else:
+            assert found is not None
+            assert found[0] == min(known)
+            assert sum(found[1]) == batch
+            assert max(one[n] for one, n in zip(shares, found[1], strict=True)) == found[0]
+
+
+def test_launchers_that_cannot_place_stages_say_so() -> None:
+    problem = replace(a_mixed_problem((FAST, SLOW_GROUP)), launcher="megatron-lm")
+    warnings = answered(problem).warnings
+    assert any("the slowest GPU (slow) sets the pace of every stage" in warning for warning in warnings)
+
+
+def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
+    return [plan.config.replicas or (plan.config,) for plan in answer.plans]
+
+
+def test_a_prescribed_split_is_every_class_s_split() -> None:
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1), top_k=100))
+    assert any(plan.config.replicas for plan in answer.plans)
+    assert {one.stage_layers for classes in classes_of(answer) for one in classes} == {(3, 1)}
+    wrong = replace(answer.plans[0].config, stage_layers=(1, 3))
+    problem = a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1))
+    faults = violations(problem, default_profile(problem.cluster, "none"), wrong)
+    assert "stage_layers is pinned to another split" in list(faults)
+
+
+@pytest.mark.parametrize(
+    ("limit", "fewest", "most"),
+    [
+        ({"pin": {"num_microbatches": 4}}, 4, 4),
+        ({"bounds": {"num_microbatches": (2, 3)}}, 2, 3),
+        ({"constraints": ("num_microbatches >= 4",)}, 4, 8),
+    ],
+)
+def test_limits_on_micro_batches_hold_for_each_class(limit: object, fewest: int, most: int) -> None:
+    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))  # type: ignore[arg-type]
+    assert any(plan.config.replicas for plan in answer.plans)
+    numbers = [one.num_microbatches for classes in classes_of(answer) for one in classes]
+    assert min(numbers) >= fewest
+    assert max(numbers) <= most
+
+
+def test_limits_on_all_replicas_together_leave_no_unlike_classes() -> None:
+    for limit in ({"pin": {"data_parallel_size": 2}}, {"constraints": ("num_gpus <= 2",)}):
+        answer = answered(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))
+        assert answer.plans
+        assert not any(plan.config.replicas for plan in answer.plans)
+    assert all(plan.config.num_gpus <= 2 for plan in answer.plans)
+
+
+def test_sizes_of_unlike_classes_add_up() -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
+    configs = [plan.config for plan in answered(problem).plans if plan.config.replicas]
+    assert configs
+    for config in configs:
+        assert config.data_parallel_size == sum(one.data_parallel_size for one in config.replicas)
+        assert config.num_gpus == sum(
+            one.data_parallel_size * one.context_parallel_size * stage.tensor_parallel_size
+            for one in config.replicas
+            for stage in one.stage_groups
+        )
+        assert config.global_batch_size == problem.workload.global_batch_size
+        assert config.global_batch_size == sum(
+            one.data_parallel_size * one.micro_batch_size * one.num_microbatches for one in config.replicas
+        )
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"pin": {"context_parallel_size": 2}}, {"constraints": ("context_parallel_size == 2",)}],
+)
+def test_slices_that_a_request_names_are_searched_however_short(limit: dict[str, object]) -> None:
+    # 2 048 tokens in two slices of 1 024, half of what is tried otherwise
+    problem = a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, **limit)  # type: ignore[arg-type]
+    answer = answered(replace(problem, workload=replace(problem.workload, seq_length=2048)))
+    assert answer.status == "optimal"
+    assert answer.plans[0].config.context_parallel_size == 2

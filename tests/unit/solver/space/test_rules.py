@@ -1,0 +1,185 @@
+"""What a rule states to read decides it: whatever the other columns hold, its verdict stays."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.capabilities import launcher_names
+from meshwright.profiles.cluster import host_of
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    OFFLOAD,
+    PER_STAGE,
+    VARIABLE_OF,
+    Columns,
+    Configuration,
+    IntArray,
+)
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import host_bytes
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.rules import USABLE, host_warnings, rules_of
+from tests.builders import a_cluster, a_model, a_moe_model, a_problem
+
+ROWS = 400
+
+
+def some_rows(rng: np.random.Generator) -> Columns:
+    """Rows with any values, legal or not."""
+
+    def drawn(name: str) -> IntArray:
+        variable = VARIABLE_OF[name]
+        if name == "recompute_layers":
+            return rng.choice([0, 1, 2, ALL_LAYERS, PER_STAGE], ROWS)
+        if variable.is_integer:
+            return rng.choice([0, 1, 2, 3] if variable.least == 0 else [1, 2, 3, 4, 8], ROWS)
+        return rng.integers(0, len(variable.words) or 2, ROWS)
+
+    return Columns(**{name: drawn(name) for name in VARIABLE_OF})
+
+
+def with_other_columns_shuffled(rows: Columns, kept: tuple[str, ...], rng: np.random.Generator) -> Columns:
+    """The same rows where every column but ``kept`` is permuted on its own."""
+    others = {name: rng.permutation(getattr(rows, name)) for name in VARIABLE_OF if name not in kept}
+    return replace(rows, **others)
+
+
+CASES = {
+    "experts": a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=2), batch=64, allow=("offload",)),
+    "limits": a_problem(
+        cluster=a_cluster(num_nodes=2),
+        batch=64,
+        pin={"recompute_granularity": "full"},
+        forbid={"pipeline_schedule": ("gpipe",)},
+        bounds={"recompute_layers": (0, 4)},
+        constraints=("num_gpus >= 8", "global_batch_size == 64 and recompute_granularity == 'full'"),
+    ),
+    "ramp": a_problem(batch=64, batch_ramp=((16, 1000), (32, 2000)), total_tokens=10**6),
+    "split": a_problem(
+        model=a_model(num_layers=8), batch=64, stage_layers=(1, 3, 3, 1), cluster=a_cluster(num_nodes=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+@pytest.mark.parametrize("case", CASES)
+def test_no_rule_depends_on_a_column_that_it_does_not_state(case: str, launcher: str) -> None:
+    problem, rng = replace(CASES[case], launcher=launcher), np.random.default_rng(1)
+    rows = some_rows(rng)
+    for rule in rules_of(problem):
+        assert set(rule.reads) <= set(VARIABLE_OF), rule.name
+        verdict = rule.violated(rows)
+        for _ in range(3):
+            shuffled = with_other_columns_shuffled(rows, rule.reads, rng)
+            assert rule.violated(shuffled).tolist() == verdict.tolist(), rule.name
+
+
+# What is offloaded must fit into the hosts.
+
+MODEL = a_model(num_layers=8, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32)
+STAGES = Configuration(
+    tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=4, data_parallel_size=2,
+    zero_stage=1, zero_shard_size=2, num_microbatches=8, pipeline_schedule="1f1b", offload="optimizer",
+    stage_layers=(2,) * 4,
+)  # fmt: skip
+
+
+def on_hosts(gib_a_gpu: float, *, launcher: str = "none", **options: object) -> Problem:
+    """16 GPUs with so much host memory each."""
+    found = a_problem(model=MODEL, cluster=a_cluster(num_nodes=2), batch=16, allow=("offload",), **options)
+    (group,) = found.cluster.groups
+    group = replace(group, host_memory_bytes=int(gib_a_gpu * GIB * group.gpus_per_node))
+    return replace(found, cluster=replace(found.cluster, groups=(group,)), launcher=launcher)
+
+
+def needed(problem: Problem, config: Configuration) -> float:
+    """Bytes on the host of one GPU."""
+    profile = default_profile(problem.cluster, problem.launcher)
+    return float(host_bytes(context_of(problem, Columns.of([config]), profile))[0])
+
+
+def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_that_share_them() -> None:
+    # 2 layers and the head on tp 2, shared by dp 2: (12 of states + 4 of a gradient's copy) / 2 for each
+    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters()
+    head = MODEL.vocab_size * MODEL.hidden_size / 2
+    expected = (2 * layer + head) * 16 / 2
+    assert needed(on_hosts(100), STAGES) == pytest.approx(expected, rel=0.01)
+
+
+def test_without_stages_one_rank_has_both_ends() -> None:
+    whole = replace(STAGES, pipeline_parallel_size=1, data_parallel_size=8, zero_shard_size=8,
+                    num_microbatches=2, pipeline_schedule="none", stage_layers=(8,))  # fmt: skip
+    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters()
+    ends = 2 * MODEL.vocab_size * MODEL.hidden_size / 2
+    assert needed(on_hosts(100), whole) == pytest.approx((8 * layer + ends) * 16 / 8, rel=0.01)
+
+
+def test_activations_on_the_host_are_those_of_every_micro_batch_in_flight() -> None:
+    problem = on_hosts(100)
+    few, many = (
+        needed(problem, replace(STAGES, offload="activations", num_microbatches=count)) for count in (1, 8)
+    )
+    assert many == pytest.approx(4 * few)  # the first of 4 stages holds min(m, 4)
+    both = needed(problem, replace(STAGES, offload="optimizer+activations"))
+    assert both == pytest.approx(many + needed(problem, STAGES))
+    assert needed(problem, replace(STAGES, offload="none")) == 0.0
+
+
+def test_the_smallest_host_that_holds_the_states_is_enough_and_a_smaller_one_is_not() -> None:
+    gib = needed(on_hosts(100), STAGES) / GIB / USABLE
+    profile = default_profile(a_cluster(num_nodes=2), "none")
+    assert not [one for one in violations(on_hosts(gib * 1.01), profile, STAGES) if "hosts" in one]
+    assert any("fit the hosts" in one for one in violations(on_hosts(gib * 0.99), profile, STAGES))
+
+
+@pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
+def test_the_search_offloads_no_more_than_the_hosts_hold(launcher: str) -> None:
+    problem = on_hosts(8, launcher=launcher)
+    space, profile = enumerate_space(problem), default_profile(problem.cluster, launcher)
+    columns = space.columns.take(space.legal)
+    away = columns.take(columns.offload > 0)
+    assert len(away) > 0
+    assert host_bytes(context_of(problem, away, profile)).max() <= USABLE * 8 * GIB
+    assert len(away) < int((enumerate_space(on_hosts(64, launcher=launcher)).legal).sum())
+
+
+def test_rows_with_states_away_do_not_change_with_what_else_is_on_the_host() -> None:
+    problem = on_hosts(1)
+    space = enumerate_space(problem)
+    names = [rule.name for rule in space.rules]
+    bit = names.index("offloaded optimizer states fit the hosts")
+    broken = (space.masks >> bit) & 1 == 1
+    states = np.isin(
+        space.columns.offload, [OFFLOAD.index("optimizer"), OFFLOAD.index("optimizer+activations")]
+    )
+    assert broken.any()
+    assert not broken[~states].any()
+
+
+def test_unknown_host_memory_is_said_where_something_may_be_offloaded() -> None:
+    problem = a_problem(cluster=a_cluster(num_nodes=2), batch=16)
+    assert host_warnings(problem) == ()
+    allowed = replace(problem, options=replace(problem.options, allow=("offload",)))
+    (warning,) = host_warnings(allowed)
+    gib = host_of(problem.cluster.groups[0]).memory_bytes * 8 / GIB
+    assert f"{gib:.0f} GiB" in warning
+    assert "host_memory_bytes" in warning
+    assert host_warnings(on_hosts(8)) == ()
+
+
+def test_a_launcher_that_offloads_is_asked_to_where_the_states_do_not_fit_otherwise() -> None:
+    tight = on_hosts(250, launcher="megatron-lm", certify="none", top_k=1)
+    model = a_model(num_layers=38, hidden_size=8192, ffn_hidden_size=28672, num_attention_heads=64)
+    tight = replace(tight, model=model, cluster=replace(tight.cluster, groups=(
+        replace(tight.cluster.groups[0], num_nodes=1),)))  # fmt: skip
+    plain = replace(tight, options=replace(tight.options, allow=()))
+    assert ask(plain, default_profile(plain.cluster, "megatron-lm")).status == "infeasible"
+    answer = ask(tight, default_profile(tight.cluster, "megatron-lm"))
+    assert answer.plans[0].config.offload == "optimizer"
+    assert answer.plans[0].config.zero_stage == 1
