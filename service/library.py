@@ -119,11 +119,7 @@ class PlanResult(Result):
         Raises:
             InvalidProblemError: there is none.
         """
-        for plan in self.plans:
-            if plan.rank == rank:
-                return plan
-        ranks = f"1 to {len(self.plans)}" if self.plans else "none: the answer holds no plan"
-        raise InvalidProblemError.of("/rank", f"there is no plan of rank {rank}", allowed=ranks)
+        return plan_of_rank(self.plans, rank)
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``meshwright plan --json`` prints: the API's answer, and its problem."""
@@ -389,19 +385,15 @@ def export(
         InvalidProblemError: there is no such plan, no launcher is named, or the folder is taken.
         RefusedExportError: the launcher cannot express the plan.
     """
-    found = source if isinstance(source, PlanResult) else read_result(source)
-    chosen, name = found.plan(rank), launcher or found.problem.launcher
-    if name == "none":
-        allowed = ", ".join(launcher_names())
-        raise InvalidProblemError.of(
-            "/launcher", "the problem names no launcher; name one", allowed=allowed
-        )
-    bundle = export_plan(chosen, found.problem, name)
+    if isinstance(source, PlanResult):
+        answer, problem = source.answer, source.problem
+    else:
+        answer, problem = stored_answer(_document(source))
+    chosen = plan_of_rank(answer.plans, rank)
+    bundle = export_plan(chosen, problem, launcher_of(problem, launcher))
     if save_dir is not None:
-        alone = replace(found.answer, plans=(chosen,))
-        document = answer_document(alone, found.problem)
-        files = {**bundle.files, ANSWER_FILE: json.dumps(document, indent=1, allow_nan=False) + "\n"}
-        save_folder(Path(save_dir), files, plan_id=chosen.plan_id, force=force)
+        document = answer_document(replace(answer, plans=(chosen,)), problem)
+        save_export(Path(save_dir), bundle, document, plan_id=chosen.plan_id, force=force)
     return bundle
 
 
@@ -444,19 +436,70 @@ def read_result(source: Mapping[str, Any] | FilePath) -> PlanResult:
     Raises:
         InvalidProblemError: the document is no answer, or another version wrote it.
     """
-    document = source if isinstance(source, Mapping) else read_problem_file(Path(source))
+    answer, problem = stored_answer(_document(source))
+    return PlanResult(problem=problem, answer=answer, profile=costs_of(problem, None)[0])
+
+
+def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tuple[Answer, Problem]:
+    """An answer and its problem, without the costs that it was found with.
+
+    Args:
+        document: what ``answer_document`` gave.
+        pointer: what errors name.
+
+    Raises:
+        InvalidProblemError: the document is no answer, or another version wrote it.
+    """
     plans, problem = document.get("plans"), document.get("problem")
-    if not isinstance(plans, list) or not isinstance(problem, dict):
-        raise InvalidProblemError.of("/plans", "the document is no answer of meshwright plan --json")
+    if not isinstance(plans, list | tuple) or not isinstance(problem, Mapping):
+        raise InvalidProblemError.of(pointer, "the file is no answer of meshwright plan --json")
     if "status" not in document:
         message = "the file holds a plan without its search; export it again, or give plan's answer.json"
-        raise InvalidProblemError.of("/status", message)
+        raise InvalidProblemError.of(pointer, message)
     asked = parse_problem(problem)
     try:
-        answer = answer_from_json(document)
+        return answer_from_json(document), asked
     except (KeyError, TypeError, ValueError):
-        raise InvalidProblemError.of("/plans", "the answer was written by another version") from None
-    return PlanResult(problem=asked, answer=answer, profile=costs_of(asked, None)[0])
+        raise InvalidProblemError.of(pointer, "the answer was written by another version") from None
+
+
+def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
+    """The plan of that rank (1 is the best).
+
+    Raises:
+        InvalidProblemError: there is none.
+    """
+    for plan in plans:
+        if plan.rank == rank:
+            return plan
+    ranks = f"1 to {len(plans)}" if plans else "none: the answer holds no plan"
+    raise InvalidProblemError.of("/rank", f"there is no plan of rank {rank}", allowed=ranks)
+
+
+def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launcher") -> str:
+    """The launcher that is wanted, or else the problem's.
+
+    Raises:
+        InvalidProblemError: neither names one; ``pointer`` is what the error names.
+    """
+    name = wanted or problem.launcher
+    if name == "none":
+        allowed = ", ".join(launcher_names())
+        raise InvalidProblemError.of(pointer, "the problem names no launcher; name one", allowed=allowed)
+    return name
+
+
+def save_export(
+    folder: Path, bundle: ExportBundle, document: Mapping[str, Any], *, plan_id: str, force: bool
+) -> list[str]:
+    """Write launch files and the answer with their plan alone; the names of the files.
+
+    Raises:
+        InvalidProblemError: the folder holds something else, or cannot be written.
+    """
+    files = {**bundle.files, ANSWER_FILE: json.dumps(document, indent=1, allow_nan=False) + "\n"}
+    save_folder(folder, files, plan_id=plan_id, force=force)
+    return list(files)
 
 
 def problem_of(request: Request) -> Problem:
@@ -569,6 +612,11 @@ def _ranked(
     sides = zip(pair, (found.first, found.second), strict=True)
     values = tuple(natural_objective(problem, profile, one, seen) for one, seen in sides)
     return Ranked(name=OBJECTIVE_NAMES[name], unit=UNITS[name], values=(values[0], values[1]))
+
+
+def _document(source: Mapping[str, Any] | FilePath) -> Mapping[str, Any]:
+    """An answer's document, read where it is a file."""
+    return source if isinstance(source, Mapping) else read_problem_file(Path(source))
 
 
 def _configuration(source: ConfigurationSource, problem: Problem) -> Configuration:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
 from meshwright.service.cli.terminal import say_warnings
-from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
-from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.files import check_folder
+from meshwright.service.launchers.registry import export
+from meshwright.service.library import launcher_of, save_export
 
 
 def export_command(
@@ -56,12 +55,7 @@ def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | Non
         InvalidProblemError: no launcher was named, or the folder is taken.
         RefusedExportError: the launcher cannot express the plan.
     """
-    name = launcher or chosen.problem.launcher
-    if name == "none":
-        allowed = ", ".join(launcher_names())
-        raise InvalidProblemError.of(
-            "--launcher", "the problem names no launcher; name one", allowed=allowed
-        )
+    name = launcher_of(chosen.problem, launcher, pointer="--launcher")
     if save_dir is not None:
         check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
     bundle = export(chosen.plan, chosen.problem, name)
@@ -70,6 +64,5 @@ def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | Non
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
         return
-    files = {**bundle.files, ANSWER_FILE: json.dumps(chosen.document(), indent=1, allow_nan=False) + "\n"}
-    save_folder(save_dir, files, plan_id=chosen.plan.plan_id, force=force)
+    files = save_export(save_dir, bundle, chosen.document(), plan_id=chosen.plan.plan_id, force=force)
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")

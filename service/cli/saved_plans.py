@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.files import write_text
-from meshwright.service.library import read_result
+from meshwright.service.library import stored_answer
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan, plan_from_json
@@ -180,8 +180,8 @@ def _answer_of(path: Path) -> Mapping[str, Any]:
 
 def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
     """A stored answer, read back."""
-    found = read_result(document)
-    return KeptAnswer(answer=found.answer, problem=found.problem, plan_id=plan_id)
+    answer, problem = stored_answer(document, pointer="--from")
+    return KeptAnswer(answer=answer, problem=problem, plan_id=plan_id)
 
 
 def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:

@@ -91,6 +91,17 @@ def test_a_document_read_back_is_the_same_document(found: PlanResult) -> None:
     assert json.dumps(library.read_result(json.loads(document)).to_json()) == document
 
 
+def test_a_stored_answer_is_read_and_exported_where_its_profile_is_gone(found: PlanResult) -> None:
+    document = found.to_json()
+    document["problem"] = {**document["problem"], "profile": "gone.json"}
+    answer, problem = library.stored_answer(document)
+    assert answer.plans == found.plans
+    assert problem.profile == "gone.json"
+    assert export(document, rank=2).files == export(found, rank=2).files
+    with pytest.raises(InvalidProblemError, match=r"gone\.json"):
+        library.read_result(document)  # pricing needs the costs themselves
+
+
 def test_a_calibration_is_learnt_from_runs_saved_and_used(tmp_path: Path) -> None:
     runs = runs_of("megatron-ci-a100", tmp_path, 6)
     learnt = calibrate(runs)
