@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from errno import EISDIR
 from pathlib import Path
+from typing import Any
 
 from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
@@ -41,6 +42,19 @@ def save_folder(folder: Path, files: Mapping[str, str], *, plan_id: str, force: 
         _create(folder, files)
     except OSError as fault:
         raise _unwritable(folder, fault) from None
+
+
+def save_export(
+    folder: Path, files: Mapping[str, str], answer: Mapping[str, Any], *, plan_id: str, force: bool
+) -> list[str]:
+    """Write launch files and the answer that holds their plan alone; the names of what was written.
+
+    Raises:
+        InvalidProblemError: as ``save_folder``.
+    """
+    whole = {**files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
+    save_folder(folder, whole, plan_id=plan_id, force=force)
+    return list(whole)
 
 
 def check_folder(folder: Path, *, force: bool, plan_id: str | None = None) -> None:

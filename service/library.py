@@ -24,10 +24,10 @@ from meshwright.profiles.documents import FILE, read_json, shown_path
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.measured.profile import MeasuredProfile
 from meshwright.profiles.profile import Profile
-from meshwright.service.files import ANSWER_FILE, save_folder, write_text
-from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.files import save_export, write_text
+from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.launchers.registry import export as export_plan
-from meshwright.service.launchers.registry import launcher_names
+from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import ExportBundle, target_of
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.report.beyond import OBJECTIVE_NAMES
@@ -393,7 +393,7 @@ def export(
     bundle = export_plan(chosen, problem, launcher_of(problem, launcher))
     if save_dir is not None:
         document = answer_document(replace(answer, plans=(chosen,)), problem)
-        save_export(Path(save_dir), bundle, document, plan_id=chosen.plan_id, force=force)
+        save_export(Path(save_dir), bundle.files, document, plan_id=chosen.plan_id, force=force)
     return bundle
 
 
@@ -440,29 +440,6 @@ def read_result(source: Mapping[str, Any] | FilePath) -> PlanResult:
     return PlanResult(problem=problem, answer=answer, profile=costs_of(problem, None)[0])
 
 
-def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tuple[Answer, Problem]:
-    """An answer and its problem, without the costs that it was found with.
-
-    Args:
-        document: what ``answer_document`` gave.
-        pointer: what errors name.
-
-    Raises:
-        InvalidProblemError: the document is no answer, or another version wrote it.
-    """
-    plans, problem = document.get("plans"), document.get("problem")
-    if not isinstance(plans, list | tuple) or not isinstance(problem, Mapping):
-        raise InvalidProblemError.of(pointer, "the file is no answer of meshwright plan --json")
-    if "status" not in document:
-        message = "the file holds a plan without its search; export it again, or give plan's answer.json"
-        raise InvalidProblemError.of(pointer, message)
-    asked = parse_problem(problem)
-    try:
-        return answer_from_json(document), asked
-    except (KeyError, TypeError, ValueError):
-        raise InvalidProblemError.of(pointer, "the answer was written by another version") from None
-
-
 def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
     """The plan of that rank (1 is the best).
 
@@ -474,32 +451,6 @@ def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
             return plan
     ranks = f"1 to {len(plans)}" if plans else "none: the answer holds no plan"
     raise InvalidProblemError.of("/rank", f"there is no plan of rank {rank}", allowed=ranks)
-
-
-def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launcher") -> str:
-    """The launcher that is wanted, or else the problem's.
-
-    Raises:
-        InvalidProblemError: neither names one; ``pointer`` is what the error names.
-    """
-    name = wanted or problem.launcher
-    if name == "none":
-        allowed = ", ".join(launcher_names())
-        raise InvalidProblemError.of(pointer, "the problem names no launcher; name one", allowed=allowed)
-    return name
-
-
-def save_export(
-    folder: Path, bundle: ExportBundle, document: Mapping[str, Any], *, plan_id: str, force: bool
-) -> list[str]:
-    """Write launch files and the answer with their plan alone; the names of the files.
-
-    Raises:
-        InvalidProblemError: the folder holds something else, or cannot be written.
-    """
-    files = {**bundle.files, ANSWER_FILE: json.dumps(document, indent=1, allow_nan=False) + "\n"}
-    save_folder(folder, files, plan_id=plan_id, force=force)
-    return list(files)
 
 
 def problem_of(request: Request) -> Problem:

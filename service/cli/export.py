@@ -10,9 +10,8 @@ import typer
 
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
 from meshwright.service.cli.terminal import say_warnings
-from meshwright.service.files import check_folder
-from meshwright.service.launchers.registry import export
-from meshwright.service.library import launcher_of, save_export
+from meshwright.service.files import check_folder, save_export
+from meshwright.service.launchers.registry import export, launcher_of
 
 
 def export_command(
@@ -64,5 +63,5 @@ def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | Non
         for file, text in bundle.files.items():
             sys.stdout.write(f"=== {file}\n{text}")
         return
-    files = save_export(save_dir, bundle, chosen.document(), plan_id=chosen.plan.plan_id, force=force)
+    files = save_export(save_dir, bundle.files, chosen.document(), plan_id=chosen.plan.plan_id, force=force)
     sys.stdout.write(f"wrote {', '.join(files)} to {save_dir}\n")

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.files import write_text
-from meshwright.service.library import stored_answer
+from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan, plan_from_json

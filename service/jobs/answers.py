@@ -15,6 +15,7 @@ from meshwright import profiles, solver
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import (
     Answer,
     Baseline,
@@ -55,6 +56,29 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
         return Answer(**values)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidProblemError.of("", "the answer was written by another version") from None
+
+
+def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tuple[Answer, Problem]:
+    """An answer and its problem, without the costs that it was found with.
+
+    Args:
+        document: what ``plan --json`` wrote.
+        pointer: what errors name.
+
+    Raises:
+        InvalidProblemError: the document is no answer, or another version wrote it.
+    """
+    plans, problem = document.get("plans"), document.get("problem")
+    if not isinstance(plans, list | tuple) or not isinstance(problem, Mapping):
+        raise InvalidProblemError.of(pointer, "the file is no answer of meshwright plan --json")
+    if "status" not in document:
+        message = "the file holds a plan without its search; export it again, or give plan's answer.json"
+        raise InvalidProblemError.of(pointer, message)
+    asked = parse_problem(problem)
+    try:
+        return answer_from_json(document), asked
+    except InvalidProblemError as fault:
+        raise InvalidProblemError.of(pointer, fault.errors[0].message) from None
 
 
 def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.accelerate import Accelerate
 from meshwright.service.launchers.deepspeed import DeepSpeed
 from meshwright.service.launchers.llama_factory import LlamaFactory
@@ -27,6 +27,19 @@ _LAUNCHERS: dict[str, Launcher] = {
 def launcher_names() -> tuple[str, ...]:
     """The names that ``export`` knows, sorted."""
     return tuple(sorted(_LAUNCHERS))
+
+
+def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launcher") -> str:
+    """The launcher that is wanted, or else the problem's.
+
+    Raises:
+        InvalidProblemError: neither names one; ``pointer`` is what the error names.
+    """
+    name = wanted or problem.launcher
+    if name == "none":
+        allowed = ", ".join(launcher_names())
+        raise InvalidProblemError.of(pointer, "the problem names no launcher; name one", allowed=allowed)
+    return name
 
 
 def export(plan: Plan, problem: Problem, launcher: str) -> ExportBundle:

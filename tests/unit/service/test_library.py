@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.service import library
+from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.library import PlanResult, calibrate, explain, export, plan, predict, validate
 
 REQUEST = {
@@ -94,7 +95,7 @@ def test_a_document_read_back_is_the_same_document(found: PlanResult) -> None:
 def test_a_stored_answer_is_read_and_exported_where_its_profile_is_gone(found: PlanResult) -> None:
     document = found.to_json()
     document["problem"] = {**document["problem"], "profile": "gone.json"}
-    answer, problem = library.stored_answer(document)
+    answer, problem = stored_answer(document)
     assert answer.plans == found.plans
     assert problem.profile == "gone.json"
     assert export(document, rank=2).files == export(found, rank=2).files
