@@ -15,7 +15,7 @@ import httpx
 from meshwright_client.answers import Export, Job, JobPage
 from meshwright_client.decoding import decoded
 from meshwright_client.files import save
-from meshwright_client.plans import Answer, Plan, PricedConfiguration
+from meshwright_client.plans import Answer, Plan, PlanPage, PlanSummary, PricedConfiguration
 from meshwright_client.transport import Transport
 from meshwright_client.waiting import OnProgress, Waiting
 
@@ -124,6 +124,24 @@ class Client:
             token = page.next_page_token or ""
         return answer
 
+    def find_plans(self, *, sort: str = "-found_at_s", **wanted: str | float) -> Iterator[PlanSummary]:
+        """Plans of all jobs, filtered and sorted as ``GET /v1/plans`` does, read page by page.
+
+        ``find_plans(max_peak_memory_bytes=60 * 2**30, sort="step_time_s")``: the fastest under 60 GiB;
+        ``find_plans(cluster="dgx-h100", measured=True)``: what was measured on that cluster.
+
+        Raises:
+            InvalidRequestError: there is no such filter or order; ``problem.errors`` names it.
+        """
+        token: str | None = ""
+        while token is not None:
+            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE, "sort": sort}
+            params.update({name: _spelled(value) for name, value in wanted.items()})
+            params.update({"page_token": token} if token else {})
+            page = decoded(PlanPage, self._transport.ask("GET", "/v1/plans", params=params))
+            yield from page.plans
+            token = page.next_page_token
+
     def export(
         self, plan: Plan | str, launcher: str | None = None, save_dir: str | Path | None = None
     ) -> Export:
@@ -152,6 +170,10 @@ class Client:
         parts = {"problem": problem, "configuration": configuration, "launch_file": launch_file}
         body = {name: dict(part) for name, part in parts.items() if part is not None}
         return decoded(PricedConfiguration, self._transport.ask("POST", "/v1/predictions", json=body))
+
+
+def _spelled(value: str | float) -> str | float:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _id(job: Job | str) -> str:

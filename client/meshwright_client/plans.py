@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from meshwright_client.answers import Infeasibility, State
@@ -98,6 +99,54 @@ class Plan:
     workload: Mapping[str, str] = field(default_factory=dict)
     launchers: tuple[str, ...] = ()
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the runs that were reported of a plan measured."""
+
+    num_runs: int
+    out_of_memory: bool  # any of them
+    step_time_s: float | None = None  # the median
+    peak_memory_bytes: int | None = None  # the highest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """The figures of one plan in a list of plans of all jobs."""
+
+    plan_id: str
+    job_id: str
+    rank: int
+    found_at: datetime | None = None
+    model: str | None = None
+    cluster: str | None = None
+    launcher: str | None = None
+    num_gpus: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    context_parallel_size: int | None = None
+    expert_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    micro_batch_size: int | None = None
+    zero_stage: int | None = None
+    step_time_s: float | None = None
+    step_time_low_s: float | None = None
+    step_time_high_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
+    out_of_memory_probability: float | None = None
+    cost: float | None = None
+    measured: Measured | None = None  # None: no run of it was reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPage:
+    """Some plans of all jobs."""
+
+    plans: tuple[PlanSummary, ...]
+    next_page_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.key_records import AuditRecord, KeyRecord
+from meshwright.service.db.plan_records import MAX_NAME, PlanFigures, PlanFilter
 from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.db.records import JobRecord, JobSummary
 from meshwright.service.jobs.states import TERMINAL_STATES
@@ -100,6 +101,129 @@ class PlanView(BaseModel):
 
     job_id: str
     plan: Plan
+
+
+PlanSort = Literal[
+    "step_time_s", "-step_time_s", "tokens_per_s_per_gpu", "-tokens_per_s_per_gpu", "mfu", "-mfu",
+    "peak_memory_bytes", "-peak_memory_bytes", "out_of_memory_probability", "-out_of_memory_probability",
+    "num_gpus", "-num_gpus", "cost", "-cost", "found_at_s", "-found_at_s",
+    "measured_step_time_s", "-measured_step_time_s",
+    "measured_peak_memory_bytes", "-measured_peak_memory_bytes",
+]  # fmt: skip
+_Name = Annotated[str | None, Field(max_length=MAX_NAME, pattern="^[^\\x00-\\x1f]+$")]
+_Size = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
+_Bytes = Annotated[int | None, Field(ge=1, le=2**53)]
+_Positive = Annotated[float | None, Field(gt=0, le=1e300)]
+
+
+class PlanQuery(BaseModel):
+    """Which plans of all jobs are asked for, and in which order; ``-`` before a name: the largest first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: _Name = None
+    cluster: _Name = None
+    launcher: Annotated[str | None, Field(max_length=64, pattern="^[a-z0-9_-]+$")] = None
+    job_id: Annotated[str | None, Field(pattern="^[A-Za-z0-9_-]{1,32}$")] = None
+    num_gpus: _Size = None
+    tensor_parallel_size: _Size = None
+    pipeline_parallel_size: _Size = None
+    context_parallel_size: _Size = None
+    expert_parallel_size: _Size = None
+    data_parallel_size: _Size = None
+    micro_batch_size: _Size = None
+    zero_stage: Annotated[int | None, Field(ge=0, le=3)] = None
+    min_num_gpus: _Size = None
+    max_num_gpus: _Size = None
+    max_step_time_s: _Positive = None
+    max_step_time_high_s: Annotated[_Positive, Field(description="of the upper end of the 80 % band")] = (
+        None
+    )
+    max_peak_memory_bytes: _Bytes = None
+    max_out_of_memory_probability: Annotated[float | None, Field(ge=0, le=1)] = None
+    max_cost: _Positive = None
+    max_measured_step_time_s: _Positive = None
+    min_tokens_per_s_per_gpu: _Positive = None
+    min_mfu: Annotated[float | None, Field(ge=0, le=1)] = None
+    measured: Annotated[
+        bool | None, Field(description="only plans that a run was reported of, or only others")
+    ] = None
+    sort: Annotated[PlanSort, Field(description="plans without this figure are left out")] = "-found_at_s"
+    page_size: Annotated[int, Field(ge=1, le=200, description="entries of one page")] = 50
+    page_token: Annotated[
+        str | None, Field(max_length=256, description="next_page_token of the page before")
+    ] = None
+
+    def wanted(self) -> PlanFilter:
+        """The filter that this query spells."""
+        given = self.model_dump(exclude_none=True, exclude={"sort", "measured", "page_size", "page_token"})
+        limits = [name for name in given if name.startswith(("max_", "min_"))]
+        return PlanFilter(
+            equal={name: value for name, value in given.items() if name not in limits},
+            at_most={name[4:]: given[name] for name in limits if name.startswith("max_")},
+            at_least={name[4:]: given[name] for name in limits if name.startswith("min_")},
+            measured=self.measured,
+            sort=self.sort,
+        )
+
+
+class MeasuredView(BaseModel):
+    """What the runs that were reported of a plan measured."""
+
+    num_runs: int
+    step_time_s: float | None = None  # the median
+    peak_memory_bytes: int | None = None  # the highest
+    out_of_memory: bool  # any of them
+
+
+class PlanSummary(BaseModel):
+    """The figures of one plan; the plan itself is at ``/v1/plans/{plan_id}``."""
+
+    plan_id: str
+    job_id: str
+    rank: int
+    found_at: datetime | None
+    model: str | None
+    cluster: str | None
+    launcher: str | None
+    num_gpus: int | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    context_parallel_size: int | None
+    expert_parallel_size: int | None
+    data_parallel_size: int | None
+    micro_batch_size: int | None
+    zero_stage: int | None
+    step_time_s: float | None
+    step_time_low_s: float | None
+    step_time_high_s: float | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    peak_memory_bytes: int | None
+    out_of_memory_probability: float | None
+    cost: float | None
+    measured: MeasuredView | None  # null: no run of it was reported
+
+
+class PlanPage(BaseModel):
+    """Plans of all jobs in the order that was asked for."""
+
+    plans: list[PlanSummary]
+    next_page_token: str | None = None
+
+
+def plan_summary(one: PlanFigures) -> PlanSummary:
+    """One row of plans as the API shows it."""
+    measured = MeasuredView(
+        num_runs=one.num_measurements,
+        step_time_s=one.measured_step_time_s,
+        peak_memory_bytes=one.measured_peak_memory_bytes,
+        out_of_memory=bool(one.measured_out_of_memory),
+    )
+    values = {name: getattr(one, name) for name in PlanSummary.model_fields.keys() & set(one.__slots__)}
+    return PlanSummary(
+        **values, found_at=moment(one.found_at_s), measured=measured if one.num_measurements else None
+    )
 
 
 class ExportView(BaseModel):

@@ -74,6 +74,10 @@ class ServiceClient:
         """The answer of a finished job, with the first page of its plans."""
         return self._call("GET", f"/v1/jobs/{job_id}/plans", params={"page_size": 200})
 
+    def plans(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Figures of plans of all jobs."""
+        return self._call("GET", "/v1/plans", params=query)
+
     def export(self, plan_id: str, launcher: str) -> dict[str, Any]:
         """Launch files and warnings of a plan."""
         return self._call("GET", f"/v1/plans/{plan_id}/export", params={"launcher": launcher})

@@ -65,6 +65,10 @@ EXAMPLES = {
         f"meshwright jobs submit {_ASKED} --priority 0 --url http://planner:8420",
     ),
     "jobs list": ("meshwright jobs list --limit 5",),
+    "jobs plans": (
+        "meshwright jobs plans --max-memory-gib 60",
+        "meshwright jobs plans --where cluster=dgx-h100 --measured --sort measured_step_time_s",
+    ),
     "jobs show": ("meshwright jobs show JOB_ID",),
     "jobs wait": ("meshwright jobs wait JOB_ID --json",),
     "jobs cancel": ("meshwright jobs cancel JOB_ID",),

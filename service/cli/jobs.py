@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.units import GIB
 from meshwright.service.cli import terminal
 from meshwright.service.cli.client import TERMINAL_STATES, ServiceClient
 from meshwright.service.cli.problem_options import SWEEP_HELP, Request, with_request, with_sweep
@@ -65,6 +68,33 @@ def list_jobs(
 ) -> None:
     """List the newest jobs."""
     print_jobs(url, limit, as_json=json_output)
+
+
+@app.command("plans")
+def list_plans(
+    *,
+    url: Url = DEFAULT_URL,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A filter of GET /v1/plans: cluster=X, max_num_gpus=64, …."
+        ),
+    ] = None,
+    max_memory_gib: Annotated[float | None, typer.Option(min=0.001, help="Peak of a GPU at most.")] = None,
+    measured: Annotated[
+        bool | None, typer.Option("--measured/--unmeasured", help="Those that a run was reported of.")
+    ] = None,
+    sort: Annotated[str, typer.Option(help="A figure; - before it: the largest first.")] = "step_time_s",
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Plans to show.")] = 20,
+    json_output: AsJson = False,
+) -> None:
+    """List plans of all jobs by their figures: the fastest under 60 GiB, what was measured."""
+    query = {"sort": sort, "page_size": str(limit), **assigned(where or ())}
+    if max_memory_gib is not None:
+        query["max_peak_memory_bytes"] = str(int(max_memory_gib * GIB))
+    if measured is not None:
+        query["measured"] = str(measured).lower()
+    print_plans(url, query, as_json=json_output)
 
 
 @app.command()
@@ -123,6 +153,61 @@ def print_jobs(url: str, limit: int, *, as_json: bool) -> None:
         cells = (job["id"], job["state"], job["created_at"], job.get("finished_at") or "–")
         table.add_row(*(Text(str(cell)) for cell in cells))
     screen().print(table)
+
+
+def assigned(where: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE texts as a query.
+
+    Raises:
+        InvalidProblemError: one of them assigns nothing.
+    """
+    for text in where:
+        if not all(text.partition("=")):
+            message = f'"{shown(text)}" assigns nothing'
+            raise InvalidProblemError.of(
+                "--where", message, allowed="NAME=VALUE", nearest="cluster=dgx-h100"
+            )
+    return dict(text.split("=", 1) for text in where)
+
+
+def print_plans(url: str, query: Mapping[str, str], *, as_json: bool) -> None:
+    """Plans of all jobs, one line each."""
+    with ServiceClient(url) as service:
+        page = service.plans(query)
+    if as_json:
+        print_json(page)
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in (
+        "plan",
+        "model",
+        "cluster",
+        "GPUs",
+        "tp",
+        "pp",
+        "cp",
+        "dp",
+        "step",
+        "measured",
+        "peak memory",
+    ):
+        table.add_column(title, no_wrap=True)
+    for plan in page["plans"]:
+        sizes = (f"{name}_parallel_size" for name in ("tensor", "pipeline", "context", "data"))
+        names = ("plan_id", "model", "cluster", "num_gpus", *sizes)
+        own = [str(plan[name]) if plan[name] is not None else "–" for name in names]
+        table.add_row(*(Text(cell) for cell in (*own, *_figures_of(plan))))
+    screen().print(table)
+
+
+def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Step time, measured step time and peak memory of a plan, for people."""
+    step_s, peak, measured = plan["step_time_s"], plan["peak_memory_bytes"], plan["measured"] or {}
+    step = f"{step_s:.3g} s" if step_s else "–"
+    told = f"{measured['step_time_s']:.3g} s" if measured.get("step_time_s") else "–"
+    if measured.get("out_of_memory"):
+        told = "out of memory"
+    return step, told, f"{peak / GIB:.1f} GiB" if peak else "–"
 
 
 def print_job(url: str, job_id: str, *, as_json: bool) -> int:

@@ -6,7 +6,7 @@ The tenant stands in every WHERE: a foreign id is simply not there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Double,
-    Row,
     and_,
     bindparam,
     func,
@@ -24,7 +23,6 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
-    update,
 )
 
 from meshwright.service.db.clock import now_s
@@ -352,46 +350,14 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
     copied = insert(jobs).from_select([*_COPIED, *own], held).returning(jobs.c.id)
     if connection.execute(copied).first() is None:  # psycopg has forgotten how many rows it inserted
         return False
-    body = select(literal(values["id"]), plans.c.rank, plans.c.tenant, plans.c.plan_id, plans.c.body)
-    names = ["job_id", "rank", "tenant", "plan_id", "body"]
-    connection.execute(insert(plans).from_select(names, body.where(plans.c.job_id == known)))
+    names = [column.name for column in plans.c if column.name != "job_id"]
+    copies = select(literal(values["id"]), *(plans.c[name] for name in names)).where(
+        plans.c.job_id == known
+    )
+    connection.execute(insert(plans).from_select(["job_id", *names], copies))
     return True
 
 
 def _is_plain(value: object) -> bool:
     """Whether a value is no expression of SQL."""
     return not hasattr(value, "self_group")
-
-
-# --------------------------------------------------------------------------------------------------
-# Plans as rows; and what a worker had found that had to leave, kept when its job is then cancelled.
-
-
-MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
-
-
-def plan_rows(job_id: str, tenant: str, found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plans of a job as rows."""
-    return [
-        {
-            "job_id": job_id,
-            "tenant": tenant,
-            "rank": plan["rank"],
-            "plan_id": plan["plan_id"],
-            "body": dict(plan),
-        }
-        for plan in found
-    ]
-
-
-def keep_found(connection: Connection, moved: Iterable[Row[tuple[object, ...]]]) -> None:
-    """Make the checkpoints of jobs that were just cancelled their answers, in the same transaction."""
-    for row in moved:
-        if row.state != "cancelled" or row.checkpoint is None:
-            continue
-        answer = dict(row.checkpoint)
-        found = answer.pop("plans", ())
-        own = update(jobs).where(jobs.c.id == row.id)
-        connection.execute(own.values(answer=answer, checkpoint=None))
-        if found:
-            connection.execute(insert(plans), plan_rows(row.id, row.tenant, found))

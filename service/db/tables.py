@@ -121,6 +121,35 @@ plans = Table(
     Column("plan_id", String(64), nullable=False),
     Column("body", JSON, nullable=False),
     Index(None, "tenant", "plan_id"),
+    # What lists of plans filter and sort by; None: the body does not say.
+    Column("found_at_s", Double),
+    Column("model", String(200)),
+    Column("cluster", String(200)),
+    Column("launcher", String(64)),
+    Column("num_gpus", Integer),
+    Column("tensor_parallel_size", Integer),
+    Column("pipeline_parallel_size", Integer),
+    Column("context_parallel_size", Integer),
+    Column("expert_parallel_size", Integer),
+    Column("data_parallel_size", Integer),
+    Column("micro_batch_size", Integer),
+    Column("zero_stage", Integer),
+    Column("step_time_s", Double),
+    Column("step_time_low_s", Double),  # 80 % interval
+    Column("step_time_high_s", Double),
+    Column("tokens_per_s_per_gpu", Double),
+    Column("mfu", Double),
+    Column("peak_memory_bytes", BigInteger),
+    Column("out_of_memory_probability", Double),
+    Column("cost", Double),
+    # Of all measurements of this plan.
+    Column("num_measurements", Integer, nullable=False, server_default="0"),
+    Column("measured_step_time_s", Double),  # the median
+    Column("measured_peak_memory_bytes", BigInteger),  # the highest
+    Column("measured_out_of_memory", Boolean),  # of any run
+    Index(None, "tenant", "found_at_s"),
+    Index(None, "tenant", "step_time_s"),
+    Index(None, "tenant", "measured_step_time_s"),
 )
 
 idempotency_keys = Table(
@@ -165,6 +194,7 @@ measurements = Table(
     Column("idempotency_key", String(255)),
     Column("created_at_s", Double, nullable=False),
     Index(None, "tenant", "scope", "created_at_s"),
+    Index(None, "tenant", "plan_id"),
     Index(None, "tenant", "idempotency_key", unique=True),  # several without a key are no conflict
 )
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Update, and_, case, insert, select, update
+from sqlalchemy import Update, and_, case, select, update
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.records import MOVED, keep_found, plan_rows
-from meshwright.service.db.tables import jobs, plans
+from meshwright.service.db.plan_records import MOVED, insert_plans, keep_found
+from meshwright.service.db.tables import jobs
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
@@ -82,11 +82,10 @@ class JobEngine:
         )
         if outcome.progress is not None:
             end = end.values(progress=dict(outcome.progress))
-        rows = plan_rows(claim.job_id, claim.tenant, outcome.plans)
         with self._database.write() as connection:
             held = connection.execute(end).rowcount == 1
-            if held and rows:
-                connection.execute(insert(plans), rows)
+            if held:
+                insert_plans(connection, claim.job_id, claim.tenant, outcome.plans, claim.request)
         return held
 
     def fail(self, claim: Claim, *, code: str, detail: str) -> bool:

@@ -10,11 +10,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from meshwright.service.db import records
+from meshwright.service.db import plan_records, records
 from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
+from meshwright.service.db.plan_records import PlanFigures, PlanFilter, type_of_sort
 from meshwright.service.db.records import JobRecord, JobSummary, children_of
-from meshwright.service.errors import NotFoundError, NotReadyError, TooManyRequestsError
+from meshwright.service.errors import (
+    BadPageTokenError,
+    NotFoundError,
+    NotReadyError,
+    TooManyRequestsError,
+)
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token
@@ -238,6 +244,29 @@ class Jobs:
                 raise NotFoundError("there is no such plan")
             job_id, body = found
             return _required_job(connection, tenant, job_id), body
+
+    def plans_like(
+        self, tenant: str, wanted: PlanFilter, *, page_size: int, page_token: str | None
+    ) -> Page[PlanFigures]:
+        """Figures of plans of all jobs, filtered and sorted.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours, or of a list that is sorted otherwise.
+        """
+        after = None
+        if page_token:
+            kind = type_of_sort(wanted.column)
+            sort, value, job_id, rank = decode_token(page_token, str, kind, str, int)
+            if sort != wanted.sort:
+                raise BadPageTokenError("the page token is of a list that is sorted otherwise")
+            after = (value, job_id, rank)
+        with self._database.read() as connection:
+            found = plan_records.plans_like(connection, tenant, wanted, limit=page_size + 1, after=after)
+        shown, token = tuple(found[:page_size]), None
+        if len(found) > page_size:
+            last = shown[-1]
+            token = encode_token(wanted.sort, getattr(last, wanted.column), last.job_id, last.rank)
+        return Page(items=shown, next_page_token=token)
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
         """The job of a submission, and whether it was added now."""

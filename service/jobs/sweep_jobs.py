@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, exists, func, null, select, update
 
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.records import MOVED
+from meshwright.service.db.plan_records import MOVED
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.states import TERMINAL_STATES, Claim
 

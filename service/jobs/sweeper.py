@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.records import MOVED, keep_found
+from meshwright.service.db.plan_records import MOVED, keep_found
 from meshwright.service.db.tables import jobs, leaders
 from meshwright.service.jobs.states import MAX_ATTEMPTS, Sweep
 from meshwright.service.jobs.sweep_jobs import is_sweep

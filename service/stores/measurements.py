@@ -17,6 +17,7 @@ from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db import profile_records as records
 from meshwright.service.db.database import Database, compact_json
+from meshwright.service.db.plan_records import note_measured
 from meshwright.service.db.profile_records import MeasurementRecord
 from meshwright.service.errors import IdempotencyConflictError
 from meshwright.service.jobs.jobs import Jobs
@@ -109,6 +110,7 @@ class Measurements:
         with self._database.write() as connection:
             keep_profile(connection, tenant, str(values["profile_id"]), document, given)
             records.insert_measurement(connection, tenant, measurement_id, **values)
+            note_measured(connection, tenant, [str(values["plan_id"])])
             found = records.newest_measurements(connection, tenant, str(values["scope"]), limit=MAX_RUNS)
             return next(one for one in found if one.id == measurement_id)
 

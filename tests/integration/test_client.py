@@ -271,3 +271,16 @@ def test_plans_are_read_page_by_page(
     engine.complete(claimed(engine), outcome_of(found, cache_key="k", cancelled=False))
     answer = client.plans(client.wait(job, timeout_s=LONG_S), most=most)
     assert [plan.rank for plan in answer.plans] == ([1] if most else [1, 2])
+
+
+def test_plans_of_all_jobs_are_found_by_their_figures(client: Client, engine: JobEngine) -> None:
+    client.submit(TINY_PROBLEM)
+    found = an_answer(a_plan(plan_id="aaa"), a_plan(plan_id="bbb", rank=2, tensor_parallel_size=4))
+    engine.complete(claimed(engine), outcome_of(found, cache_key="k", cancelled=False))
+    (plan,) = client.find_plans(
+        max_peak_memory_bytes=60 * 2**30, tensor_parallel_size=4, sort="step_time_s"
+    )
+    assert (plan.plan_id, plan.cluster, plan.measured) == ("bbb", "dgx-h100", None)
+    assert not list(client.find_plans(measured=True))
+    with pytest.raises(InvalidRequestError, match="/query/max_memory"):
+        list(client.find_plans(max_memory=60))

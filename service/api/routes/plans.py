@@ -9,12 +9,26 @@ from fastapi import APIRouter, Query
 from meshwright.service.api.deps import READS, SUBMITS, BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
 from meshwright.service.api.openapi import MEASUREMENT_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.schemas import ExportView, MeasurementView, PlanView
+from meshwright.service.api.schemas import (
+    ExportView,
+    MeasurementView,
+    PlanPage,
+    PlanQuery,
+    PlanView,
+    plan_summary,
+)
 from meshwright.service.launchers.registry import export
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import plan_from_json
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 403, 422, 503))
+
+
+@router.get("", dependencies=[READS], summary="List plans of all jobs")
+def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep) -> PlanPage:
+    """Figures of plans, filtered and sorted; one that several jobs found is told once, of the newest."""
+    page = jobs.plans_like(tenant, query.wanted(), page_size=query.page_size, page_token=query.page_token)
+    return PlanPage(plans=[plan_summary(one) for one in page.items], next_page_token=page.next_page_token)
 
 
 @router.get("/{plan_id}", dependencies=[READS], responses=declared(404), summary="Look at a plan")
