@@ -72,11 +72,16 @@ MUTANTS = (
     ),
     Mutant(
         name="a cancel loses what a worker had found",
-        file="service/db/records.py",
+        file="service/db/plan_records.py",
         old='row.state != "cancelled" or row.checkpoint is None',
         new="row.state",
     ),
-    Mutant(name="a lost claim stores plans", file=ENGINE, old="if held and rows:", new="if rows:"),
+    Mutant(
+        name="a lost claim stores plans",
+        file=ENGINE,
+        old="            if held:",
+        new="            if True:",
+    ),
     Mutant(
         name="leaving costs an attempt",
         file=ENGINE,
