@@ -33,6 +33,7 @@ class Capabilities:
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
+    offloads_modules: bool = False  # activations go to the host where ``offload_modules`` names whose
     offload_note: str = ""  # why what the launcher calls offloading is not what is planned
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)
@@ -67,6 +68,24 @@ def _catalog() -> dict[str, Any]:
     return loaded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedVersion:
+    """A version of a launcher whose own code has read what is exported for it."""
+
+    package: str  # of the package index
+    version: str
+    date: str  # of the last time, year-month-day
+    by: str  # which code of the launcher's
+
+
+@cache
+def judged_versions(launcher: str) -> tuple[JudgedVersion, ...]:
+    """The versions of a launcher that have judged its files, newest first; none where none could."""
+    text = (CATALOG / "frameworks" / "judged.yaml").read_text(encoding="utf-8")
+    entries = yaml.load(text, Loader=yaml.CSafeLoader).get(launcher, ())
+    return tuple(JudgedVersion(**{name: str(value) for name, value in one.items()}) for one in entries)
+
+
 def launcher_names() -> tuple[str, ...]:
     """Launchers whose limits are known."""
     return tuple(sorted(_catalog()))
@@ -79,7 +98,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike", "sinks_need_all_to_all")  # fmt: skip
+             "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules")  # fmt: skip
 _LIMITING_WORDS = ("constraints",)
 
 

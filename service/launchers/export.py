@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.profiles.capabilities import model_facts
+from meshwright.profiles.capabilities import judged_versions, model_facts
 from meshwright.profiles.model import model_to_mapping
 from meshwright.profiles.units import GIB
 from meshwright.service.launchers.target import ExportBundle, Target
-from meshwright.solver.configuration import RANK_ORDERS
+from meshwright.service.report.sentences import limit_sentence, time_sentence
+from meshwright.service.report.verdict import title_of
+from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
 
 # --------------------------------------------------------------------------------------------------
 # What every launcher leaves open, whatever its files say.
 
 
-def common_warnings(target: Target) -> Iterator[str]:
-    """Mixed clusters, context rings over the network, and options that no file carries."""
+def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
+    """Mixed clusters, context rings over the network, and options that no file carries but ``written``."""
     config, near = target.config, target.near_gpus
     ranks = config.tensor_parallel_size * config.context_parallel_size
     if config.context_parallel_size > 1 and near % ranks and config.num_gpus > near:
@@ -27,7 +30,7 @@ def common_warnings(target: Target) -> Iterator[str]:
         yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
     if target.problem.options.batch_ramp:
         yield "the batch ramp is not written: the files start with the largest batch"
-    options = target.workload.framework_options
+    options = set(target.workload.framework_options) - {*written}
     if options:
         names = ", ".join(sorted(options))[:200]
         yield f"the prediction assumes the request's framework options ({names}); no file here sets them"
@@ -60,10 +63,6 @@ def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool
     Names come from the request: whatever is not printable is replaced, so that no line can end early.
     """
     config, prediction = target.config, target.plan.prediction
-    sizes = (
-        f"tp {config.tensor_parallel_size} * cp {config.context_parallel_size} * "
-        f"pp {config.pipeline_parallel_size} * dp {config.data_parallel_size}"
-    )
     times = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
     step, low, high = (f"{time_s:.3f}" for time_s in times)
     memory, limit = (
@@ -73,7 +72,7 @@ def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool
         f"{product}, plan {target.plan.plan_id} (rank {target.plan.rank}), by Meshwright",
         f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
         *([f"Model shape: {_shape(target)}"] if shape else []),
-        f"World size {config.num_gpus}: {sizes}",
+        world_size(target),
         *([] if config.rank_order == RANK_ORDERS[0] else [f"Ranks are numbered along {config.rank_order}"]),
         f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
         f"Nodes: {target.num_nodes} of {target.gpus_per_node} × {target.gpu.display_name[:200]}",
@@ -83,6 +82,16 @@ def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool
         *(f"Warning: {warning}" for warning in warnings),
     ]
     return "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def world_size(target: Target) -> str:
+    """The GPUs of the plan, and what they multiply from."""
+    config = target.config
+    return (
+        f"World size {config.num_gpus}: tp {config.tensor_parallel_size} * "
+        f"cp {config.context_parallel_size} * pp {config.pipeline_parallel_size} * "
+        f"dp {config.data_parallel_size}"
+    )
 
 
 def _shape(target: Target) -> str:
@@ -113,7 +122,13 @@ _SLURM = """\
 #SBATCH --gpus-per-node=@GPUS@
 #SBATCH --distribution=block
 #SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
 # Account, partition, time limit and CPUs a task are your site's: sbatch --account=… --time=… @SLURM@
+# After a lost node or the time limit Slurm queues the job again (--requeue), and the log goes on (append);
+# the run goes on where it loads its last checkpoint.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
 if [[ ! -f @TORCHRUN@ ]]; then
@@ -204,18 +219,54 @@ fi
 @COMMAND@
 """
 
+# --------------------------------------------------------------------------------------------------
+# A guard for what follows on the command line. Names are compared without leading dashes (or Hydra's + and
+# ~), in lower case, - for _, and without what makes an opposite of them; a name that begins another is its
+# abbreviation, as Python's argparse takes it.
+
 _GUARD = """\
-# Further arguments may follow on the command line, but none may silently replace one of the plan's.
+# Further arguments may follow on the command line, but none may silently replace what the plan decided: not
+# by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
+readonly PLAN_DECIDES=(
+@NAMES@
+)
+plain_name() {
+    REPLY="${1%%[= ]*}"
+    REPLY="${REPLY#"${REPLY%%[!-+~]*}"}"
+    REPLY="${REPLY//_/-}"
+    REPLY="${REPLY,,}"
+    REPLY="${REPLY#no-}"
+    REPLY="${REPLY#disable-}"
+}
 for given in "$@"; do
-    for planned in "${PLAN_ARGS[@]}"; do
-        if [[ "${planned}" == @(--*|*=*) && "${given%%=*}" == "${planned%%=*}" ]]; then
-            echo "error: ${given%%=*} belongs to the plan; change the plan instead" >&2
+    [[ "${given}" == @PATTERN@ ]] || continue
+    plain_name "${given}"
+    for decided in "${PLAN_DECIDES[@]}"; do
+        if [[ -n "${REPLY}" && "${decided}" == "${REPLY}"* ]]; then
+            echo "error: ${given%%=*} belongs to the plan (${decided}); change the plan instead" >&2
             exit 2
         fi
     done
 done
 
 """
+
+
+def plain_name(name: str) -> str:
+    """A name of an argument as the guard compares it."""
+    plain = name.partition("=")[0].lstrip("-+~").replace("_", "-").lower()
+    return plain.removeprefix("no-").removeprefix("disable-")
+
+
+def guard(names: Iterable[str], *, assignments: bool = False) -> str:
+    """The lines of Bash that refuse arguments of these names; ``assignments``: ``name=value`` too."""
+    words = " ".join(sorted({plain_name(name) for name in names}))
+    lines = textwrap.wrap(
+        words, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    pattern = "@(--*|+*|~*|*=*)" if assignments else "--*"
+    return _GUARD.replace("@NAMES@", "\n".join(lines)).replace("@PATTERN@", pattern)
+
 
 _TORCHRUN = """\
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
@@ -242,6 +293,8 @@ class Start:
     needs: Sequence[tuple[str, str]] = ()  # variables the user sets, and to what
     environment: Sequence[Variable] = ()
     has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
+    decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
+    assignments: bool = False  # arguments may be ``name=value``
     command: bool = False  # ``program`` is no program of torchrun's
     before: str = ""  # lines of Bash that the program needs
 
@@ -254,8 +307,8 @@ def launch_script(head: str, target: Target, start: Start) -> str:
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
         "NEEDS": _needs(start),
-        "GUARD": _GUARD if start.has_arguments else "",
-        "ENVIRONMENT": environment_lines(start.environment),
+        "GUARD": guard(start.decides, assignments=start.assignments) if start.decides else "",
+        "ENVIRONMENT": environment_lines((*start.environment, *common_environment(target))),
         "COMMAND": _command(start),
     }
     text = _LAUNCH
@@ -282,6 +335,19 @@ def _source(start: Start) -> str:
     return f'source "${{here}}/{ARGUMENTS_FILE}"  # PLAN_ARGS: every value that the plan decided\n'
 
 
+def common_environment(target: Target) -> Iterator[Variable]:
+    """What any program of torch's is told, unless the user has told it otherwise."""
+    yield Variable(
+        name="PYTORCH_CUDA_ALLOC_CONF",
+        value='"${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"',
+        reason="The allocator's blocks grow in place, so that less memory is lost between them.",
+        is_expression=True,
+    )
+    if target.workload.framework_options.get("launch_blocking"):
+        reason = "The plan was priced with a CPU that waits for every kernel."
+        yield Variable(name="CUDA_LAUNCH_BLOCKING", value="1", reason=reason)
+
+
 def environment_lines(variables: Sequence[Variable]) -> str:
     """Each variable under the reason for it."""
     if not variables:
@@ -301,8 +367,9 @@ def arguments_file(head: str, parts: Sequence[tuple[str, Sequence[str]]]) -> str
     """A Bash array ``PLAN_ARGS``: under each title its arguments, one a line."""
     lines = ["PLAN_ARGS=("]
     for title, arguments in parts:
-        lines.append(f"    # {title}")
-        lines += [f"    {argument}" for argument in arguments]
+        if arguments:
+            lines.append(f"    # {title}")
+            lines += [f"    {argument}" for argument in arguments]
     return "\n".join([head, *lines, ")", ""])
 
 
@@ -331,4 +398,135 @@ def bundled(
     told = list(warnings)
     head = header(target, told, product, shape=shape)
     scripts = {TORCHRUN_FILE: launch_script(head, target, start), SLURM_FILE: slurm_script(head, target)}
-    return ExportBundle(files={**own(head), **scripts}, warnings=told)
+    return with_readme(target, {**own(head), **scripts}, product=product, start=start, warnings=told)
+
+
+def with_readme(
+    target: Target, files: Mapping[str, str], *, product: str, start: Start, warnings: Sequence[str]
+) -> ExportBundle:
+    """The files with a README beside them."""
+    text = readme(target, product=product, start=start, files=files, warnings=warnings)
+    return ExportBundle(files={**files, README_FILE: text}, warnings=list(warnings))
+
+
+# --------------------------------------------------------------------------------------------------
+# What lies in the folder, in words: for whoever finds it, and for whoever starts it.
+
+
+README_FILE = "README.md"
+NO_BREAK = "\N{NO-BREAK SPACE}"
+_ID = 8  # digits of a plan's id that suffice
+
+
+def readme(
+    target: Target, *, product: str, start: Start, files: Iterable[str], warnings: Sequence[str]
+) -> str:
+    """What the plan is, why it is so, how to start it, and what to send back, as Markdown."""
+    plan, config = target.plan, target.config
+    nodes, gpus = target.num_nodes, target.gpus_per_node
+    lines = [
+        f"# Plan {printable(plan.plan_id)} for {product}",
+        "",
+        f"{printable(title_of(target.problem))}. {world_size(target)}.",
+        "",
+        "## What",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in _rows(target)),
+        "",
+        "## Why",
+        "",
+        *_reasons(target),
+        "",
+        "## Start",
+        "",
+        *_steps(start, nodes, gpus),
+        "",
+        *_open_points(warnings),
+        "## Send back",
+        "",
+        "The log of a dry start or of a run tells how far off the prediction is, and corrects the next",
+        "plans for this cluster:",
+        "",
+        "```sh",
+        f"meshwright import train.log --plan {printable(plan.plan_id)[:_ID]} --into runs.csv",
+        "meshwright validate runs.csv",
+        "meshwright calibrate runs.csv --out ours.json",
+        "```",
+        "",
+        f"A step of {plan.prediction.step_time_s:.3f} s on {config.num_gpus} GPUs is predicted.",
+        "Send the log, the largest memory that a rank reserved, and what you changed.",
+        "",
+        "## Files",
+        "",
+        *(f"- `{name}`" for name in files),
+        "",
+        f"Versions whose own code reads such files: {_judged(target.problem.launcher)}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(target: Target) -> Iterator[tuple[str, str]]:
+    """Every variable of the configuration that is not off, and what is expected of it."""
+    config, prediction = target.config, target.plan.prediction
+    for name, variable in VARIABLES.items():
+        value = getattr(config, name)
+        if value != variable.off or variable.in_tables:
+            yield f"`{name}`", str(value).lower() if isinstance(value, bool) else str(value)
+    yield "`stage_layers`", " ".join(map(str, config.stage_layers))
+    low, high = prediction.step_time_low_s, prediction.step_time_high_s
+    yield "step", f"{prediction.step_time_s:.3f} s ({low:.3f} to {high:.3f})"
+    peak, limit = (size / GIB for size in (prediction.peak_memory_bytes, prediction.memory_limit_bytes))
+    yield "memory", f"{peak:.1f} of {limit:.1f} GiB on stage {prediction.heaviest_stage}"
+    for name, value in sorted(target.workload.framework_options.items()):
+        yield f"`{name}`", f"{printable(str(value))[:80]} (asked for)"
+
+
+def _reasons(target: Target) -> list[str]:
+    """Where the step's time goes and what binds; without them, what the rank says."""
+    why = target.plan.why
+    if why is None:
+        return [f"It is number {target.plan.rank} of its answer under the cost model."]
+    said = (time_sentence(why), limit_sentence(why))
+    return [f"- {printable(text.replace(NO_BREAK, ' '))}" for text in said]
+
+
+def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
+    """Commands for one node, for several, and for Slurm, with what they need."""
+    if start.needs:
+        yield "What the plan does not decide, and the script asks for:"
+        yield ""
+        yield from (f"- `{name}`: {hint}" for name, hint in start.needs)
+        yield ""
+    each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
+    yield f"{each} ({gpus} GPUs):"
+    yield ""
+    yield "```sh"
+    yield f"bash {TORCHRUN_FILE}" if nodes == 1 else f"NODE_RANK=0 MASTER_ADDR=host0 bash {TORCHRUN_FILE}"
+    yield "```"
+    yield ""
+    yield "Under Slurm, from this folder:"
+    yield ""
+    yield "```sh"
+    yield f"sbatch {SLURM_FILE}"
+    yield "```"
+
+
+def _open_points(warnings: Sequence[str]) -> Iterator[str]:
+    """What is only approximated, or left to the user."""
+    if warnings:
+        yield "## What to look at"
+        yield ""
+        yield from (f"- {printable(text)}" for text in warnings)
+        yield ""
+
+
+def _judged(launcher: str) -> str:
+    """Versions of the launcher that have read such files, with the day."""
+    found = judged_versions(launcher)
+    return (
+        "; ".join(f"{one.package} {one.version} on {one.date} ({one.by})" for one in found)
+        or "of no version"
+    )

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import yaml
 
-from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
@@ -19,14 +18,20 @@ from meshwright.service.launchers.export import (
     common_warnings,
     model_is_in_the_script,
 )
+from meshwright.service.launchers.megatron_flags import facts as megatron_facts
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
 )
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
+    SWITCHES_OF_ALL,
     Values,
+    decided_flags,
     distributed_optimizer,
+    dropout_values,
     environment,
+    exchange_values,
+    kernel_values,
     parallel_values,
     recompute_values,
     split_values,
@@ -61,7 +66,9 @@ class LlamaFactory:
             start=Start(
                 program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
                 needs=NEEDS,
-                environment=(USE_MCA, *environment(target)),
+                environment=(USE_MCA, *environment(target, megatron_facts(target))),
+                decides=(*values_of(target), *decided_flags(), "additional_configs"),
+                assignments=True,
             ),
             warnings=found_warnings(target),
             own=lambda head: {CONFIG_FILE: head + yaml.safe_dump(values_of(target), sort_keys=True)},
@@ -71,9 +78,11 @@ class LlamaFactory:
 def values_of(target: Target) -> Values:
     """Every value that the plan decided; what is not set is not written."""
     config, precision = target.config, target.workload.precision
-    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    known = megatron_facts(target)
     values = parallel_values(target) | split_values(target) | recompute_values(target, known)
-    values |= distributed_optimizer(target)
+    values |= distributed_optimizer(target, known)
+    if known.recomputed and "recompute_modules" in values:
+        values["recompute_modules"] = ",".join(known.recomputed)
     values |= {
         "per_device_train_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
@@ -94,15 +103,24 @@ def values_of(target: Target) -> Values:
         # Without it the adapter scales by 8 whatever the model states (model_config.py).
         scaling = target.model.rotary_scaling
         additional["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
+    # The adapter's own defaults fuse neither.
+    additional["bias_activation_fusion"] = known.elementwise_fused
+    additional["apply_rope_fusion"] = target.model.has_rotary_positions and target.model.mla is None
+    switches = kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
+    additional |= {name: _plain(value) for name, value in switches.items()}
     if target.model.moe:
-        values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
         additional["expert_tensor_parallel_size"] = values.pop("expert_tensor_parallel_size")
     values["additional_configs"] = additional
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _plain(value: object) -> object:
+    """A value as YAML has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def found_warnings(target: Target) -> Iterator[str]:
     """What is not verified, and what the checkpoint decides."""
-    yield from common_warnings(target)
+    yield from common_warnings(target, written=SWITCHES_OF_ALL)
     yield "not verified: no parser of LLaMA-Factory has seen this file"
     yield model_is_in_the_script(target)

@@ -29,10 +29,14 @@ from meshwright.service.launchers.megatron_names import (
     CONTEXT_MODES,
     OFFLOADED_OPTIMIZER,
     STAGES_BEFORE_DATA,
+    SWITCHES_OF_ALL,
     Values,
+    decided_flags,
     distributed_optimizer,
     environment,
-    overlapped,
+    exchange_values,
+    kernel_values,
+    offload_values,
     parallel_values,
     recompute_values,
     split_values,
@@ -135,6 +139,7 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Batch and sequence", _batch(target)),
         ("Data parallelism", _data_parallel(target)),
         ("Activation recomputation", _model_keys(_recompute(target))),
+        ("Experts over the network", _model_keys(_exchange(target))),
         ("Precision", mixed_precision(target)),
         ("Kernels", _kernels(target)),
         ("Model", _model_keys(_model(target.model))),
@@ -152,6 +157,8 @@ def _written(key: str, value: object) -> str:
         text = "null"
     elif isinstance(value, bool):
         text = str(value).lower()
+    elif isinstance(value, tuple):
+        text = f"[{','.join(map(str, value))}]"
     else:
         text = str(value)
     return shlex.quote(f"{key}={text}")
@@ -163,8 +170,6 @@ def _model_keys(values: Values) -> Values:
 
 def _parallel(target: Target) -> Values:
     values = _model_keys(parallel_values(target))
-    if target.model.moe:
-        values["model.overlap_moe_expert_parallel_comm"] = overlapped(target, bridge_facts(target))
     if target.config.context_parallel_size > 1:
         values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
     if target.config.rank_order == STAGES_BEFORE_DATA:
@@ -193,14 +198,15 @@ def _batch(target: Target) -> Values:
 
 def _data_parallel(target: Target) -> Values:
     config = target.config
-    values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target).items()}
+    known = bridge_facts(target)
+    values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()}
     # Mixed precision has the last word, and says the same.
     values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
     values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
     values["optimizer.optimizer"] = "adam"
     if config.zero_stage:
         values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
-    if config.offload == "optimizer":
+    if "optimizer" in config.offload:
         values |= {f"optimizer.{name}": value for name, value in OFFLOADED_OPTIMIZER.items()}
     if config.zero_stage >= _FIRST_FSDP_STAGE:
         values |= {
@@ -212,18 +218,23 @@ def _data_parallel(target: Target) -> Values:
     return values
 
 
+def _exchange(target: Target) -> Values:
+    """Every switch of experts, also where a recipe might have it otherwise."""
+    if target.model.moe is None:
+        return {}
+    usual = dict.fromkeys(("overlap_moe_expert_parallel_comm", "moe_permute_fusion"), False)
+    return {**usual, **exchange_values(target, bridge_facts(target))}
+
+
 def _recompute(target: Target) -> Values:
     known = bridge_facts(target)
-    values = recompute_values(target, known)
-    if "recompute_modules" in values:
-        values["recompute_modules"] = f"[{','.join(known.recomputed)}]"
-    return values
+    return recompute_values(target, known) | offload_values(target, known)
 
 
 def _kernels(target: Target) -> Values:
     known = bridge_facts(target)
     dropout = 0.1 if known.dropout else 0.0
-    return {
+    return _model_keys(kernel_values(target, known)) | {
         "model.cross_entropy_loss_fusion": known.loss_fused,
         "model.attention_dropout": dropout,
         "model.hidden_dropout": dropout,
@@ -294,8 +305,6 @@ def _experts(model: ModelSpec) -> Values:
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
         "moe_layer_freq": f"'({'+'.join(pattern)})'",  # quoted for Hydra too
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": True,
     }
     if moe.shared_ffn_hidden_size:
         values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
@@ -331,6 +340,13 @@ OWN_RULES = (
 )
 
 
+def decided_names(target: Target) -> tuple[str, ...]:
+    """Every override of the plan, and what Megatron-Core's defaults decide where a recipe is silent."""
+    planned = [word.split("=")[0].strip("'") for _, words in override_parts(target) for word in words]
+    silent = [name.removeprefix("--").replace("-", "_") for name in decided_flags()]
+    return (*planned, *(f"model.{name}" for name in silent))
+
+
 class MegatronBridge:
     """Exports to a training script of Megatron-Bridge that takes Hydra overrides."""
 
@@ -349,10 +365,10 @@ class MegatronBridge:
             start=Start(
                 program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "logger.log_interval=${LOG_INTERVAL:-1}"',
                 needs=NEEDS,
-                environment=tuple(
-                    environment(target, overlaps_experts=overlapped(target, bridge_facts(target)))
-                ),
+                environment=tuple(environment(target, bridge_facts(target))),
                 has_arguments=True,
+                decides=decided_names(target),
+                assignments=True,
             ),
             warnings=found_warnings(target),
             own=lambda head: {ARGUMENTS_FILE: arguments_file(head, override_parts(target))},
@@ -361,7 +377,7 @@ class MegatronBridge:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """What the recipe decides, or does differently from the plan."""
-    yield from common_warnings(target)
+    yield from common_warnings(target, written=SWITCHES_OF_ALL)
     yield "not verified by Megatron-Bridge's own parser: it lets most illegal values through"
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
     # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers

@@ -14,7 +14,19 @@ from itertools import groupby, pairwise
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
-from meshwright.service.launchers.megatron_names import STAGES_BEFORE_DATA, is_even, layout, overlapped
+from meshwright.service.launchers.megatron_names import (
+    DROPOUT,
+    STAGES_BEFORE_DATA,
+    SWITCHES_OF_ALL,
+    WHOLE_STEP,
+    Values,
+    exchange_values,
+    is_even,
+    kernel_values,
+    layout,
+    offload_values,
+    overlapped,
+)
 from meshwright.service.launchers.rules import fault
 from meshwright.service.launchers.target import Target
 
@@ -35,11 +47,11 @@ FP8_RECIPES = {
 }  # fmt: skip
 # Facts that no flag changes: what Megatron-Core with Transformer Engine always does.
 FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
-# Switches of experts, graphs and copies that are priced where a request states them, and have no flag here.
-UNWRITTEN_FACTS = (
-    "cuda_graph", "delay_wgrad", "fp8_attention", "low_precision_dispatch", "moe_capacity_factor",
-    "moe_dispatcher", "moe_force_balance", "moe_grouped_mlp_fused", "moe_permute_fusion",
-    "offload_layers", "offload_modules", "shared_expert_overlap",
+# Facts that the flags state. Others are priced where a request
+# states them, and have no flag: Megatron-Core sends tokens in 16 bits (fused_a2a.py:401), and the rest
+# describes kernels, not switches.
+WRITTEN_FACTS = (
+    *SWITCHES_OF_ALL, "attention_kernel", "flash_attention", "low_precision_weights", "offload_modules",
 )  # fmt: skip
 
 
@@ -60,6 +72,11 @@ def is_fsdp(target: Target) -> bool:
 def uses_fp8(target: Target) -> bool:
     """Whether linear layers run in fp8: the workload's precision, or a recipe that asks for it."""
     return target.workload.precision == "fp8" or facts(target).precision_recipe != "none"
+
+
+def gathers_fp8(target: Target) -> bool:
+    """Whether weights are held in 8 bits alone: validate_args asks for the distributed optimizer."""
+    return bool(facts(target).low_precision_weights and uses_fp8(target) and target.config.zero_stage)
 
 
 def lacks_flash(target: Target) -> bool:
@@ -152,7 +169,6 @@ def ramp_warnings(target: Target) -> Iterator[str]:
         )
 
 
-DROPOUT = "0.1"  # Megatron-LM's own default where dropout is on
 VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
 SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -178,6 +194,23 @@ def flag(name: str, *values: object) -> Flag:
     return Flag(f"--{name}", tuple(str(value) for value in values))
 
 
+_OTHER_NAMES = {"bias_activation_fusion": "bias-swiglu-fusion"}  # of Megatron-LM's flags
+
+
+def flags_of(values: Values) -> list[Flag]:
+    """Fields of Megatron-Core as flags: what is true is a switch, what is false its opposite."""
+    found = []
+    for field, value in values.items():
+        name = _OTHER_NAMES.get(field, field).replace("_", "-")
+        if isinstance(value, bool):
+            found.append(flag(name if value else f"no-{name}"))
+        elif isinstance(value, tuple):
+            found.append(flag(name, *value))
+        else:
+            found.append(flag(name, value))
+    return found
+
+
 def sections(target: Target) -> list[Section]:
     """All flags that the plan decides, in the order in which people read them."""
     parts = (
@@ -189,7 +222,7 @@ def sections(target: Target) -> list[Section]:
         ("Activation recomputation", _recompute(target)),
         ("Precision and kernels", _precision(target)),
         ("Model", _model(target.model, target.workload.seq_length)),
-        ("Mixture of experts", [*_experts(target.model, target.model.moe), *_overlap(target)]),
+        ("Mixture of experts", [*_experts(target), *flags_of(exchange_values(target, facts(target)))]),
         ("Multi-head latent attention", _latent_attention(target.model.mla)),
     )
     return [Section(title, tuple(flags)) for title, flags in parts if flags]
@@ -266,14 +299,13 @@ def _data_parallel(target: Target) -> list[Flag]:
         instances = shard_instances(target)
         if instances > 1:
             flags.append(flag("num-distributed-optimizer-instances", instances))
-    if (
-        config.offload == "optimizer"
-    ):  # its states live in the precision-aware optimizer, all of them on CPUs
+    if "optimizer" in config.offload:  # states live in the precision-aware optimizer, all of them on CPUs
         flags += [
             flag("use-precision-aware-optimizer"),
             flag("optimizer-cpu-offload"),
             flag("optimizer-offload-fraction", "1.0"),
         ]
+    flags += flags_of(offload_values(target, facts(target)))
     if is_fsdp(target):
         flags += [
             flag("use-megatron-fsdp"),
@@ -310,6 +342,8 @@ def _precision(target: Target) -> list[Flag]:
     if uses_fp8(target):
         flags.append(flag("fp8-format", "hybrid"))
         flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
+        if gathers_fp8(target):
+            flags.append(flag("fp8-param-gather"))
     if known.gradient_dtype == "fp32":
         flags.append(flag("accumulate-allreduce-grads-in-fp32"))
     elif known.gradient_dtype == "bf16":
@@ -320,6 +354,9 @@ def _precision(target: Target) -> list[Flag]:
     ]
     if known.loss_fused:
         flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
+    flags += flags_of(kernel_values(target, known))
+    if known.cuda_graph == WHOLE_STEP:
+        flags.append(flag("no-check-for-nan-in-loss-and-grad"))  # validate_args: a graph cannot look
     dropout = DROPOUT if known.dropout else "0.0"
     flags += [flag("attention-dropout", dropout), flag("hidden-dropout", dropout)]
     return [*flags, flag("optimizer", "adam")]
@@ -436,11 +473,8 @@ def _window(model: ModelSpec) -> list[Flag]:
     return flags
 
 
-def _overlap(target: Target) -> list[Flag]:
-    return [flag("overlap-moe-expert-parallel-comm")] if overlaps_experts(target) else []
-
-
-def _experts(model: ModelSpec, moe: MoeSpec | None) -> list[Flag]:
+def _experts(target: Target) -> list[Flag]:
+    model, moe = target.model, target.model.moe
     if moe is None:
         return []
     flags = [
@@ -448,8 +482,6 @@ def _experts(model: ModelSpec, moe: MoeSpec | None) -> list[Flag]:
         flag("moe-router-topk", moe.top_k),
         flag("moe-ffn-hidden-size", moe.ffn_hidden_size),
         flag("moe-layer-freq", _layer_pattern(model)),
-        flag("moe-token-dispatcher-type", "alltoall"),
-        flag("moe-grouped-gemm"),
     ]
     if moe.shared_ffn_hidden_size:
         flags.append(flag("moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))

@@ -10,16 +10,26 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 
-from meshwright.service.launchers.export import SLURM_FILE, TORCHRUN_FILE, header, slurm_script
+from meshwright.service.launchers.export import (
+    SLURM_FILE,
+    TORCHRUN_FILE,
+    Start,
+    common_environment,
+    environment_lines,
+    guard,
+    header,
+    slurm_script,
+    with_readme,
+)
 from meshwright.service.launchers.megatron_flags import (
     ATTENTION_BACKENDS,
     FIXED_FACTS,
-    UNWRITTEN_FACTS,
+    WRITTEN_FACTS,
     Section,
     facts,
+    gathers_fp8,
     is_fsdp,
     lacks_flash,
-    overlaps_experts,
     padded_vocabulary,
     ramp_is_whole,
     ramp_warnings,
@@ -27,7 +37,7 @@ from meshwright.service.launchers.megatron_flags import (
 )
 from meshwright.service.launchers.megatron_lm_model_rules import MODEL_RULES
 from meshwright.service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
-from meshwright.service.launchers.megatron_names import MANY_CONNECTIONS, MANY_CONNECTIONS_REASON
+from meshwright.service.launchers.megatron_names import REFUSED, decided_flags, environment
 from meshwright.service.launchers.rules import model_is_stated, refuse
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.solver.space.launcher_rules import overlap_notes
@@ -41,7 +51,18 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 VERSIONS = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 PRODUCT = f"Megatron-LM {VERSIONS}"
-FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
+NEEDS = (  # as the script says them
+    ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
+    (
+        "DATA_PATH",
+        "the prefix of an indexed data set; MOCK_DATA=1 is a dry start without one",
+    ),
+    ("TOKENIZER_TYPE", "for instance HuggingFaceTokenizer"),
+    ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
+    ("TRAIN_ITERS", "the number of steps"),
+    ("LR", "the learning rate"),
+    ("CHECKPOINTS", "where checkpoints are kept; unset: checkpoints in this folder"),
+)
 
 _TORCHRUN = """\
 set -euo pipefail
@@ -60,8 +81,8 @@ if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     exit 2
 fi
 
-# What the plan does not decide. MOCK_DATA=1 is a dry start: synthetic tokens, ten steps, no tokenizer.
-# It logs the time of every step for `meshwright import`; Megatron-LM's own interval is 100 steps.
+# What the plan does not decide. MOCK_DATA=1 is a dry start: synthetic tokens, ten steps, no tokenizer, no
+# checkpoint. It logs the time of every step for `meshwright import`; Megatron-LM's interval is 100 steps.
 if [[ "${MOCK_DATA:-0}" == 1 ]]; then
     run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
         --lr "${LR:-1e-4}" --eval-iters 0 --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
@@ -73,18 +94,15 @@ else
     : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
-        --log-interval "${LOG_INTERVAL:-10}" --log-throughput)
+        --log-interval "${LOG_INTERVAL:-10}" --log-throughput
+        # A run that is started again goes on from the last checkpoint.
+        --save "${CHECKPOINTS:-${here}/checkpoints}" --load "${CHECKPOINTS:-${here}/checkpoints}"
+        --save-interval "${SAVE_INTERVAL:-1000}")
 fi
+# A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
+run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
 
-# Further flags may follow on the command line, but none may silently replace one of the plan's.
-for given in "$@"; do
-    for planned in "${MEGATRON_ARGS[@]}"; do
-        if [[ "${given}" == --* && "${given%%=*}" == "${planned}" ]]; then
-            echo "error: ${given%%=*} belongs to the plan; change the plan instead" >&2
-            exit 2
-        fi
-    done
-done
+@GUARD@
 
 @ENVIRONMENT@
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
@@ -103,39 +121,23 @@ def arguments_file(head: str, sections: Iterable[Section]) -> str:
     return "\n".join([head, *lines, ")", ""])
 
 
-def environment(target: Target) -> str:
-    """The lines that set what Megatron-LM reads from the environment, each with its reason."""
-    config = target.config
-    if is_fsdp(target):
-        return (
-            "# Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one.\n"
-            "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
-        )
-    if overlaps_experts(target):
-        return f"# {MANY_CONNECTIONS_REASON}\nexport CUDA_DEVICE_MAX_CONNECTIONS={MANY_CONNECTIONS}\n"
-    split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
-    if split and target.gpu.architecture not in FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION:
-        return (
-            "# Before Blackwell, one hardware queue keeps tensor and context parallel communication ahead\n"
-            "# of the computation it overlaps; Megatron-LM refuses to start without it.\n"
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-        )
-    return "# This plan needs no environment variable.\n"
-
-
 def torchrun_script(head: str, target: Target) -> str:
     """Starts the processes of one node; run it on every node with its own NODE_RANK."""
     return "#!/usr/bin/env bash\n" + head + _filled(_TORCHRUN, target)
 
 
 def _filled(text: str, target: Target) -> str:
+    planned = [one.name for section in sections(target) for one in section.flags]
     values = {
         "ARGUMENTS": ARGUMENTS_FILE,
         "VERSIONS": VERSIONS,
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
-        "ENVIRONMENT": environment(target).rstrip("\n"),
+        "ENVIRONMENT": environment_lines(
+            (*environment(target, facts(target)), *common_environment(target))
+        ),
+        "GUARD": guard((*decided_flags(), *REFUSED, *planned)).rstrip("\n"),
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
@@ -158,14 +160,13 @@ class MegatronLm:
         refuse(rules, target)
         warnings = list(found_warnings(target))
         head = header(target, warnings, PRODUCT)
-        return ExportBundle(
-            files={
-                ARGUMENTS_FILE: arguments_file(head, sections(target)),
-                TORCHRUN_FILE: torchrun_script(head, target),
-                SLURM_FILE: slurm_script(head, target),
-            },
-            warnings=warnings,
-        )
+        files = {
+            ARGUMENTS_FILE: arguments_file(head, sections(target)),
+            TORCHRUN_FILE: torchrun_script(head, target),
+            SLURM_FILE: slurm_script(head, target),
+        }
+        start = Start(program="pretrain_gpt.py", needs=NEEDS)
+        return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 
 def found_warnings(target: Target) -> Iterator[str]:
@@ -215,9 +216,11 @@ def _fact_warnings(target: Target) -> Iterator[str]:
     for name, fixed in FIXED_FACTS.items():
         if getattr(known, name) != fixed:
             yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
-    for name in UNWRITTEN_FACTS:
-        if name in target.workload.framework_options:
-            yield f"{name} = {getattr(known, name)} is priced, and not written: set it in the script"
+    stated = target.workload.framework_options
+    for name in sorted(set(stated) - {*WRITTEN_FACTS, *FIXED_FACTS}):
+        yield f"{name} = {stated[name]} is priced, but Megatron-LM has no flag for it"
+    if known.low_precision_weights and not gathers_fp8(target):
+        yield "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only"
     if known.attention_kernel not in ATTENTION_BACKENDS:
         yield f"attention kernel {known.attention_kernel} has no flag; Transformer Engine chooses"
     yield from overlap_notes(target.problem, target.config)

@@ -14,6 +14,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, facts, uses_fp8
 from meshwright.service.launchers.rules import Rule, fault, near_divisors, near_multiples
 from meshwright.service.launchers.target import Target
+from meshwright.solver.space.launcher_rules import offloads
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 
@@ -173,14 +174,15 @@ def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
 def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
     """``--optimizer-cpu-offload`` needs the distributed optimizer (``validate_args``: precision-aware)."""
     offload, able = target.config.offload, launcher_capabilities("megatron-lm")
-    if offload not in able.offload:
+    words = offloads(target.problem, able)
+    if offload not in words:
         yield fault(
             "offload",
             f"Megatron-LM is not exported with {offload[:40]} offloaded: {able.offload_note}",
-            allowed=", ".join(able.offload),
+            allowed=", ".join(words),
             nearest="none",
         )
-    elif offload != "none" and target.config.zero_stage != 1:
+    elif "optimizer" in offload and target.config.zero_stage != 1:
         yield fault(
             "offload", f"{offload} with zero_stage {target.config.zero_stage}", allowed="zero_stage 1"
         )

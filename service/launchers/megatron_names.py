@@ -35,17 +35,24 @@ _SWITCHES = (
     "use-megatron-fsdp", "use-custom-fsdp", "use-precision-aware-optimizer",
     "no-rope-fusion", "add-qkv-bias", "use-tp-pp-dp-mapping", "qk-layernorm", "apply-layernorm-1p",
     "use-rope-scaling", "quick-geglu", "squared-relu", "no-bias-gelu-fusion", "moe-shared-expert-gate",
-    "moe-router-pre-softmax", "moe-router-enable-expert-bias",
+    "moe-router-pre-softmax", "moe-router-enable-expert-bias", "delay-wgrad-compute",
+    "enable-cuda-graph", "external-cuda-graph", "fine-grained-activation-offloading",
+    "fp8-dot-product-attention", "fp8-param-gather", "moe-enable-deepep",
+    "moe-pad-expert-input-to-capacity", "moe-permute-fusion", "moe-router-force-load-balancing",
+    "moe-shared-expert-overlap", "no-bias-dropout-fusion", "no-bias-swiglu-fusion",
 )  # fmt: skip
 _WORDS = (
-    "attention-backend", "ckpt-format", "cross-entropy-fusion-impl",
+    "attention-backend", "ckpt-format", "cross-entropy-fusion-impl", "cuda-graph-impl",
     "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp8-format", "fp8-recipe",
-    "moe-layer-freq", "moe-token-dispatcher-type", "normalization", "optimizer",
-    "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
+    "moe-flex-dispatcher-backend", "moe-layer-freq", "moe-token-dispatcher-type", "normalization",
+    "optimizer", "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
     "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type", "softmax-type",
     "step-batch-size-schedule", "transformer-impl", "window-size",
 )  # fmt: skip
-_LISTS = ("cp-comm-type", "rampup-batch-size", "recompute-modules")
+_LISTS = (
+    "cp-comm-type", "cuda-graph-modules", "cuda-graph-scope", "offload-modules", "rampup-batch-size",
+    "recompute-modules",
+)  # fmt: skip
 _INTEGERS = (
     "context-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
     "expert-model-parallel-size", "expert-tensor-parallel-size", "ffn-hidden-size", "global-batch-size",
@@ -60,8 +67,8 @@ _INTEGERS = (
 )  # fmt: skip
 _NUMBERS = (
     "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
-    "mscale-all-dim", "moe-router-topk-scaling-factor", "norm-epsilon", "optimizer-offload-fraction",
-    "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
+    "mscale-all-dim", "moe-expert-capacity-factor", "moe-router-topk-scaling-factor", "norm-epsilon",
+    "optimizer-offload-fraction", "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
     "rotary-seq-len-interpolation-factor",
 )  # fmt: skip
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -106,6 +113,11 @@ IRRELEVANT = (
 def is_irrelevant(name: str) -> bool:
     """Whether the prediction does not hang on a flag."""
     return name.startswith(IRRELEVANT)
+
+
+def decided_flags() -> tuple[str, ...]:
+    """Flags that a price hangs on, whether a plan writes them or counts on their defaults."""
+    return tuple(name for name in FLAGS if not is_irrelevant(name))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -185,13 +197,94 @@ def recompute_values(target: Target, facts: FrameworkFacts) -> Values:
     if config.recompute_granularity == "none":
         return {"recompute_granularity": None}
     if config.recompute_granularity == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": " ".join(facts.recomputed)}
+        return {"recompute_granularity": "selective", "recompute_modules": facts.recomputed}
     every = config.recompute_layers >= max(config.stage_layers)
     return {
         "recompute_granularity": "full",
         "recompute_method": "uniform" if every else "block",
         "recompute_num_layers": 1 if every else config.recompute_layers,
     }
+
+
+# --------------------------------------------------------------------------------------------------
+# Switches that are priced beside the configuration: dispatchers, CUDA graphs, fused kernels, copies.
+#
+# Fields that TransformerConfig (and, of delay_wgrad_compute, ModelParallelConfig) has in Megatron-Core
+# 0.17.0 and 0.19.2 alike; lines of 0.19.2: CUDA graphs from 1032, dispatchers from 862, capacity 888,
+# permutation 912, forced balance 812, shared experts 696, offloaded modules 1234, attention in 8 bits 619,
+# delayed weight gradients 348. What is absent from the values is Megatron-Core's default.
+
+
+# Facts that the functions below write. Others have no field in Megatron-Core, or not in every version.
+SWITCH_FACTS = (
+    "cuda_graph", "delay_wgrad", "elementwise_fused", "fp8_attention", "moe_capacity_factor",
+    "moe_dispatcher", "moe_force_balance", "moe_permute_fusion", "offload_modules", "shared_expert_overlap",
+)  # fmt: skip
+# What every launcher over Megatron-Core writes.
+SWITCHES_OF_ALL = (
+    *(name for name in SWITCH_FACTS if name != "offload_modules"), "cuda_graphs", "dropout",
+    "gradient_dtype", "launch_blocking", "loss_fused", "overlap_experts", "overlap_gradients",
+    "overlap_tensor", "overlap_transfer", "precision_recipe", "recompute_modules",
+)  # fmt: skip
+DISPATCHERS = {"allgather": "allgather", "alltoall": "alltoall", "deepep": "flex", "hybridep": "flex"}
+# cuda_graph_scope is cuda_graph_modules since 0.19, which still takes it under its old name.
+DROPOUT = 0.1  # Megatron-LM's own default where dropout is on
+WHOLE_STEP, WHOLE_LAYER = "full_iteration", "layer"
+
+
+def kernel_values(target: Target, facts: FrameworkFacts) -> Values:
+    """CUDA graphs, kernels that are not fused, and attention in 8 bits."""
+    values: Values = {}
+    if not facts.elementwise_fused:
+        values |= {"bias_activation_fusion": False, "bias_dropout_fusion": False}
+    if facts.cuda_graph == WHOLE_STEP:
+        values |= {"cuda_graph_impl": "local", "cuda_graph_scope": (WHOLE_STEP,)}
+    elif facts.cuda_graph != "none":
+        values["cuda_graph_impl"] = "transformer_engine"
+        if facts.cuda_graph != WHOLE_LAYER:
+            values["cuda_graph_scope"] = tuple(facts.cuda_graph.split("+"))
+    if facts.fp8_attention and target.workload.precision == "fp8":
+        values["fp8_dot_product_attention"] = True
+    return values
+
+
+def dropout_values(facts: FrameworkFacts) -> Values:
+    """Dropout where it is on, for launchers that take it from the model otherwise."""
+    return {"attention_dropout": DROPOUT, "hidden_dropout": DROPOUT} if facts.dropout else {}
+
+
+def offload_values(target: Target, facts: FrameworkFacts) -> Values:
+    """The modules whose inputs go to the host, where activations do."""
+    if "activations" not in target.config.offload:
+        return {}
+    modules = tuple(facts.offload_modules.split("+"))
+    return {"fine_grained_activation_offloading": True, "offload_modules": modules}
+
+
+def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
+    """How tokens reach their experts, and what runs meanwhile; nothing for a dense model."""
+    moe = target.model.moe
+    if moe is None:
+        return {}
+    values: Values = {"moe_token_dispatcher_type": DISPATCHERS[facts.moe_dispatcher]}
+    if facts.deduplicates:
+        values["moe_flex_dispatcher_backend"] = facts.moe_dispatcher
+    values["moe_grouped_gemm"] = True
+    if facts.moe_permute_fusion:
+        values["moe_permute_fusion"] = True
+    if facts.moe_force_balance:
+        values["moe_router_force_load_balancing"] = True
+    if facts.moe_capacity_factor:
+        values["moe_expert_capacity_factor"] = facts.moe_capacity_factor
+        if facts.moe_dispatcher != "deepep":  # which TransformerConfig refuses to pad
+            values["moe_pad_expert_input_to_capacity"] = True
+    if facts.shared_expert_overlap and moe.shared_ffn_hidden_size:
+        values["moe_shared_expert_overlap"] = True
+    if overlapped(target, facts):
+        values["overlap_moe_expert_parallel_comm"] = True
+        if facts.delay_wgrad:
+            values["delay_wgrad_compute"] = True
+    return values
 
 
 def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
@@ -204,14 +297,25 @@ def overlapped(target: Target, facts: FrameworkFacts) -> bool:
     return facts.overlap_experts and may_overlap_experts(target.config, target.model)
 
 
-def environment(target: Target, *, overlaps_experts: bool = False) -> Iterator[Variable]:
-    """What Megatron-Core reads from the environment for this plan."""
+def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
+    """What Megatron-Core and Transformer Engine read from the environment for this plan."""
+    yield from _queues(target, facts)
+    if facts.cuda_graph != "none":
+        reason = "Megatron-LM asks for it beside CUDA graphs where the allocator's blocks grow in place."
+        yield Variable(name="NCCL_GRAPH_REGISTER", value="0", reason=reason)
+    if "activations" in target.config.offload:
+        reason = "Or Transformer Engine 2.10 would send weights to the host beside the named activations."
+        yield Variable(name="NVTE_CPU_OFFLOAD_V1", value="1", reason=reason)
+
+
+def _queues(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
+    """How many hardware queues the run needs."""
     config = target.config
     split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
     if config.zero_stage > 1:
         reason = "Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one."
         yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value=None, reason=reason)
-    elif overlaps_experts:
+    elif overlapped(target, facts):
         yield Variable(
             name="CUDA_DEVICE_MAX_CONNECTIONS", value=MANY_CONNECTIONS, reason=MANY_CONNECTIONS_REASON
         )
@@ -220,11 +324,11 @@ def environment(target: Target, *, overlaps_experts: bool = False) -> Iterator[V
         yield Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=reason)
 
 
-def distributed_optimizer(target: Target) -> Values:
+def distributed_optimizer(target: Target, facts: FrameworkFacts) -> Values:
     """ZeRO 0 and 1, with what overlaps: gradients under the backward pass, weights under the forward."""
     sharded = target.config.zero_stage > 0
     return {
         "use_distributed_optimizer": sharded,
-        "overlap_grad_reduce": True,
-        "overlap_param_gather": sharded,
+        "overlap_grad_reduce": facts.overlap_gradients,
+        "overlap_param_gather": sharded and facts.overlap_gradients,
     }

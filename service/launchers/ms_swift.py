@@ -5,10 +5,10 @@ Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     ARGUMENTS_FILE,
@@ -19,6 +19,7 @@ from meshwright.service.launchers.export import (
     model_is_in_the_script,
 )
 from meshwright.service.launchers.megatron_flags import attention_backend
+from meshwright.service.launchers.megatron_flags import facts as megatron_facts
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
 )
@@ -26,9 +27,14 @@ from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_
 from meshwright.service.launchers.megatron_names import (
     CONTEXT_MODES,
     OFFLOADED_OPTIMIZER,
+    SWITCHES_OF_ALL,
     Values,
+    decided_flags,
     distributed_optimizer,
+    dropout_values,
     environment,
+    exchange_values,
+    kernel_values,
     parallel_values,
     recompute_values,
     split_values,
@@ -38,6 +44,10 @@ from meshwright.service.launchers.target import ExportBundle, Target
 PRODUCT = "ms-swift 4.6.0 (not verified)"
 OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
 PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}"'
+OWN_SWITCHES = (
+    "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_permute_fusion", "moe_expert_capacity_factor",
+    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap",
+)  # fmt: skip
 NEEDS = (
     ("SWIFT_DIR", "the folder of the installed package swift"),
     ("SWIFT_COMMAND", "pt or sft; model, dataset and learning rate follow on the command line"),
@@ -61,26 +71,37 @@ class MsSwift:
             product=PRODUCT,
             shape=True,
             start=Start(
-                program=PROGRAM, needs=NEEDS, environment=tuple(environment(target)), has_arguments=True
+                program=PROGRAM,
+                needs=NEEDS,
+                environment=tuple(environment(target, megatron_facts(target))),
+                has_arguments=True,
+                decides=decided_names(argument_parts(target)),
             ),
             warnings=found_warnings(target),
             own=lambda head: {ARGUMENTS_FILE: arguments_file(head, argument_parts(target))},
         )
 
 
+def decided_names(parts: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Every argument of the plan, and what ms-swift's defaults or the model decide."""
+    planned = [word.split()[0] for _, words in parts for word in words]
+    return (*planned, *decided_flags(), "--megatron_extra_kwargs", "--padding_free", "--rope_scaling")
+
+
 def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
     """Titles, each with its ``--name value`` arguments; what is not set is not written."""
-    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    known = megatron_facts(target)
     recompute = recompute_values(target, known)
     recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not its default
     parts: tuple[tuple[str, Values], ...] = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", split_values(target)),
         ("Batch and sequence", _batch(target)),
-        ("Data parallelism", distributed_optimizer(target)),
+        ("Data parallelism", distributed_optimizer(target, known)),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
         ("Kernels", _kernels(target)),
+        ("Experts over the network, and what goes to Megatron-Core as it is", _switches(target)),
     )
     return [
         (title, [_written(name, value) for name, value in values.items() if value is not None])
@@ -89,15 +110,17 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
 
 
 def _written(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return shlex.join((f"--{name}", *map(str, value)))
+    if isinstance(value, dict):
+        return shlex.join((f"--{name}", json.dumps(value)))
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return shlex.join((f"--{name}", text))
 
 
 def _parallel(target: Target) -> Values:
-    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    known = megatron_facts(target)
     values = parallel_values(target)
-    if target.model.moe:
-        values |= {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
     if target.config.context_parallel_size > 1:
         values["cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
     if target.config.virtual_pipeline_size > 1:
@@ -105,6 +128,20 @@ def _parallel(target: Target) -> Values:
         values["overlap_p2p_comm"] = known.overlap_transfer
     overlaps = known.overlap_tensor and values["sequence_parallel"]
     return {**values, "tp_comm_overlap": bool(overlaps)}
+
+
+def _switches(target: Target) -> Values:
+    """Switches under ms-swift's own names; those that it has none for go through megatron_extra_kwargs.
+
+    swift/megatron/model/utils.py:271 puts them over everything else that Megatron-Core is told.
+    """
+    known = megatron_facts(target)
+    found = exchange_values(target, known) | kernel_values(target, known) | dropout_values(known)
+    for name in ("bias_activation_fusion", "bias_dropout_fusion"):
+        found.pop(name, None)  # arguments of its own
+    own: Values = {name: found.pop(name) for name in OWN_SWITCHES if name in found}
+    own["megatron_extra_kwargs"] = found or None
+    return own
 
 
 def _batch(target: Target) -> Values:
@@ -117,13 +154,14 @@ def _batch(target: Target) -> Values:
 
 
 def _precision(target: Target) -> Values:
-    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    known = megatron_facts(target)
     precision = target.workload.precision
     return {
         "torch_dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision],
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
+        "main_grads_dtype": None if known.gradient_dtype == "fp32" else "bf16",  # else fp32 again
         "optimizer": "adam",
         **(OFFLOADED_OPTIMIZER if target.config.offload == "optimizer" else {}),
     }
@@ -131,13 +169,13 @@ def _precision(target: Target) -> Values:
 
 def _kernels(target: Target) -> Values:
     """What ms-swift would leave to defaults of its own (megatron_args.py:491-499)."""
-    known = with_options(framework_facts("megatron-core"), target.workload.framework_options)
+    known = megatron_facts(target)
     return {
         "attention_backend": attention_backend(target),
         "cross_entropy_loss_fusion": known.loss_fused,
         "masked_softmax_fusion": True,
-        "bias_dropout_fusion": True,
-        "bias_activation_fusion": True,
+        "bias_dropout_fusion": known.elementwise_fused,
+        "bias_activation_fusion": known.elementwise_fused,
         "gradient_accumulation_fusion": True,
         # Off by default; Megatron-Core fuses the rotary embedding of latent attention for YaRN only.
         "apply_rope_fusion": target.model.has_rotary_positions and target.model.mla is None,
@@ -146,6 +184,6 @@ def _kernels(target: Target) -> Values:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """What is not verified, and what the checkpoint decides."""
-    yield from common_warnings(target)
+    yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "attention_kernel", "flash_attention"))
     yield "not verified: no parser of ms-swift has seen these arguments"
     yield model_is_in_the_script(target)

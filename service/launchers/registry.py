@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.accelerate import Accelerate
 from meshwright.service.launchers.deepspeed import DeepSpeed
@@ -53,4 +55,4 @@ def export(plan: Plan, problem: Problem, launcher: str) -> ExportBundle:
         launcher = next((name for name in plan.launchers if name in _LAUNCHERS), plan.launchers[0])
     if launcher not in _LAUNCHERS:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
-    return _LAUNCHERS[launcher].export(target_of(plan, problem))
+    return _LAUNCHERS[launcher].export(target_of(plan, replace(problem, launcher=launcher)))

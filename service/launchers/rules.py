@@ -11,7 +11,7 @@ from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Columns
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.expressions import names_in
-from meshwright.solver.space.launcher_rules import is_a_row, model_faults, problem_faults
+from meshwright.solver.space.launcher_rules import is_a_row, model_faults, offloads, problem_faults
 from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.splits import divisors, launcher_split
 
@@ -116,7 +116,7 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     offers = {
         "pipeline_schedule": able.schedules,
         "recompute_granularity": able.recompute,
-        "offload": able.offload,
+        "offload": offloads(target.problem, able),
         "zero_stage": tuple(stages),
         "context_parallel_mode": able.context_parallel_modes,
         "rank_order": able.rank_orders,

@@ -307,9 +307,18 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
     )
 
 
+def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
+    """What the launcher can keep in host memory: activations, of some, where the request names modules."""
+    options = problem.workload.framework_options
+    if able.offloads_modules and options.get("offload_modules", "all") == "all":
+        return tuple(word for word in able.offload if "activations" not in word)
+    return able.offload
+
+
 def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Shards, experts, sequences and host memory as the launcher has them."""
-    name, offload = able.launcher, np.array([OFFLOAD.index(word) for word in able.offload])
+    name, words = able.launcher, offloads(problem, able)
+    offload = np.array([OFFLOAD.index(word) for word in words])
     sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
     yield Rule(
         name=f"{name} has the shard sets",
@@ -332,7 +341,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     )
     yield Rule(
         name=f"{name} offloads so",
-        reason=f"it has {', '.join(able.offload)}" + (able.offload_note and f"; {able.offload_note}"),
+        reason=f"it has {', '.join(words)}" + (able.offload_note and f"; {able.offload_note}"),
         reads=("offload",),
         violated=lambda c: ~np.isin(c.offload, offload),
     )

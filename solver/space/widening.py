@@ -31,7 +31,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import same_links, same_ranks
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.launcher_rules import equally_replicated
+from meshwright.solver.space.launcher_rules import equally_replicated, offloads
 from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.splits import divisors
 
@@ -144,7 +144,7 @@ def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator
     """What may go to the host."""
     if "offload" in problem.options.allow:
         every = np.ones(len(columns), dtype=np.bool_)
-        for word in able.offload:
+        for word in offloads(problem, able):
             yield _constant(columns, "offload", OFFLOAD.index(word), every)
 
 

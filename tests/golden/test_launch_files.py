@@ -52,6 +52,8 @@ def test_every_file_is_read_by_a_parser_of_its_kind(launcher: str, name: str) ->
             json.loads(text)
         elif path.suffix == ".yaml":
             assert isinstance(yaml.safe_load(text), dict)
+        elif path.suffix == ".md":
+            assert text.startswith("# Plan ")
         elif path.suffix == ".toml":
             tomllib.loads(text)
         else:

@@ -34,8 +34,12 @@ _INVERTED: Mapping[str, str] = {
     "add_bias_linear": "disable-bias-linear",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
     "overlap_p2p_comm": "no-overlap-p2p-communication",
+    "bias_dropout_fusion": "no-bias-dropout-fusion",
+    "bias_swiglu_fusion": "no-bias-swiglu-fusion",
+    "bias_activation_fusion": "no-bias-swiglu-fusion",  # ms-swift
 }
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+_DISPATCHER = "moe_token_dispatcher_type"
 _UNSET = ("null", "none", "~")
 
 
@@ -82,10 +86,14 @@ def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, 
         given.fault(flag.removeprefix("--"), "is neither true nor false", allowed="true, false")
     elif (word in _TRUE) is wanted:
         given.take(flag, Value((), line), called=called)
+    else:
+        given.called[flag] = called[:64]  # said, and off
 
 
 def take_usual(given: Given) -> None:
     """What these launchers take from the model's own configuration, where the file says nothing."""
+    if given.has("num-experts") and not given.has("moe-token-dispatcher-type"):
+        given.take("--moe-token-dispatcher-type", Value(("alltoall",), 0), called=_DISPATCHER)
     for name in ("attention-dropout", "hidden-dropout"):
         if not given.has(name):
             given.take(f"--{name}", Value(("0.0",), 0), called=name.replace("-", "_"))

@@ -10,7 +10,12 @@ from itertools import pairwise
 from meshwright.profiles.frameworks import OPTION_PARTS, FrameworkFacts, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, FRAMEWORK
-from meshwright.service.launchers.megatron_names import STAGES_BEFORE_DATA, may_overlap_experts
+from meshwright.service.launchers.megatron_names import (
+    STAGES_BEFORE_DATA,
+    WHOLE_LAYER,
+    WHOLE_STEP,
+    may_overlap_experts,
+)
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.solver.configuration import Configuration, plain_order
@@ -324,16 +329,73 @@ def _recomputed_modules(given: Given, known: FrameworkFacts) -> str:
     return "+".join(named) or known.recompute_modules
 
 
+def _graph(given: Given, _: FrameworkFacts) -> str:
+    """What CUDA graphs capture; since 0.19 the scope's flag has another name, and a step is an impl."""
+    impl = given.word("cuda-graph-impl", "none")
+    scope = (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
+    switched = given.has("enable-cuda-graph") or given.has("external-cuda-graph")
+    if impl == "none" and not switched:
+        return "none"
+    if WHOLE_STEP in (impl, *scope):
+        return WHOLE_STEP
+    parts = [name for name in OPTION_PARTS["cuda_graph"][0] if name in scope]
+    return "+".join(parts) or WHOLE_LAYER
+
+
+def _fused_permutation(given: Given, known: FrameworkFacts) -> bool:
+    """Off unless it is said; where a recipe has it on, unless the file says no."""
+    return given.has("moe-permute-fusion") or (
+        known.moe_permute_fusion and "--moe-permute-fusion" not in given.called
+    )
+
+
+def _dispatcher(given: Given, known: FrameworkFacts) -> str:
+    """How tokens reach their experts: Megatron-Core's default is allgather."""
+    if not (given.has("num-experts") or given.has("moe-token-dispatcher-type")):
+        return known.moe_dispatcher
+    kind = given.word("moe-token-dispatcher-type", "allgather")
+    if kind == "flex":
+        return "deepep" if given.has("moe-enable-deepep") else given.word(_BACKEND, "deepep")
+    return kind
+
+
+def _low_weights(given: Given, known: FrameworkFacts) -> bool:
+    """Weights held in 8 bits; Megatron-Bridge's recipes decide it by themselves."""
+    return known.low_precision_weights or (given.has("fp8-param-gather") and given.has("fp8-format"))
+
+
+def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:
+    """Whose inputs go to the host, of those that are priced."""
+    stated = given.words("offload-modules") if given.has("fine-grained-activation-offloading") else ()
+    return "+".join(name for name in OPTION_PARTS["offload_modules"][0] if name in stated) or (
+        known.offload_modules
+    )
+
+
+_BACKEND = "moe-flex-dispatcher-backend"
 _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "attention_kernel": _kernel,
+    "cuda_graph": _graph,
+    "delay_wgrad": lambda given, _: given.has("delay-wgrad-compute"),
     "dropout": _dropout,
+    "elementwise_fused": lambda given, _: (
+        not (given.has("no-bias-swiglu-fusion") or given.has("no-bias-dropout-fusion"))
+    ),
+    "fp8_attention": lambda given, _: given.has("fp8-dot-product-attention"),
     "gradient_dtype": _gradient_dtype,
     "loss_fused": lambda given, _: given.has("cross-entropy-loss-fusion"),
+    "low_precision_weights": _low_weights,
+    "moe_capacity_factor": lambda given, _: max(given.number("moe-expert-capacity-factor", 0.0), 0.0),
+    "moe_dispatcher": _dispatcher,
+    "moe_force_balance": lambda given, _: given.has("moe-router-force-load-balancing"),
+    "moe_permute_fusion": _fused_permutation,
+    "offload_modules": _offloaded_modules,
     "overlap_experts": lambda given, _: given.has("overlap-moe-expert-parallel-comm"),
     "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
     "overlap_tensor": _overlap_tensor,
     "overlap_transfer": _overlap_transfer,
     "recompute_modules": _recomputed_modules,
+    "shared_expert_overlap": lambda given, _: given.has("moe-shared-expert-overlap"),
 }
 _COSTLY: Mapping[str, str] = {
     "overlap_gradients": "gradients are reduced after the last backward pass: no --overlap-grad-reduce",
@@ -405,14 +467,17 @@ def _context_mode(given: Given, cp: int) -> str:
 
 def _offload(given: Given) -> str:
     """Optimizer states on the host; a part of them is priced as all."""
+    modules = given.has("fine-grained-activation-offloading")
+    if modules and not given.words("offload-modules"):
+        given.fault("fine-grained-activation-offloading", "needs --offload-modules")
     if not given.has("optimizer-cpu-offload"):
-        return "none"
+        return "activations" if modules else "none"
     if not given.has("use-precision-aware-optimizer"):
         given.fault("optimizer-cpu-offload", "needs --use-precision-aware-optimizer")
     fraction = given.number("optimizer-offload-fraction", 1.0)
     if fraction != 1.0:
         given.note(f"--optimizer-offload-fraction {fraction:g} is priced as 1")
-    return "optimizer"
+    return "optimizer+activations" if modules else "optimizer"
 
 
 def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:

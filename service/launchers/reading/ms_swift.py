@@ -5,6 +5,7 @@ Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,12 +21,19 @@ from meshwright.service.launchers.reading.commands import (
 )
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, take_usual
+from meshwright.service.launchers.reading.megatron_core import (
+    CORE_NAMES,
+    flag_of,
+    take,
+    take_usual,
+    text_of,
+)
 from meshwright.service.launchers.reading.megatron_lm import launch_file
 from meshwright.service.launchers.reading.shell import Word
 from meshwright.solver.problem import ATTENTION_TARGETS
 
 _LEAST_NAMES = 2
+_EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64
 # Where ms-swift's default is another than Megatron-LM's, and what it then does.
 _DEFAULTS = {
     "use_distributed_optimizer": ("true", "the optimizer is sharded: ms-swift's default"),
@@ -41,8 +49,7 @@ _IRRELEVANT = (
     "model", "dataset", "output", "max_epochs", "attention_backend", "packing", "torch_dtype", "train_type",
     "tuner_type", "lora_", "target_modules", "streaming", "system", "template", "merge_lora", "use_hf",
     "val_dataset", "cached_dataset", "truncation", "freeze", "add_version", "no_", "padding_free", "async",
-    "masked_softmax_fusion", "bias_dropout_fusion", "bias_activation_fusion",
-    "gradient_accumulation_fusion", "apply_rope_fusion",
+    "masked_softmax_fusion", "gradient_accumulation_fusion", "apply_rope_fusion",
 )  # fmt: skip
 
 
@@ -112,12 +119,17 @@ def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
         end = at + 1
         while end < len(words) and not words[end].text.startswith("--"):
             end += 1
-        text = attached if equals else " ".join(word.text for word in words[at + 1 : end]) or "true"
+        following = " ".join(word.text for word in words[at + 1 : end]).strip()  # "$@" may be empty
+        text = attached if equals else following or "true"
         if name.startswith("--"):
             key = name[2:].replace("-", "_")
             others[key] = text
             named.add(key)
-            if flag_of(key) is not None or not key.startswith(_IRRELEVANT):
+            if key == "main_grads_dtype" and text == "bf16":
+                take(given, "grad_reduce_in_bf16", "true", words[at].line, called=name)
+            elif key == _EXTRA:
+                _take_extra(given, text, words[at].line)
+            elif flag_of(key) is not None or not key.startswith(_IRRELEVANT):
                 take(given, key, _off(key, text), words[at].line, called=name)
         at = end
     given.refuse_slips(CORE_NAMES)
@@ -128,6 +140,20 @@ def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
                 given.note(note)
     given.stop()
     return given, others
+
+
+def _take_extra(given: Given, text: str, line: int) -> None:
+    """What goes to Megatron-Core as it is: a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        given.called[f"--{_EXTRA}"] = f"--{_EXTRA}"
+        given.fault(_EXTRA, f"line {line}: is no JSON object", allowed='{"name": value, …}')
+        return
+    for name, value in list(found.items())[:_MAX_EXTRA]:
+        take(given, str(name)[:64], text_of(value), line, called=f"--{_EXTRA} {str(name)[:64]}")
 
 
 def _off(key: str, text: str) -> str:

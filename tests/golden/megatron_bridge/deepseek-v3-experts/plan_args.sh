@@ -18,7 +18,6 @@ PLAN_ARGS=(
     model.context_parallel_size=1
     model.expert_model_parallel_size=64
     model.expert_tensor_parallel_size=1
-    model.overlap_moe_expert_parallel_comm=false
     comm_overlap=null
     model.tp_comm_overlap=false
     # Pipeline split
@@ -43,6 +42,11 @@ PLAN_ARGS=(
     model.recompute_granularity=full
     model.recompute_method=uniform
     model.recompute_num_layers=1
+    # Experts over the network
+    model.overlap_moe_expert_parallel_comm=false
+    model.moe_permute_fusion=true
+    model.moe_token_dispatcher_type=alltoall
+    model.moe_grouped_gemm=true
     # Precision
     mixed_precision=null
     'mixed_precision={_target_:megatron.bridge.training.mixed_precision.MixedPrecisionConfig,bf16:true,params_dtype:{_target_:torch.bfloat16,_call_:false},pipeline_dtype:{_target_:torch.bfloat16,_call_:false},grad_reduce_in_fp32:false}'
@@ -78,8 +82,6 @@ PLAN_ARGS=(
     model.moe_router_topk=8
     model.moe_ffn_hidden_size=2048
     'model.moe_layer_freq='"'"'([0]*3+[1]*58)'"'"''
-    model.moe_token_dispatcher_type=alltoall
-    model.moe_grouped_gemm=true
     model.moe_shared_expert_intermediate_size=2048
     model.moe_shared_expert_gate=false
     model.moe_router_score_function=sigmoid

@@ -27,11 +27,73 @@ fi
 # What the plan does not decide.
 : "${BRIDGE_SCRIPT:?set it to a recipe script of Megatron-Bridge that takes key=value overrides}"
 
-# Further arguments may follow on the command line, but none may silently replace one of the plan's.
+# Further arguments may follow on the command line, but none may silently replace what the plan decided: not
+# by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
+readonly PLAN_DECIDES=(
+    checkpoint.ckpt-format comm-overlap dataset.sequence-length ddp.data-parallel-sharding-strategy
+    ddp.grad-reduce-in-fp32 ddp.num-distributed-optimizer-instances ddp.overlap-grad-reduce
+    ddp.overlap-param-gather ddp.use-distributed-optimizer ddp.use-megatron-fsdp
+    dist.use-megatron-fsdp mixed-precision model.account-for-embedding-in-pipeline-split
+    model.account-for-loss-in-pipeline-split model.activation-func-clamp-value model.add-bias-linear
+    model.add-qkv-bias model.apply-layernorm-1p model.attention-backend model.attention-dropout
+    model.bf16 model.context-parallel-size model.cp-comm-type model.cross-entropy-fusion-impl
+    model.cross-entropy-loss-fusion model.cuda-graph-impl model.cuda-graph-modules
+    model.cuda-graph-scope model.decoder-first-pipeline-num-layers
+    model.decoder-last-pipeline-num-layers model.delay-wgrad-compute model.disable-bias-linear
+    model.enable-cuda-graph model.exp-avg-dtype model.exp-avg-sq-dtype
+    model.expert-model-parallel-size model.expert-tensor-parallel-size model.external-cuda-graph
+    model.ffn-hidden-size model.fine-grained-activation-offloading model.fp16
+    model.fp8-dot-product-attention model.fp8-format model.fp8-param-gather model.fp8-recipe
+    model.gated-linear-unit model.global-batch-size model.glu-linear-offset
+    model.grad-reduce-in-bf16 model.group-query-attention model.hidden-dropout model.hidden-size
+    model.kv-channels model.kv-lora-rank model.layernorm-epsilon model.layernorm-zero-centered-gamma
+    model.make-vocab-size-divisible-by model.max-position-embeddings model.micro-batch-size
+    model.microbatch-group-size-per-virtual-pipeline-stage model.moe-enable-deepep
+    model.moe-expert-capacity-factor model.moe-ffn-hidden-size model.moe-flex-dispatcher-backend
+    model.moe-grouped-gemm model.moe-layer-freq model.moe-pad-expert-input-to-capacity
+    model.moe-permute-fusion model.moe-router-enable-expert-bias
+    model.moe-router-force-load-balancing model.moe-router-group-topk model.moe-router-num-groups
+    model.moe-router-pre-softmax model.moe-router-score-function model.moe-router-topk
+    model.moe-router-topk-scaling-factor model.moe-shared-expert-gate
+    model.moe-shared-expert-intermediate-size model.moe-shared-expert-overlap
+    model.moe-token-dispatcher-type model.mscale model.mscale-all-dim model.mtp-num-layers
+    model.multi-latent-attention model.no-bias-dropout-fusion model.no-bias-gelu-fusion
+    model.no-bias-swiglu-fusion model.no-overlap-p2p-communication model.no-rope-freq
+    model.no-rope-fusion model.normalization model.num-attention-heads
+    model.num-distributed-optimizer-instances model.num-experts model.num-layers
+    model.num-layers-per-virtual-pipeline-stage model.num-moe-experts model.num-query-groups
+    model.num-virtual-stages-per-pipeline-rank model.offload-modules model.optimizer
+    model.optimizer-cpu-offload model.optimizer-offload-fraction model.overlap-grad-reduce
+    model.overlap-moe-expert-parallel-comm model.overlap-param-gather
+    model.pipeline-model-parallel-layout model.pipeline-model-parallel-size
+    model.position-embedding-type model.q-lora-rank model.qk-head-dim model.qk-layernorm
+    model.qk-pos-emb-head-dim model.quick-geglu model.rampup-batch-size model.recompute-activations
+    model.recompute-granularity model.recompute-method model.recompute-modules
+    model.recompute-num-layers model.rope-scaling model.rope-scaling-factor model.rotary-base
+    model.rotary-percent model.seq-length model.sequence-parallel
+    model.share-embeddings-and-output-weights model.should-pad-vocab model.softmax-type
+    model.squared-relu model.step-batch-size-schedule model.swiglu model.tensor-model-parallel-size
+    model.tp-comm-overlap model.transformer-impl model.untie-embeddings-and-output-weights
+    model.use-custom-fsdp model.use-distributed-optimizer model.use-flash-attn
+    model.use-megatron-fsdp model.use-precision-aware-optimizer model.use-rope-scaling
+    model.use-tp-pp-dp-mapping model.v-head-dim model.virtual-pipeline-model-parallel-size
+    model.vocab-size model.window-attn-skip-freq model.window-size optimizer.optimizer
+    optimizer.use-distributed-optimizer train.global-batch-size train.micro-batch-size
+)
+plain_name() {
+    REPLY="${1%%[= ]*}"
+    REPLY="${REPLY#"${REPLY%%[!-+~]*}"}"
+    REPLY="${REPLY//_/-}"
+    REPLY="${REPLY,,}"
+    REPLY="${REPLY#no-}"
+    REPLY="${REPLY#disable-}"
+}
 for given in "$@"; do
-    for planned in "${PLAN_ARGS[@]}"; do
-        if [[ "${planned}" == @(--*|*=*) && "${given%%=*}" == "${planned%%=*}" ]]; then
-            echo "error: ${given%%=*} belongs to the plan; change the plan instead" >&2
+    [[ "${given}" == @(--*|+*|~*|*=*) ]] || continue
+    plain_name "${given}"
+    for decided in "${PLAN_DECIDES[@]}"; do
+        if [[ -n "${REPLY}" && "${decided}" == "${REPLY}"* ]]; then
+            echo "error: ${given%%=*} belongs to the plan (${decided}); change the plan instead" >&2
             exit 2
         fi
     done
@@ -39,6 +101,8 @@ done
 
 # Megatron-FSDP overlaps collectives on several hardware queues and refuses a single one.
 unset CUDA_DEVICE_MAX_CONNECTIONS
+# The allocator's blocks grow in place, so that less memory is lost between them.
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \

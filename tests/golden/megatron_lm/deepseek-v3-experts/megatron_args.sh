@@ -64,14 +64,14 @@ MEGATRON_ARGS=(
     --moe-router-topk 8
     --moe-ffn-hidden-size 2048
     --moe-layer-freq '([0]*3+[1]*58)'
-    --moe-token-dispatcher-type alltoall
-    --moe-grouped-gemm
     --moe-shared-expert-intermediate-size 2048
     --moe-router-score-function sigmoid
     --moe-router-enable-expert-bias
     --moe-router-num-groups 8
     --moe-router-group-topk 4
     --moe-router-topk-scaling-factor 2.5
+    --moe-token-dispatcher-type alltoall
+    --moe-grouped-gemm
     # Multi-head latent attention
     --multi-latent-attention
     --q-lora-rank 1536

@@ -29,11 +29,56 @@ fi
 : "${SWIFT_DIR:?set it to the folder of the installed package swift}"
 : "${SWIFT_COMMAND:?set it to pt or sft; model, dataset and learning rate follow on the command line}"
 
-# Further arguments may follow on the command line, but none may silently replace one of the plan's.
+# Further arguments may follow on the command line, but none may silently replace what the plan decided: not
+# by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
+readonly PLAN_DECIDES=(
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+    accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias apply-layernorm-1p
+    apply-rope-fusion attention-backend attention-dropout bf16 bias-activation-fusion
+    bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion context-parallel-size
+    cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl
+    cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
+    decoder-last-pipeline-num-layers delay-wgrad-compute enable-cuda-graph exp-avg-dtype
+    exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size external-cuda-graph
+    ffn-hidden-size fine-grained-activation-offloading fp16 fp8-dot-product-attention fp8-format
+    fp8-param-gather fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16
+    gradient-accumulation-fusion group-query-attention hidden-dropout hidden-size kv-channels
+    kv-lora-rank make-vocab-size-divisible-by masked-softmax-fusion max-length
+    max-position-embeddings megatron-extra-kwargs micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep moe-expert-capacity-factor
+    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq
+    moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-enable-expert-bias
+    moe-router-force-load-balancing moe-router-group-topk moe-router-num-groups
+    moe-router-pre-softmax moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
+    moe-shared-expert-gate moe-shared-expert-intermediate-size moe-shared-expert-overlap
+    moe-token-dispatcher-type mscale mscale-all-dim mtp-num-layers multi-latent-attention
+    normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
+    offload-modules optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
+    overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather packing
+    padding-free pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type
+    q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size
+    recompute-activations recompute-granularity recompute-method recompute-modules
+    recompute-num-layers rope-freq rope-fusion rope-scaling seq-length sequence-parallel
+    softmax-type squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size torch-dtype
+    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-custom-fsdp
+    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
+    use-rope-scaling use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size
+)
+plain_name() {
+    REPLY="${1%%[= ]*}"
+    REPLY="${REPLY#"${REPLY%%[!-+~]*}"}"
+    REPLY="${REPLY//_/-}"
+    REPLY="${REPLY,,}"
+    REPLY="${REPLY#no-}"
+    REPLY="${REPLY#disable-}"
+}
 for given in "$@"; do
-    for planned in "${PLAN_ARGS[@]}"; do
-        if [[ "${planned}" == @(--*|*=*) && "${given%%=*}" == "${planned%%=*}" ]]; then
-            echo "error: ${given%%=*} belongs to the plan; change the plan instead" >&2
+    [[ "${given}" == --* ]] || continue
+    plain_name "${given}"
+    for decided in "${PLAN_DECIDES[@]}"; do
+        if [[ -n "${REPLY}" && "${decided}" == "${REPLY}"* ]]; then
+            echo "error: ${given%%=*} belongs to the plan (${decided}); change the plan instead" >&2
             exit 2
         fi
     done
@@ -41,6 +86,8 @@ done
 
 # Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
+# The allocator's blocks grow in place, so that less memory is lost between them.
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \

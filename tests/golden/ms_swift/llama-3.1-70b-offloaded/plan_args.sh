@@ -17,7 +17,6 @@ PLAN_ARGS=(
     --pipeline_model_parallel_size 1
     --context_parallel_size 1
     --tp_comm_overlap true
-    # Pipeline split
     # Batch and sequence
     --micro_batch_size 1
     --global_batch_size 32

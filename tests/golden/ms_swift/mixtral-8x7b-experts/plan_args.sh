@@ -18,10 +18,7 @@ PLAN_ARGS=(
     --context_parallel_size 1
     --expert_model_parallel_size 8
     --expert_tensor_parallel_size 1
-    --moe_token_dispatcher_type alltoall
-    --moe_grouped_gemm true
     --tp_comm_overlap true
-    # Pipeline split
     # Batch and sequence
     --micro_batch_size 2
     --global_batch_size 256
@@ -47,4 +44,7 @@ PLAN_ARGS=(
     --bias_activation_fusion true
     --gradient_accumulation_fusion true
     --apply_rope_fusion true
+    # Experts over the network, and what goes to Megatron-Core as it is
+    --moe_token_dispatcher_type alltoall
+    --moe_grouped_gemm true
 )

@@ -27,6 +27,8 @@ fi
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
 # torchtitan's own run_train.sh sets it: less memory is lost between blocks.
 export PYTORCH_ALLOC_CONF=expandable_segments:True
+# The allocator's blocks grow in place, so that less memory is lost between them.
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml")
 if [[ "${TORCHTITAN_VERSION:-0.3}" != 0.2* ]]; then
     program=(-m torchtitan.train --module torchtitan_plan --config plan)

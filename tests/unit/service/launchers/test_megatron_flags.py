@@ -72,14 +72,14 @@ def test_files_that_cannot_overlap_as_requested_warn_with_the_rule(launcher: str
         assert rules[name] in said
 
 
-def test_delayed_weight_gradients_are_neither_written_nor_silently_read() -> None:
-    """``delay_wgrad_compute`` (Megatron-Core 0.19.2, transformer_config.py:2748) is not priced."""
+def test_delayed_weight_gradients_are_read_beside_overlapped_experts() -> None:
+    """``delay_wgrad_compute`` (Megatron-Core 0.19.2, transformer_config.py:2748) needs the overlap."""
     files = written(PLANNED.config)
-    assert not [name for name, text in files.items() if "delay-wgrad-compute" in text]
+    assert "delay-wgrad-compute" not in files["megatron_args.sh"]
     edited = files["megatron_args.sh"].replace(f"    {FLAG}\n", f"    {FLAG}\n    --delay-wgrad-compute\n")
     both = {**files, "megatron_args.sh": edited}
     found = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=both))
-    assert [name for name in found.unread if "delay-wgrad-compute" in name]
+    assert found.workload.framework_options["delay_wgrad"] is True
 
 
 def test_overlapped_experts_are_read_back_and_refused_beside_what_megatron_lm_refuses() -> None:

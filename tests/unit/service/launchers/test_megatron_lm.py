@@ -194,15 +194,16 @@ def test_a_gpu_before_ampere_gets_the_unfused_attention() -> None:
     ("found", "line"),
     [
         (CASES["llama-3.1-70b-interleaved"], "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
-        (target(LLAMA_70B, LLAMA_70B_EVEN, gpu=B200), "# This plan needs no environment variable."),
-        (CASES["deepseek-v3-experts"], "# This plan needs no environment variable."),
+        (target(LLAMA_70B, LLAMA_70B_EVEN, gpu=B200), ""),
+        (CASES["deepseek-v3-experts"], ""),
         (CASES["llama-3.1-70b-fsdp"], "unset CUDA_DEVICE_MAX_CONNECTIONS"),
     ],
 )
 def test_one_hardware_queue_before_blackwell_with_tensor_ranks_but_never_with_fsdp(
     found: Target, line: str
 ) -> None:
-    assert line in MegatronLm().export(found).files["launch.sh"].splitlines()
+    lines = MegatronLm().export(found).files["launch.sh"].splitlines()
+    assert [one for one in lines if "CUDA_DEVICE_MAX_CONNECTIONS" in one] == ([line] if line else [])
 
 
 def test_context_rings_that_leave_their_node_are_a_warning() -> None:
@@ -245,13 +246,16 @@ def test_two_groups_of_equal_nodes_are_exported_with_a_warning_about_the_order_o
 def test_every_warning_stands_in_the_files_too() -> None:
     bundle = MegatronLm().export(CASES["mixtral-8x7b-experts"])
     assert bundle.warnings
-    for text in bundle.files.values():
-        assert all(f"# Warning: {warning}\n" in text for warning in bundle.warnings)
+    for name, text in bundle.files.items():
+        line = "- {}\n" if name == "README.md" else "# Warning: {}\n"
+        assert all(line.format(warning) in text for warning in bundle.warnings)
 
 
 def test_a_name_cannot_end_its_comment_and_start_a_command() -> None:
     hostile = replace(LLAMA_70B, display_name="x\ntouch /tmp/owned\r#@ENVIRONMENT@")
-    for text in MegatronLm().export(target(hostile, SMALL)).files.values():
+    files = MegatronLm().export(target(hostile, SMALL)).files
+    assert "\ntouch" not in files.pop("README.md")
+    for text in files.values():
         assert "# Model x?touch /tmp/owned?#@ENVIRONMENT@, 8192 tokens a sequence" in text.splitlines()
 
 
