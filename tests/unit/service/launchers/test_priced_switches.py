@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.launcher_cases import CASES
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -15,7 +16,6 @@ from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import Target
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Workload
-from tests.launcher_cases import CASES
 
 MIXTRAL = CASES["mixtral-8x7b-overlapped"]
 DEEPSEEK = CASES["deepseek-v3-experts"]
