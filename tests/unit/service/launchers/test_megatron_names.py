@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.launcher_cases import CASES
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -16,6 +15,7 @@ from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import Target
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Workload
+from tests.launchers.cases import CASES
 
 MIXTRAL = CASES["mixtral-8x7b-overlapped"]
 DEEPSEEK = CASES["deepseek-v3-experts"]
