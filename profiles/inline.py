@@ -20,7 +20,8 @@ from meshwright.profiles.collectives.measured import measured_from, measured_to_
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import looks_like_config, model_from_config
 from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note
-from meshwright.profiles.model import Json, ModelSpec, model_from_shape, model_to_mapping
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import Json, model_from_shape, model_to_mapping
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 from meshwright.profiles.units import GB
 

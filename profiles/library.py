@@ -19,7 +19,8 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
-from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.reading import FieldReader
 from meshwright.profiles.units import GB, MIB, TERA
 

@@ -10,11 +10,8 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Literal
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.limits import (
@@ -22,20 +19,25 @@ from meshwright.profiles.limits import (
     MODEL_LIMITS,
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
-    Limits,
     refuse_out_of_range,
 )
-from meshwright.profiles.reading import FieldReader
 
 LayerKind = Literal["dense", "moe"]
-Normalization = Literal["rmsnorm", "layernorm", "layernorm_without_bias", "layernorm_without_weights"]
-NormPosition = Literal["before", "after", "before_and_after"]  # of attention and of the MLP
-Activation = Literal["silu", "gelu", "quick_gelu", "relu", "squared_relu"]
-QueryKeyNorm = Literal["none", "per_head", "all_heads"]
+Normalization = Literal[
+    "rmsnorm", "rmsnorm_without_weights", "layernorm", "layernorm_without_bias", "layernorm_without_weights"
+]
+# Of attention and of the MLP: of what they read, of what they add, of both, or of the sum that results.
+NormPosition = Literal["before", "after", "before_and_after", "after_residual"]
+Activation = Literal["silu", "gelu", "quick_gelu", "relu", "squared_relu", "xielu"]
+# One vector for every head alike, one for all heads together, one of each head's own, or none.
+QueryKeyNorm = Literal["none", "per_head", "all_heads", "each_head", "per_head_without_weights"]
+AttentionGate = Literal["none", "per_head", "per_element"]
 RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope"]
 
-_VECTORS = {"rmsnorm": 1, "layernorm": 2, "layernorm_without_bias": 1, "layernorm_without_weights": 0}
-_NORMS = {"before": 2, "after": 2, "before_and_after": 4}  # of one layer
+_VECTORS = {"rmsnorm": 1, "rmsnorm_without_weights": 0, "layernorm": 2, "layernorm_without_bias": 1,
+            "layernorm_without_weights": 0}  # fmt: skip
+_NORMS = {"before": 2, "after": 2, "before_and_after": 4, "after_residual": 2}  # of one layer
+_TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class MoeSpec:
     shared_ffn_hidden_size: int = 0  # hidden width of *all* shared experts together
     num_dense_layers: int = 0  # leading layers without experts
     frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
+    dense_layers: tuple[int, ...] = ()  # and these, counted from 0, are dense as well
     router_score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     normalized_top_k: bool = True  # the weights of the chosen experts sum to 1
     router_groups: int = 0  # groups of experts of which some are chosen first; 0: none
@@ -56,6 +59,10 @@ class MoeSpec:
     router_scaling: float = 1.0  # factor of the chosen experts' weights
     router_bias: bool = False  # a trained bias of the scores
     selection_bias: bool = False  # an untrained bias that balances the choice (arXiv:2408.15664)
+    selection_bias_counted: bool = False  # it stands among the parameters, not among the buffers
+    weights_on_input: bool = False  # an expert's input, not its output, is weighted
+    expert_bias: bool = True  # routed experts have the biases of the other MLPs, where those have any
+    output_norm: bool = False  # one more norm, of what the layer's experts add
     shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
 
     def __post_init__(self) -> None:
@@ -97,6 +104,7 @@ class MlaSpec:
     qk_rope_head_dim: int
     v_head_dim: int
     norms: bool = True  # RMSNorm of the low-rank queries and of the low-rank keys/values
+    latent_bias: bool = False  # of the down-projections
 
     def __post_init__(self) -> None:
         """Refuse ranks and head sizes out of range.
@@ -109,6 +117,10 @@ class MlaSpec:
     def norm_parameters(self) -> int:
         """Weights of both norms."""
         return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
+
+    def bias_parameters(self) -> int:
+        """Biases of the down-projections."""
+        return (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim) * int(self.latent_bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,15 +168,20 @@ class ModelSpec:
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
+    global_layers: tuple[int, ...] = ()  # global ones, counted from 0, where they are not every n-th
+    chunked_attention: bool = False  # local layers attend within chunks as long as the window
     learned_position_embeddings: bool = False
     max_position_embeddings: int | None = None
     learned_position_offset: int = 0  # rows of the position table before the first position's
     alibi_positions: bool = False  # distances are subtracted from scores (arXiv:2108.12409)
+    sinusoidal_positions: bool = False  # added to the embedding, not trained (arXiv:1706.03762)
     rotary_base: int | None = None  # of rotary positions (RoFormer, arXiv:2104.09864); None: not stated
     rotary_local_base: int | None = None  # of local layers, not scaled there; None: as the others
     rotary_fraction: float = 1.0  # share of a head that is rotated
+    rotary_local_fraction: float | None = None  # of local layers; None: as the others
     rotary_scaling: RotaryScaling | None = None
     no_rotary_every: int = 0  # every n-th layer has no positions; 0: every layer has
+    no_rotary_layers: tuple[int, ...] = ()  # those without, counted from 0, where not every n-th
     normalization: Normalization = "rmsnorm"
     norm_position: NormPosition = "before"
     norm_epsilon: float | None = None  # None: not stated
@@ -173,6 +190,9 @@ class ModelSpec:
     shared_norm: bool = False  # and through one norm
     query_key_norm: QueryKeyNorm = "none"
     embedding_norm: bool = False
+    final_norm: bool = True  # before the output head
+    inner_norms: bool = False  # of what the last product of attention and of the MLP reads
+    attention_gate: AttentionGate = "none"  # attention's output times what one more projection yields
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False  # of dense MLPs and of experts
@@ -181,6 +201,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     attention_sinks: bool = False  # a trained score of each head that attends to nothing
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    attention_clip: float | None = None  # queries, keys and values are clamped to it
+    position_scaled_queries: bool = False  # by the logarithm of their position (Llama 4, Ministral 3)
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_scale: float = 1.0
@@ -220,10 +242,11 @@ class ModelSpec:
             raise InvalidProblemError.of(
                 "/model/max_position_embeddings", "is required with learned_position_embeddings"
             )
-        if self.learned_position_embeddings and self.alibi_positions:
-            raise InvalidProblemError.of(
-                "/model/alibi_positions", "contradicts learned_position_embeddings"
-            )
+        kinds = ("learned_position_embeddings", "alibi_positions", "sinusoidal_positions")
+        stated = [name for name in kinds if getattr(self, name)]
+        if len(stated) > 1:
+            raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
+        self._refuse_layers_that_are_none()
         if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
             raise InvalidProblemError.of(
                 "/model/shared_norm", "needs parallel_residual, and norm_position before"
@@ -234,6 +257,23 @@ class ModelSpec:
                 f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
             )
 
+    def _refuse_layers_that_are_none(self) -> None:
+        """Lists of layers name layers of this model, and stand where no rule of every n-th layer does."""
+        for name, layers, rule in (
+            ("global_layers", self.global_layers, self.sliding_window_every == 1),
+            ("no_rotary_layers", self.no_rotary_layers, self.no_rotary_every == 0),
+            ("moe/dense_layers", self.moe.dense_layers if self.moe else (), True),
+        ):
+            beyond = [layer for layer in layers if not 0 <= layer < self.num_layers]
+            if beyond:
+                raise InvalidProblemError.of(
+                    f"/model/{name}", f"{beyond[0]} is no layer", allowed=f"0 to {self.num_layers - 1}"
+                )
+            if layers and not rule:
+                raise InvalidProblemError.of(f"/model/{name}", "contradicts the rule of every n-th layer")
+        if self.moe and "moe" not in self.layer_kinds():
+            raise InvalidProblemError.of("/model/moe/dense_layers", "leaves no layer for experts")
+
     @property
     def mlp_activation(self) -> Activation:
         """The MLP's activation, where it is not stated the usual one."""
@@ -242,12 +282,12 @@ class ModelSpec:
     @property
     def has_rotary_positions(self) -> bool:
         """Whether positions are rotations of queries and keys."""
-        return not (self.learned_position_embeddings or self.alibi_positions)
+        return not (self.learned_position_embeddings or self.alibi_positions or self.sinusoidal_positions)
 
     @property
     def norm_kind(self) -> Literal["rmsnorm", "layernorm"]:
         """The norm's operation, whatever weights it has."""
-        return "rmsnorm" if self.normalization == "rmsnorm" else "layernorm"
+        return "rmsnorm" if self.normalization.startswith("rmsnorm") else "layernorm"
 
     @property
     def title(self) -> str:
@@ -260,7 +300,26 @@ class ModelSpec:
         if self.moe is not None:
             for layer in range(self.moe.num_dense_layers, self.num_layers, self.moe.frequency):
                 kinds[layer] = "moe"
+            for layer in self.moe.dense_layers:
+                kinds[layer] = "dense"
         return tuple(kinds)
+
+    def local_layers(self) -> tuple[bool, ...]:
+        """Whether each of the ``num_layers`` layers attends within the window only."""
+        if self.sliding_window is None:
+            return (False,) * self.num_layers
+        every, listed = self.sliding_window_every, frozenset(self.global_layers)
+        return tuple(
+            layer not in listed and (every == 1 or (layer + 1) % every != 0)
+            for layer in range(self.num_layers)
+        )
+
+    def layers_without_rotary(self) -> tuple[bool, ...]:
+        """Whether each of the ``num_layers`` layers leaves queries and keys where they are."""
+        every, listed = self.no_rotary_every, frozenset(self.no_rotary_layers)
+        return tuple(
+            layer in listed or (every > 0 and (layer + 1) % every == 0) for layer in range(self.num_layers)
+        )
 
     @property
     def v_head_dim(self) -> int:
@@ -272,7 +331,7 @@ class ModelSpec:
         if self.mla is None:
             q = self.hidden_size * self.num_attention_heads * self.head_dim
             kv = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
-            return 2 * q + kv
+            return 2 * q + kv + self.hidden_size * self.gate_width
         mla, heads = self.mla, self.num_attention_heads
         qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         if mla.q_lora_rank:
@@ -281,7 +340,14 @@ class ModelSpec:
             query = self.hidden_size * heads * qk_dim
         down = self.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim)
         up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        return query + down + up + heads * mla.v_head_dim * self.hidden_size
+        gate = self.hidden_size * self.gate_width
+        return query + down + up + gate + heads * mla.v_head_dim * self.hidden_size
+
+    @property
+    def gate_width(self) -> int:
+        """Columns of the projection that gates attention's output; 0 where there is none."""
+        widths = {"none": 0, "per_head": 1, "per_element": self.v_head_dim}
+        return self.num_attention_heads * widths[self.attention_gate]
 
     @property
     def mlp_matrices(self) -> int:
@@ -304,7 +370,7 @@ class ModelSpec:
         """Weights of one layer's router, its bias and the shared experts' gate included."""
         if self.moe is None:
             return 0
-        bias = self.moe.num_experts * int(self.moe.router_bias)
+        bias = self.moe.num_experts * (int(self.moe.router_bias) + int(self.moe.selection_bias_counted))
         return self.hidden_size * (self.moe.num_experts + int(self.moe.shared_expert_gate)) + bias
 
     def norm_weights(self, width: int | None = None) -> int:
@@ -322,14 +388,31 @@ class ModelSpec:
             return self.mla.norm_parameters()
         if self.query_key_norm == "per_head":
             return 2 * self.norm_weights(self.head_dim)
+        heads = self.num_attention_heads + self.num_kv_heads
+        if self.query_key_norm == "each_head":  # without bias, whatever the other norms have
+            return heads * self.head_dim
         if self.query_key_norm == "all_heads":
-            heads = (self.num_attention_heads, self.num_kv_heads)
-            return sum(self.norm_weights(count * self.head_dim) for count in heads)
+            return self.norm_weights(heads * self.head_dim)
         return 0
 
-    def norm_parameters(self) -> int:
-        """Weights of all norms of one layer."""
-        return self.norms_per_layer * self.norm_weights() + self.query_key_norm_parameters()
+    def norm_parameters(self, kind: LayerKind) -> int:
+        """Weights of all norms of one layer that every tensor-parallel rank holds whole."""
+        experts = bool(self.moe and self.moe.output_norm) and kind == "moe"
+        outer = (self.norms_per_layer + int(experts)) * self.norm_weights()
+        return outer + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
+
+    def inner_norm_parameters(self, kind: LayerKind) -> int:
+        """Weights of the norms inside attention and the MLP of one layer; experts have none."""
+        return self.norm_weights(self.inner_norm_width(kind))
+
+    def inner_norm_width(self, kind: LayerKind) -> int:
+        """Elements of a token that the norms inside attention and the MLP of one layer read."""
+        mlp = self.ffn_hidden_size if kind == "dense" else 0
+        return self.num_attention_heads * self.v_head_dim + mlp if self.inner_norms else 0
+
+    def activation_parameters(self) -> int:
+        """Trained numbers of one MLP's activation."""
+        return _TRAINED_SCALARS.get(self.mlp_activation, 0)
 
     def sink_parameters(self) -> int:
         """Attention sinks of one layer."""
@@ -345,7 +428,8 @@ class ModelSpec:
         """Biases of one layer that are added to what tensor-parallel ranks have summed."""
         shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
         mlp = self.mlp_bias and (kind == "dense" or shared)
-        return self.hidden_size * (int(self.attention_output_bias) + int(mlp))
+        latent = self.mla.bias_parameters() if self.mla else 0
+        return self.hidden_size * (int(self.attention_output_bias) + int(mlp)) + latent
 
     def bias_parameters(self, kind: LayerKind) -> int:
         """All biases of one layer, those of routed experts and of the router not included."""
@@ -353,14 +437,14 @@ class ModelSpec:
 
     def expert_bias_parameters(self) -> int:
         """Biases of one routed expert."""
-        if self.moe is None or not self.mlp_bias:
+        if self.moe is None or not (self.mlp_bias and self.moe.expert_bias):
             return 0
         return (self.mlp_matrices - 1) * self.moe.ffn_hidden_size + self.hidden_size
 
     def layer_parameters(self, kind: LayerKind) -> int:
         """All weights of one layer."""
-        common = self.attention_parameters() + self.norm_parameters() + self.sink_parameters()
-        common += self.bias_parameters(kind)
+        common = self.attention_parameters() + self.norm_parameters(kind) + self.sink_parameters()
+        common += self.bias_parameters(kind) + self.activation_parameters()
         if kind == "dense" or self.moe is None:
             return common + self.dense_mlp_parameters()
         experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
@@ -379,15 +463,32 @@ class ModelSpec:
         return matrix + self.vocab_size * int(self.head_bias)
 
     def mtp_parameters(self) -> int:
-        """Weights of the multi-token-prediction layers: a layer and a 2h-by-h projection each."""
-        kind: LayerKind = "moe" if self.moe else "dense"
-        each = self.layer_parameters(kind) + 2 * self.hidden_size**2 + 2 * self.norm_weights()
-        return self.num_mtp_layers * each
+        """Weights of the multi-token-prediction layers: a layer, a 2h-by-h projection and three norms each.
+
+        Norms of the token's embedding, of the hidden state, and one before the shared output head
+        (DeepSeek-V3, README_WEIGHTS.md: ``enorm``, ``hnorm``, ``shared_head.norm``; Megatron-Core 0.19,
+        ``MultiTokenPredictionLayerSubmodules``: ``enorm``, ``hnorm``, ``layer_norm``).
+        """
+        return self.num_mtp_layers * (self.layer_parameters(self.mtp_kind) + self.mtp_extra_parameters())
+
+    @property
+    def mtp_kind(self) -> LayerKind:
+        """The kind of the layers that predict further tokens."""
+        return "moe" if self.moe else "dense"
+
+    def mtp_extra_parameters(self) -> int:
+        """Weights of one multi-token-prediction layer beside those of a layer."""
+        return 2 * self.hidden_size**2 + 3 * self.norm_weights()
+
+    def final_norm_parameters(self) -> int:
+        """Weights of the norm before the output head."""
+        return self.norm_weights() * int(self.final_norm)
 
     def num_parameters(self) -> int:
         """All weights, multi-token-prediction layers not counted (as model cards do)."""
         layers = sum(self.layer_parameters(kind) for kind in self.layer_kinds())
-        return layers + self.norm_weights() + self.embedding_parameters() + self.head_parameters()
+        ends = self.final_norm_parameters() + self.embedding_parameters() + self.head_parameters()
+        return layers + ends
 
     def num_active_parameters(self) -> int:
         """Weights that one token uses: experts it does not visit are left out."""
@@ -403,10 +504,13 @@ class ModelSpec:
         if self.sliding_window is None or self.sliding_window >= seq_length:
             return whole
         window = self.sliding_window
-        local = window - window * (window - 1) / (2 * seq_length)
-        every = self.sliding_window_every
-        global_share = self.num_layers // every / self.num_layers if every > 1 else 0.0
-        return whole * global_share + local * (1 - global_share)
+        if self.chunked_attention:
+            chunks, rest = divmod(seq_length, window)
+            local = (chunks * window * (window + 1) + rest * (rest + 1)) / (2 * seq_length)
+        else:
+            local = window - window * (window - 1) / (2 * seq_length)
+        local_share = sum(self.local_layers()) / self.num_layers
+        return whole * (1 - local_share) + local * local_share
 
     def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int) -> float:
         """Forward FLOPs of one layer per token: 2 per active weight plus the attention scores.
@@ -438,120 +542,7 @@ class ModelSpec:
         layers = sum(self.layer_forward_flops_per_token(kind, seq_length) for kind in self.layer_kinds())
         forward = layers + self.head_forward_flops_per_token()
         if self.num_mtp_layers:
-            kind: LayerKind = "moe" if self.moe else "dense"
-            mtp = self.layer_forward_flops_per_token(kind, seq_length) + 4.0 * self.hidden_size**2
+            mtp = self.layer_forward_flops_per_token(self.mtp_kind, seq_length) + 4.0 * self.hidden_size**2
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
         scores = (self.num_layers + self.num_mtp_layers) * self.score_flops_per_token(seq_length)
         return 2.0 * forward + scores if frozen else 3.0 * forward
-
-
-# --------------------------------------------------------------------------------------------------
-# A model's shape as a mapping, with ModelSpec's own field names, in both directions.
-
-
-Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
-
-_PARTS: Mapping[type, Limits] = {
-    ModelSpec: MODEL_LIMITS,
-    MoeSpec: MOE_LIMITS,
-    MlaSpec: MLA_LIMITS,
-    RotaryScaling: ROTARY_SCALING_LIMITS,
-}
-_BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
-
-
-def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> ModelSpec:
-    """A model from ModelSpec's field names; ``moe``, ``mla`` and ``rotary_scaling`` are nested objects.
-
-    ``num_kv_heads`` defaults to the heads, ``head_dim`` to hidden_size / heads (for latent
-    attention to its query/key size). ``linear_bias`` sets all three biases of a layer at once.
-
-    Raises:
-        InvalidProblemError: unknown fields, wrong types, sizes out of range or contradicting;
-            pointers start at ``/model``.
-    """
-    reader = FieldReader(raw, "/model")
-    biased = reader.flag("linear_bias", default=False)
-    # None: follows from other sizes, below
-    follow: dict[str, object] = {"name": "custom", "num_kv_heads": None, "head_dim": None}
-    values = _values(reader, ModelSpec, follow | dict.fromkeys(_BIASES, biased))
-    hidden, heads, mla = values["hidden_size"], values["num_attention_heads"], values.get("mla")
-    if values["num_kv_heads"] is None:
-        values["num_kv_heads"] = heads
-    if values["head_dim"] is None:
-        if mla is None and hidden % heads:
-            reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
-        values["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads)
-    reader.refuse_unknown()
-    reader.finish()
-    return ModelSpec(**values | ({"name": name} if name else {}))
-
-
-def model_to_mapping(model: ModelSpec) -> dict[str, Json]:
-    """The mapping that ``model_from_shape`` reads back to an equal model; defaults are left out."""
-    return _without_defaults(model)
-
-
-def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of the dataclasses above
-    raw: dict[str, Json] = asdict(part)
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if field.default is not MISSING and value == field.default:
-            del raw[field.name]
-        elif type(value) in _PARTS:
-            raw[field.name] = _without_defaults(value)
-    return raw
-
-
-@cache
-def _types(part: type) -> dict[str, object]:
-    """The type of every field, None taken away."""
-    hints: dict[str, object] = {}
-    for name, hint in get_type_hints(part).items():
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
-        union = [option for option in options if option is not NoneType]
-        hints[name] = union[0] if union else hint
-    return hints
-
-
-def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a dataclass that are stated, or have a default here; it holds the other defaults."""
-    values = {}
-    for field in fields(part):
-        if reader.has(field.name):
-            values[field.name] = _value(reader, part, field.name)
-        elif field.name in defaults:
-            values[field.name] = defaults[field.name]
-            reader.value(field.name)  # known, also as null
-        elif field.default is MISSING:
-            values[field.name] = _value(reader, part, field.name)  # a fault: it is required
-        else:
-            reader.value(field.name)  # known
-    return values
-
-
-def _value(reader: FieldReader, part: type, name: str) -> object:
-    """One field, read as its type and limits say."""
-    kind, limits = _types(part)[name], _PARTS[part].get(name)
-    if isinstance(kind, type) and kind in _PARTS:
-        return _part(reader.child(name), kind)
-    if get_origin(kind) is Literal:
-        return reader.choice(name, get_args(kind), default="")
-    if kind is bool:
-        return reader.flag(name, default=False)
-    if kind is str:
-        return reader.text(name, default="" if name in ("source", "display_name") else None)
-    low, high = limits or (1, 2**31 - 1)
-    if kind is float:
-        return reader.number(name, low=low, high=high)
-    return reader.integer(name, low=int(low), high=int(high))
-
-
-def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one of the dataclasses above
-    """A nested object."""
-    if reader is None:
-        return None
-    values = _values(reader, part, {})
-    reader.refuse_unknown()
-    reader.finish()
-    return part(**values)

@@ -10,7 +10,8 @@ from typing import Literal
 
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
-from meshwright.profiles.model import ModelSpec, model_to_mapping
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.solver.configuration import Configuration
 

@@ -11,7 +11,7 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, ProfileError
-from meshwright.profiles.model import Json
+from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")

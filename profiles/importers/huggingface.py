@@ -12,145 +12,35 @@ from typing import Any, cast
 
 from meshwright.profiles.documents import FILE, read_json
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_families import (
-    FAMILIES,
+from meshwright.profiles.importers.huggingface_families import FAMILIES, Family, completed
+from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
-    HARMLESS,
-    REFUSED_TYPES,
-    Family,
+    harmless_reason,
+    refuse_type,
     refuse_unsupported,
+)
+from meshwright.profiles.importers.huggingface_layers import (
+    attention_layers,
+    layers_without_rotary,
+    moe_placement,
+    spaced,
 )
 from meshwright.profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS, ROTARY_SCALING_LIMITS
 from meshwright.profiles.model import Activation, MlaSpec, ModelSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
-# --------------------------------------------------------------------------------------------------
-# Which layers have experts and which attend locally, by each Hugging Face family's own rule.
-#
-# ModelSpec knows two patterns: experts in every n-th layer after some dense ones, and every n-th layer
-# global. What fits neither is refused.
-
-
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
-_ALTERNATING = {
-    "gemma2": 2,
-    "gpt_oss": 2,
-    "gemma3_text": 6,
-    "olmo3": 4,
-    "cohere2": 4,
-}  # every n-th layer is global
-_ALWAYS_LOCAL = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2", "ministral")
-_SWITCHED = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")  # use_sliding_window, max_window_layers
-
-
-def moe_placement(reader: FieldReader, num_layers: int) -> tuple[int, int] | None:
-    """Leading dense layers and frequency of the MoE layers after them; None: no MoE layer.
-
-    Raises:
-        UnsupportedModelError: the MoE layers are not evenly spaced.
-    """
-    step = reader.integer("decoder_sparse_step", default=1, high=10_000)
-    every = reader.value("moe_layer_freq")
-    frequency = 1 if isinstance(every, list) else reader.integer("moe_layer_freq", default=1, high=10_000)
-    leading = reader.integer("first_k_dense_replace", low=0, default=0, high=10_000)
-    dense = _dense_layers(reader)
-    listed = every if isinstance(every, list) else [1] * num_layers
-    moe = [
-        layer
-        for layer in range(num_layers)
-        if (layer + 1) % step == 0 and layer >= leading and layer % frequency == 0
-        if layer not in dense and layer < len(listed) and listed[layer]
-    ]
-    if not moe:
-        return None
-    spacing = moe[1] - moe[0] if len(moe) > 1 else num_layers
-    if moe != list(range(moe[0], num_layers, spacing)):
-        raise UnsupportedModelError.field(
-            "mlp_only_layers" if dense else "moe_layer_freq", "MoE layers that are not evenly spaced"
-        )
-    return moe[0], spacing
-
-
-def _dense_layers(reader: FieldReader) -> frozenset[int]:
-    layers = reader.value("mlp_only_layers") or []
-    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-        reader.fault("mlp_only_layers", "must be a list of layer numbers")
-        return frozenset()
-    return frozenset(layers)
-
-
-def sliding_window(reader: FieldReader, model_type: str, num_layers: int) -> tuple[int | None, int]:
-    """The window of the local layers and the distance of the global ones (1: all are local).
-
-    Raises:
-        UnsupportedModelError: the global layers are not evenly spaced, or a layer is neither.
-    """
-    window = reader.optional_integer("sliding_window")
-    local = _local_layers(reader, model_type, num_layers)
-    if window is None or not any(local):
-        return None, 1
-    if all(local):
-        return window, 1
-    every = local.index(False) + 1
-    if local != [(layer + 1) % every != 0 for layer in range(num_layers)]:
-        field = "layer_types" if reader.has("layer_types") else "max_window_layers"
-        raise UnsupportedModelError.field(field, "global layers that are not evenly spaced")
-    return window, every
-
-
-def _local_layers(reader: FieldReader, model_type: str, num_layers: int) -> list[bool]:
-    """Whether each layer attends only within the window."""
-    kinds = reader.value("layer_types")
-    reader.value("_sliding_window_pattern")
-    reader.value("sliding_window_pattern")
-    reader.value("use_sliding_window")
-    if kinds is not None:
-        return _stated_layers(reader, kinds, num_layers)
-    pattern = reader.first(("sliding_window_pattern", "_sliding_window_pattern"))
-    reader.value("sliding_window_pattern")
-    every = reader.integer(pattern, default=_ALTERNATING.get(model_type, 0), low=0, high=10_000)
-    if every:
-        return [(layer + 1) % every != 0 for layer in range(num_layers)]
-    switched = reader.flag("use_sliding_window", default=False)
-    if model_type in _SWITCHED or reader.has("use_sliding_window"):
-        if not switched:
-            return [False] * num_layers
-        first = reader.integer("max_window_layers", low=0, default=0)
-        return [layer >= first for layer in range(num_layers)]
-    return [model_type in _ALWAYS_LOCAL] * num_layers
-
-
-def _stated_layers(reader: FieldReader, kinds: object, num_layers: int) -> list[bool]:
-    if not isinstance(kinds, list) or len(kinds) < num_layers:
-        reader.fault("layer_types", f"must be a list of {num_layers} kinds of layers")
-        return [False] * num_layers
-    if not all(kind in (_GLOBAL, _LOCAL) for kind in kinds):
-        raise UnsupportedModelError.field("layer_types", f"only {_GLOBAL} and {_LOCAL} are understood")
-    return [kind == _LOCAL for kind in kinds[:num_layers]]
-
-
-def no_rotary_every(reader: FieldReader, num_layers: int) -> int:
-    """Every n-th layer has no positions; 0: all have (SmolLM3, ``no_rope_layers``: 1 where there are).
-
-    Raises:
-        UnsupportedModelError: the layers without positions are not evenly spaced.
-    """
-    every = reader.integer("no_rope_layer_interval", low=0, default=0, high=10_000)
-    stated = reader.value("no_rope_layers")
-    if isinstance(stated, list) and stated:
-        layers = [index + 1 for index, rotates in enumerate(stated) if not rotates]
-        every = layers[0] if layers else 0
-        if layers != [layer for layer in range(1, num_layers + 1) if every and layer % every == 0]:
-            raise UnsupportedModelError.field("no_rope_layers", "layers that are not evenly spaced")
-    return every
-
-
 _ROTARY_BASE = 10_000  # of the configuration classes that have no other default
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "squared_relu", "quick_gelu": "quick_gelu",
+    "xielu": "xielu",
     # approximations of one function that differ by less than bf16 does
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
 }  # fmt: skip
+# Keys of rotary scaling that follow from the others, say how a bound is rounded, or are read elsewhere.
+_OF_SCALING = (
+    "attention_factor", "long_factor", "short_factor", "truncate", "rope_type", "type", "rope_theta",
+    "partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta",
+)  # fmt: skip
 _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": "dynamic",
              "longrope": "longrope", "su": "longrope"}  # fmt: skip
 
@@ -193,16 +83,18 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     reader = FieldReader(config, "/model")
     model_type = reader.text("model_type")
     reader.finish()
-    defaults = FAMILIES[model_type].defaults if model_type in FAMILIES else {}
-    reader = FieldReader({**defaults, **cast("Mapping[str, object]", config)}, "/model")
+    if model_type not in FAMILIES:
+        refuse_unsupported(reader)
+        refuse_type(model_type, tuple(FAMILIES))
+    family = FAMILIES[model_type]
+    whole, added = completed(model_type, cast("Mapping[str, object]", config))
+    reader = FieldReader(whole, "/model")
     reader.text("model_type")
     refuse_unsupported(reader)
-    family = _family(model_type)
     num_layers, hidden_size = (_size(reader, family, key) for key in ("num_layers", "hidden_size"))
     heads, kv_heads = _heads(reader, family)
-    mla = _mla(reader)
-    head_dim = _head_dim(reader, hidden_size, heads, mla)
-    window, every = sliding_window(reader, model_type, num_layers)
+    mla = _mla(reader, family, max(1, hidden_size // heads))
+    head_dim = _head_dim(reader, family, hidden_size, heads, mla)
     facts: dict[str, Any] = {
         **family.facts,
         "num_layers": num_layers,
@@ -212,54 +104,61 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "num_kv_heads": heads if mla else kv_heads,
         "head_dim": head_dim,
         "vocab_size": _integer(reader, "vocab_size"),
-        "tied_embeddings": reader.flag("tie_word_embeddings", default=family.tied_embeddings),
+        "tied_embeddings": reader.flag("tie_word_embeddings", default=family.tied),
         "moe": _moe(reader, family, num_layers),
         "mla": mla,
         "num_mtp_layers": _prediction_layers(reader),
-        "sliding_window": window,
-        "sliding_window_every": every,
-        "max_position_embeddings": reader.optional_integer(
-            reader.first(family.keys["max_position_embeddings"])
-        ),
+        "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),
     }
-    facts |= _positions(reader, family, model_type, head_dim)
-    facts |= _stated(reader, family, hidden_size, head_dim)
-    facts["no_rotary_every"] = no_rotary_every(reader, num_layers) or facts.get("no_rotary_every", 0)
+    if reader.has("ffn_config.hidden_size") and reader.value("ffn_config.hidden_size") != hidden_size:
+        raise UnsupportedModelError.field("ffn_config.hidden_size", f"another one than {hidden_size}")
+    facts |= _positions(reader, model_type, facts, head_dim)
+    facts |= _layers(reader, family, num_layers)
+    facts |= _stated(reader, family, facts, head_dim)
+    if family.latent_bias_flag and reader.flag(family.latent_bias_flag, default=False):
+        facts |= {"attention_output_bias": True}
     if model_type == "falcon":
         facts["shared_norm"] = _falcon_shares_a_norm(reader, facts)
     reader.finish()
-    _refuse_unread(reader)
-    return ModelSpec(name=name[:MAX_TEXT], source=f"config.json, model_type {model_type}", **facts)
+    _refuse_unread(reader, tuple(added))
+    source = f"config.json, model_type {model_type}" + _assumed(family, whole, added)
+    return ModelSpec(name=name[:MAX_TEXT], source=source[:MAX_TEXT], **facts)
 
 
-def _family(model_type: str) -> Family:
-    """How a model type is read.
-
-    Raises:
-        UnsupportedModelError: the type is not planned.
-    """
-    family = FAMILIES.get(model_type)
-    if family is not None:
-        return family
-    why = REFUSED_TYPES.get(model_type)
-    if why is None:
-        why = (
-            "an unknown type. If its layers are those of a planned type, set model_type to that one "
-            f"(llama, qwen3, …); planned: {', '.join(sorted(FAMILIES))}"
-        )
-    raise UnsupportedModelError.field("model_type", f'"{model_type[:40]}" is {why}')
+def _assumed(family: Family, whole: Mapping[str, object], added: frozenset[str]) -> str:
+    """The sizes that the config leaves to its class."""
+    sizes = [*family.keys.values(), "vocab_size", "head_dim", "num_local_experts", "num_experts_per_tok"]
+    words = [f"{key} {whole[key]}" for key in dict.fromkeys(sizes) if key in added]
+    return f"; its class's own: {', '.join(words)}" if words else ""
 
 
 def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
-    """Attention heads, and kv heads (as many, where the config names none)."""
+    """Attention heads, and kv heads (as many, where the config names none).
+
+    Raises:
+        UnsupportedModelError: layers have different numbers of heads.
+    """
     heads = _size(reader, family, "num_attention_heads")
-    stated = reader.first(("num_key_value_heads", "num_kv_heads"))
-    reader.value("num_kv_heads")
-    kv_heads = reader.integer(stated, high=2**16, default=heads)
+    kv_heads = reader.integer(family.keys["num_kv_heads"], high=2**16, default=heads)
     shares = family.one_kv_head_flag and reader.flag(family.one_kv_head_flag, default=False)
     if shares and not (reader.has("new_decoder_architecture") and reader.value("new_decoder_architecture")):
         kv_heads = 1
+    each = reader.value("num_attention_heads_per_layer")
+    if isinstance(each, list) and any(count != heads for count in each):
+        raise UnsupportedModelError.field("num_attention_heads_per_layer", "layers of different heads")
     return heads, kv_heads
+
+
+def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, Any]:
+    """Which layers attend locally, and which have no positions."""
+    unrotated = layers_without_rotary(reader, num_layers)
+    facts = attention_layers(reader, family.global_layers, family.global_every, num_layers, unrotated)
+    if family.rotary_on_local_layers and facts:
+        every, listed = facts.get("sliding_window_every", 1), facts.get("global_layers", ())
+        unrotated = [layer for layer in range(num_layers) if every > 1 and (layer + 1) % every == 0]
+        unrotated = unrotated or list(listed)
+    distance, listed = spaced(unrotated, num_layers)
+    return facts | {"no_rotary_every": distance, "no_rotary_layers": listed}
 
 
 def _falcon_shares_a_norm(reader: FieldReader, facts: Mapping[str, Any]) -> bool:
@@ -280,30 +179,38 @@ def _prediction_layers(reader: FieldReader) -> int:
     return 0
 
 
-def _positions(reader: FieldReader, family: Family, model_type: str, head_dim: int) -> dict[str, Any]:
+def _positions(
+    reader: FieldReader, model_type: str, known: Mapping[str, Any], head_dim: int
+) -> dict[str, Any]:
     """Base, share and scaling of rotary positions, in the names of transformers 4 or 5."""
     rope = reader.child("rope_parameters") or FieldReader({}, "/model/rope_parameters")
     local = None
     if rope.has("full_attention"):
         rope, local = rope.child("full_attention") or rope, rope.child("sliding_attention")
     base = _rotary_base(rope, "rope_theta")
-    outer = _rotary_base(reader, reader.first(("rope_theta", "rotary_emb_base")))
+    names = ("rotary_emb_base", "attn_config.rope_theta", "rope_theta")
+    outer = _rotary_base(reader, reader.first(names))
+    reader.value("rope_theta")
     base = base or outer
     local_base = _rotary_base(local, "rope_theta") if local else None
     scaling = _rotary_scaling(reader, rope)
     if model_type == "olmo3" and scaling:
         local_base = local_base or base  # Olmo3Model: layers with a window are not scaled
     fraction = _rotary_fraction(reader, rope, head_dim)
+    local_fraction = _rotary_fraction(reader, local, head_dim) if local else fraction
+    scaled = bool(rope.value("llama_4_scaling_beta"))  # Ministral 3
     for one in (rope, local):
-        _refuse_unread(one, ("rope_type", "type"))
+        _refuse_unread(one, _OF_SCALING)
     facts = {
         "rotary_base": base or _ROTARY_BASE,
         "rotary_local_base": _rotary_base(reader, "rope_local_base_freq") or local_base,
         "rotary_fraction": fraction,
+        "rotary_local_fraction": None if local_fraction == fraction else local_fraction,
         "rotary_scaling": scaling,
+        "position_scaled_queries": scaled,
     }
-    rotates = not ({"learned_position_embeddings", "alibi_positions"} & set(family.facts))
-    return facts if rotates else {}
+    others = {"learned_position_embeddings", "alibi_positions", "sinusoidal_positions"}
+    return {} if others & set(known) else facts
 
 
 def _rotary_base(reader: FieldReader, name: str) -> int | None:
@@ -343,21 +250,11 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     for name, (low, high) in ROTARY_SCALING_LIMITS.items():
         if name not in values and scaling.has(name):
             values[name] = scaling.number(name, low=low, high=high)
-    # They follow from the others, or say how a bound is rounded.
-    known = (
-        "attention_factor",
-        "long_factor",
-        "short_factor",
-        "truncate",
-        "rope_type",
-        "type",
-        "rope_theta",
-    )
-    _refuse_unread(scaling, (*known, "partial_rotary_factor", "max_position_embeddings"))
+    _refuse_unread(scaling, _OF_SCALING)
     return None if scaling.faults else RotaryScaling(**values)
 
 
-def _stated(reader: FieldReader, family: Family, hidden_size: int, head_dim: int) -> dict[str, Any]:
+def _stated(reader: FieldReader, family: Family, known: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     """Facts that single keys state.
 
     Raises:
@@ -372,16 +269,36 @@ def _stated(reader: FieldReader, family: Family, hidden_size: int, head_dim: int
             facts[fact] = follows(reader.number(key, low=1e-9, high=1e9))
     if facts.get("attention_scale") == head_dim**-0.5:
         del facts["attention_scale"]
-    if family.scales_embeddings:
-        facts["embedding_scale"] = hidden_size**0.5
-    eps = reader.first(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"))
+    if reader.has("gating"):  # Laguna: anything but these two words is a gate of its own for each element
+        heads = reader.value("gating") in (True, "per-head")
+        facts["attention_gate"] = "per_head" if heads else "per_element"
+    facts |= _scales(reader, family, known)
+    names = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+    eps = reader.first(names)
     if reader.has(eps):
         facts["norm_epsilon"] = reader.number(eps, low=0.0, high=1.0)
-    reader.value("norm_epsilon")
+    for name in names:
+        reader.value(name)
     activation = _activation(reader, family)
     if activation:
         facts["activation"] = activation
     _refuse_other_values(reader, family)
+    return facts
+
+
+def _scales(reader: FieldReader, family: Family, known: Mapping[str, Any]) -> dict[str, float]:
+    """Scales of embeddings, residuals and logits that follow from sizes (Gemma, MiniCPM)."""
+    facts: dict[str, float] = {}
+    flag = family.scale_flag
+    if flag == "always" or (flag and reader.flag(flag, default=True)):
+        facts["embedding_scale"] = known["hidden_size"] ** 0.5
+    if reader.has("scale_depth"):
+        facts["residual_scale"] = (
+            reader.number("scale_depth", low=1e-6, high=1e6) / known["num_layers"] ** 0.5
+        )
+    if reader.has("dim_model_base"):
+        base = reader.integer("dim_model_base", high=2**20)
+        facts["logit_scale"] = base / known["hidden_size"]
     return facts
 
 
@@ -391,9 +308,9 @@ def _activation(reader: FieldReader, family: Family) -> Activation | None:
     Raises:
         UnsupportedModelError: it is not planned.
     """
-    names = ("hidden_activation", "hidden_act", "activation_function", "activation")
+    names = ("hidden_activation", "hidden_act", "activation_function", "activation", "afn")
     stated = [reader.value(name) for name in names]
-    if family.has_own_activation:
+    if family.own_activation:
         return None
     word = next((value for value in stated if value is not None), family.activation)
     found = _ACTIVATIONS.get(word) if isinstance(word, str) else None
@@ -416,6 +333,7 @@ def _refuse_other_values(reader: FieldReader, family: Family) -> None:
         if reader.has(key) and reader.value(key) != value:
             found = str(reader.value(key))[:40]
             raise UnsupportedModelError.field(key, f"{found}: {why}; planned: {str(value).lower()}")
+        reader.value(key)
 
 
 def _refuse_unread(reader: FieldReader | None, known: tuple[str, ...] = ()) -> None:
@@ -425,15 +343,13 @@ def _refuse_unread(reader: FieldReader | None, known: tuple[str, ...] = ()) -> N
         UnsupportedModelError: names the first other key.
     """
     for key in reader.unread() if reader else ():
-        if key not in HARMLESS and key not in known:
+        if key not in known and harmless_reason(key) is None:
             why = "no code here reads this key; remove it if it changes nothing of the model"
             raise UnsupportedModelError.field(key[:60], why)
 
 
 def _size(reader: FieldReader, family: Family, field: str) -> int:
-    for alias in family.keys[field]:
-        reader.value(alias)
-    return _integer(reader, reader.first(family.keys[field]), limits=field)
+    return _integer(reader, family.keys[field], limits=field)
 
 
 def _integer(
@@ -445,52 +361,76 @@ def _integer(
 
 
 def _ffn_hidden_size(reader: FieldReader, family: Family, hidden_size: int) -> int:
-    """The MLP's width; GPT-2 and BLOOM default to four times the hidden size."""
-    default = 4 * hidden_size if family.ffn_is_four_hidden else None
-    stated = reader.first(family.keys["ffn_hidden_size"])
-    return _integer(reader, stated, limits="ffn_hidden_size", default=default)
+    """The width of an MLP without experts; GPT-2 and its like default to four times the hidden size."""
+    key = family.keys["ffn_hidden_size"]
+    own = family.dense_ffn_key if family.dense_ffn_key and reader.has(family.dense_ffn_key) else key
+    if not reader.has(own) and reader.has("moe_intermediate_size"):  # no layer without experts
+        own = "moe_intermediate_size"
+    reader.value(key)
+    return _integer(
+        reader, own, limits="ffn_hidden_size", default=family.ffn_of_hidden * hidden_size or None
+    )
 
 
-def _head_dim(reader: FieldReader, hidden_size: int, heads: int, mla: MlaSpec | None) -> int:
+def _head_dim(
+    reader: FieldReader, family: Family, hidden_size: int, heads: int, mla: MlaSpec | None
+) -> int:
     """The query/key size of a head: stated, latent attention's sum, or hidden_size / heads."""
     if mla is not None:
         reader.value("head_dim")
         return mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    if not reader.has("head_dim") and hidden_size % heads:
+    if not reader.has("head_dim") and hidden_size % heads and not family.rounds_head_dim:
         reader.fault("num_attention_heads", f"{heads} does not divide hidden_size = {hidden_size}")
-    return _integer(reader, "head_dim", default=max(1, hidden_size // heads))
+    head_dim = _integer(reader, "head_dim", default=max(1, hidden_size // heads))
+    if family.heads_fill_hidden and heads * head_dim != hidden_size:
+        reader.fault("head_dim", f"{heads} heads of {head_dim} are not hidden_size = {hidden_size}")
+    return head_dim
 
 
-def _mla(reader: FieldReader) -> MlaSpec | None:
-    """Multi-head latent attention, where ``kv_lora_rank`` says so."""
+def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
+    """Multi-head latent attention, where ``kv_lora_rank`` says so; values default to ``head_dim``."""
     if not reader.has("kv_lora_rank"):
         return None
+    defaults = {"q_lora_rank": 0, "v_head_dim": head_dim}
     sizes: dict[str, Any] = {
-        field: reader.integer(
-            field, low=int(low), high=int(high), default=0 if field == "q_lora_rank" else None
-        )
+        field: reader.integer(field, low=int(low), high=int(high), default=defaults.get(field))
         for field, (low, high) in MLA_LIMITS.items()
     }
+    flag = family.latent_bias_flag
+    bias = bool(flag) and reader.flag(flag, default=False)
     reader.finish()
-    return MlaSpec(**sizes)
+    return MlaSpec(**sizes, latent_bias=bias)
+
+
+_EXPERTS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "ffn_config.moe_num_experts",
+)
+_TOP_K = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "ffn_config.moe_top_k")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor")
 
 
 def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None:
     """Experts, where the config names them and at least one layer has them."""
-    count = reader.first(("num_local_experts", "num_experts", "n_routed_experts"))
-    if not reader.has(count):
+    if not family.experts or not reader.has(family.experts):
         return None
-    num_experts = reader.integer(count, low=0, high=int(MOE_LIMITS["num_experts"][1]))
+    num_experts = reader.integer(family.experts, low=0, high=int(MOE_LIMITS["num_experts"][1]))
     placement = moe_placement(reader, num_layers)
-    if num_experts <= 1 or placement is None:
+    if num_experts < 1 or placement is None:
         return None
-    width = reader.first(("moe_intermediate_size", *family.keys["ffn_hidden_size"]))
+    width = reader.first(("moe_intermediate_size", family.keys["ffn_hidden_size"]))
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
-    num_shared, shared_width = _shared_experts(reader, ffn_hidden_size)
-    top_k = reader.integer(reader.first(("num_experts_per_tok", "experts_per_token")), high=num_experts)
-    router: dict[str, Any] = {**family.router, **_router(reader)}
-    if not num_shared:
-        router.pop("shared_expert_gate", None)
+    num_shared, shared_width = _shared_experts(reader, family, ffn_hidden_size)
+    top_k = reader.integer(reader.first(_TOP_K), high=num_experts)
+    router: dict[str, Any] = {**family.router, **_router(reader, family)}
+    if not num_shared and family.needs_shared_experts:
+        key = reader.first((*_SHARED_WIDTH, *_SHARED))
+        raise UnsupportedModelError.field(key, "0: the class then builds shared experts of no use")
     reader.finish()
     return MoeSpec(
         num_experts=num_experts,
@@ -498,31 +438,42 @@ def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None
         ffn_hidden_size=ffn_hidden_size,
         num_shared_experts=num_shared,
         shared_ffn_hidden_size=shared_width,
-        num_dense_layers=placement[0],
-        frequency=placement[1],
+        **placement,
         **router,
     )
 
 
-def _router(reader: FieldReader) -> dict[str, Any]:
+def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
     """What single keys say about the choice of experts."""
     groups = reader.integer("n_group", low=0, default=0, high=65_536)
     chosen = reader.integer("topk_group", low=0, default=0, high=65_536)
     method = reader.value("topk_method")
     grouped = chosen < groups and method != "greedy"
-    return {
-        "normalized_top_k": reader.flag("norm_topk_prob", default=True),
+    normalized = bool(family.router.get("normalized_top_k", True))
+    if reader.has("norm_topk_prob"):
+        normalized = reader.flag("norm_topk_prob", default=True)
+    found: dict[str, Any] = {
+        "normalized_top_k": normalized,
         "router_groups": groups if grouped else 0,
         "router_top_groups": chosen if grouped else 0,
-        "router_scaling": reader.number("routed_scaling_factor", low=1e-6, high=1e6, default=1.0),
+        "router_scaling": reader.number(reader.first(_SCALE), low=1e-6, high=1e6, default=1.0),
     }
+    if reader.value("moe_apply_router_weight_on_input"):
+        found["weights_on_input"] = True
+    if reader.has("expert_selection_fn"):  # Cohere 2
+        found["router_score"] = reader.choice(
+            "expert_selection_fn", ("softmax", "sigmoid"), default="softmax"
+        )
+    return found
 
 
-def _shared_experts(reader: FieldReader, expert_width: int) -> tuple[int, int]:
+def _shared_experts(reader: FieldReader, family: Family, expert_width: int) -> tuple[int, int]:
     """Number of shared experts and their width together: stated (Qwen) or counted (DeepSeek)."""
-    width = reader.integer("shared_expert_intermediate_size", low=0, default=0, high=2**24)
+    if family.shared_experts_of_ffn:
+        return family.shared_experts_of_ffn, family.shared_experts_of_ffn * expert_width
+    stated = reader.first(_SHARED_WIDTH)
+    width = reader.integer(stated, low=0, default=0, high=2**24)
+    count = reader.integer(reader.first(_SHARED), low=0, default=0, high=1024)
     if width:
-        return 1, width
-    counted = reader.first(("n_shared_experts", "num_shared_experts"))
-    count = reader.integer(counted, low=0, default=0, high=1024)
+        return max(count, 1), width
     return count, count * expert_width

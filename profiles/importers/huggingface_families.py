@@ -1,44 +1,41 @@
-"""What each Hugging Face model type is made of: the keys of its config, its defaults, its fixed facts.
+"""What each Hugging Face model type is made of: the keys of its config and its fixed facts.
 
-Source: the configuration and modeling classes of ``transformers`` 5.23 (one folder a type). A key of a
-config is *known* (a type reads it), *harmless* (``HARMLESS``, with the reason), or refused by its name.
+Source: the modeling classes of ``transformers`` 5.23 (one folder a type). What the configuration classes
+take where a config says nothing is data (``catalog/model_types.json``, written by
+``benchmarks/catalog/model_types.py``); here stands what they derive.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
-from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.importers.huggingface_layers import GlobalRule
 
 Facts = Mapping[str, object]  # fields of ModelSpec
 
-_LLAMA_KEYS: dict[str, tuple[str, ...]] = {
-    "num_layers": ("num_hidden_layers",),
-    "hidden_size": ("hidden_size",),
-    "ffn_hidden_size": ("intermediate_size",),
-    "num_attention_heads": ("num_attention_heads",),
-    "max_position_embeddings": ("max_position_embeddings",),
+_KEYS: dict[str, str] = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "max_position_embeddings": "max_position_embeddings",
 }
-_GPT2_KEYS = {
-    "num_layers": ("n_layer", "num_hidden_layers"),
-    "hidden_size": ("n_embd", "hidden_size"),
-    "ffn_hidden_size": ("n_inner", "intermediate_size"),
-    "num_attention_heads": ("n_head", "num_attention_heads"),
-    "max_position_embeddings": ("n_positions", "max_position_embeddings"),
-}
-_BLOOM_KEYS = {
-    "num_layers": ("n_layer", "num_hidden_layers"),
-    "hidden_size": ("hidden_size", "n_embed"),
-    "ffn_hidden_size": ("intermediate_size",),
-    "num_attention_heads": ("n_head", "num_attention_heads"),
-    "max_position_embeddings": ("seq_length",),
-}
-_FALCON_KEYS = _BLOOM_KEYS | {
-    "ffn_hidden_size": ("ffn_hidden_size",),
-    "max_position_embeddings": ("max_position_embeddings",),
-}
+_GPT2_KEYS = _KEYS | {
+    "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
+    "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
+}  # fmt: skip
+_BLOOM_KEYS = _KEYS | {
+    "num_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length",
+}  # fmt: skip
+_MPT_KEYS = _KEYS | {
+    "num_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,229 +46,377 @@ class Family:
     that it states, and how the fact follows from it. ``fixed``: the only value that a key may have.
     """
 
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _LLAMA_KEYS)  # our name: theirs
-    defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that a config may leave out
+    keys: Mapping[str, str] = field(default_factory=lambda: _KEYS)  # our name: theirs
+    names: Mapping[str, str] = field(default_factory=dict)  # other names of keys: theirs
+    like: str = ""  # the type whose defaults it has, where it is not transformers' own
+    defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
     facts: Facts = field(default_factory=dict)
+    experts: str = ""  # the key that counts experts; empty: the type has none
     router: Facts = field(default_factory=dict)  # fields of MoeSpec
     flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
+    latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
+    global_layers: GlobalRule = "all"
+    global_every: int = 0
+    rotary_on_local_layers: bool = False  # global layers have no positions
     activation: str = "silu"  # where the config names none
-    has_own_activation: bool = False  # the class does not use the one that the config names
-    tied_embeddings: bool = False  # the class's default of tie_word_embeddings
-    ffn_is_four_hidden: bool = False  # the MLP's width may be left out
+    own_activation: bool = False  # the class does not use the one that the config names
+    ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
+    dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
+    shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
+    rounds_head_dim: bool = False  # where hidden_size / heads is no whole number
+    heads_fill_hidden: bool = False  # attention's output is as wide as the hidden size
+    needs_shared_experts: bool = False  # the class is not made for none
     one_kv_head_flag: str = ""  # a key that leaves one key/value head
-    scales_embeddings: bool = False  # by the root of the hidden size
+    scale_flag: str = ""  # a key that scales embeddings by the root of the hidden size; "always"
+    tied: bool = False  # where neither the config nor its class says
 
 
 _ATTENTION_BIASES: Facts = {"qkv_bias": True, "attention_output_bias": True}
 _ALL_BIASES: Facts = {**_ATTENTION_BIASES, "mlp_bias": True}
 _ATTENTION_FLAG: Mapping[str, tuple[bool, Facts]] = {"attention_bias": (False, _ATTENTION_BIASES)}
+_QKV_FLAG: Mapping[str, tuple[bool, Facts]] = {"attention_bias": (False, {"qkv_bias": True})}
 _MLP_FLAG: Mapping[str, tuple[bool, Facts]] = {"mlp_bias": (False, {"mlp_bias": True})}
-_TOP_K_FLAG: Mapping[str, object] = {"normalized_top_k": False}
 _PER_HEAD: Facts = {"query_key_norm": "per_head"}
+_SANDWICH: Facts = {"norm_position": "before_and_after"}
+_SIGMOID: Facts = {"router_score": "sigmoid", "selection_bias": True}
+_COUNTED: Facts = {**_SIGMOID, "selection_bias_counted": True}
+_FIRST_DENSE = {"first_k_dense_replace": 1}
 
 
 def _itself(value: float) -> float:
     return value
 
 
+_CLIP = {"clip_qkv": ("attention_clip", _itself)}
 _MULTIPLIERS = {
     "embedding_multiplier": ("embedding_scale", _itself),
     "residual_multiplier": ("residual_scale", _itself),
     "attention_multiplier": ("attention_scale", _itself),
     "logits_scaling": ("logit_scale", lambda value: 1 / value),
 }
-_MULTIPLIER_DEFAULTS = dict.fromkeys(_MULTIPLIERS, 1.0)
+_CAPS = {
+    "attn_logit_softcapping": ("attention_softcap", _itself),
+    "final_logit_softcapping": ("logit_softcap", _itself),
+    "query_pre_attn_scalar": ("attention_scale", lambda value: value**-0.5),
+}
 
 _PLAIN = Family()  # no bias anywhere
+_LOCAL = Family(global_layers="none")  # every layer attends within the window, where there is one
 LLAMA = Family(flags={**_ATTENTION_FLAG, **_MLP_FLAG})
 _BIASED_ATTENTION = Family(flags=_ATTENTION_FLAG)
-_DEEPSEEK_V3 = Family(
-    router={"router_score": "sigmoid", "selection_bias": True},
-    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "attention_bias": False},
-    defaults={"norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
+_GRANITE = replace(LLAMA, numbers=_MULTIPLIERS)
+_GRANITE_MOE = replace(_BIASED_ATTENTION, numbers=_MULTIPLIERS, experts="num_local_experts")
+_SINKS: Facts = {"attention_sinks": True}
+_LATENT = Family(latent_bias_flag="attention_bias")
+_DEEPSEEK_V3 = replace(
+    _LATENT,
+    experts="n_routed_experts",
+    router=_SIGMOID,
+    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 )
 _GEMMA = Family(
     flags=_ATTENTION_FLAG,
     activation="gelu",
-    tied_embeddings=True,
     facts={"zero_centered_norm": True},
-    scales_embeddings=True,
-    defaults={"head_dim": 256},
+    scale_flag="always",
     fixed={"use_bidirectional_attention": False},
 )
 _GEMMA_2 = replace(
     _GEMMA,
-    facts={**_GEMMA.facts, "norm_position": "before_and_after"},
-    numbers={
-        "attn_logit_softcapping": ("attention_softcap", _itself),
-        "final_logit_softcapping": ("logit_softcap", _itself),
-        "query_pre_attn_scalar": ("attention_scale", lambda value: value**-0.5),
-    },
-    defaults={
-        "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    },
-)  # fmt: skip
+    facts={**_GEMMA.facts, **_SANDWICH},
+    numbers=_CAPS,
+    global_layers="every_last",
+    global_every=2,
+)
 _OLMO_2 = Family(flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"})
 _COHERE = Family(
-    flags=_ATTENTION_FLAG,
-    tied_embeddings=True,
+    flags={**_ATTENTION_FLAG, "use_qk_norm": (False, {"query_key_norm": "each_head"})},
     numbers={"logit_scale": ("logit_scale", _itself)},
-    defaults={"logit_scale": 0.0625},
-    fixed={"use_qk_norm": False},
-    facts={
-        "normalization": "layernorm_without_bias", "parallel_residual": True, "shared_norm": True,
-    },
-)  # fmt: skip
+    facts={"normalization": "layernorm_without_bias", "parallel_residual": True, "shared_norm": True},
+)
+_COHERE_2 = replace(
+    _COHERE, flags=_ATTENTION_FLAG, global_layers="every_last", global_every=4, rotary_on_local_layers=True
+)
+_EXAONE = Family(facts=_PER_HEAD, global_layers="every_last", global_every=4, rotary_on_local_layers=True)
+_QWEN_LOCAL: GlobalRule = "before_max_window_layers"
 _GPT_FACTS: Facts = {"gated_mlp": False, "normalization": "layernorm", **_ALL_BIASES}
+_LEARNED: Facts = {"learned_position_embeddings": True}
 _GPT_2 = Family(
     keys=_GPT2_KEYS,
-    tied_embeddings=True,
-    ffn_is_four_hidden=True,
+    ffn_of_hidden=4,
     activation="gelu",
-    facts={**_GPT_FACTS, "learned_position_embeddings": True},
+    facts={**_GPT_FACTS, **_LEARNED},
     fixed={
         "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
 )  # fmt: skip
-_NORMALIZED_BY_KEY = {"norm_topk_prob": False}  # the class's default
+_GPT_J = Family(
+    keys=_GPT2_KEYS,
+    activation="gelu",
+    ffn_of_hidden=4,
+    facts={
+        "gated_mlp": False, "normalization": "layernorm", "mlp_bias": True, "head_bias": True,
+        "parallel_residual": True, "shared_norm": True,
+    },
+    fixed={"scale_attn_weights": True, "rotary": True},
+)  # fmt: skip
+_HUNYUAN = Family(flags=_ATTENTION_FLAG, facts=_PER_HEAD)
+_QUICK_GELU: Facts = {"activation": "quick_gelu", "gate_offset": 1.0}
+_CLAMP = {"swiglu_limit": ("activation_clamp", _itself)}
 
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("llama", "smollm3", "granite", "helium"), LLAMA),
-    "smollm3": replace(
-        LLAMA, tied_embeddings=True, defaults={"no_rope_layer_interval": 4, "rope_theta": 2_000_000}
-    ),
-    "granite": replace(LLAMA, numbers=_MULTIPLIERS, defaults=_MULTIPLIER_DEFAULTS),
-    "granitemoe": replace(_BIASED_ATTENTION, numbers=_MULTIPLIERS, defaults=_MULTIPLIER_DEFAULTS),
-    **dict.fromkeys(("mistral", "ministral", "ministral3", "phi3"), _PLAIN),
-    "phi3": replace(_PLAIN, fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
-    "mixtral": replace(
-        _PLAIN, defaults={
-            "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-            "rope_theta": 1_000_000,
-        },
-    ),
-    "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
-    "ernie4_5": Family(
-        flags={"use_bias": (False, _ALL_BIASES)}, tied_embeddings=True, defaults={"rope_theta": 500_000}
-    ),
-    "qwen2": replace(_PLAIN, facts={"qkv_bias": True}),
-    "qwen2_moe": replace(
-        _PLAIN,
-        flags={"qkv_bias": (True, {"qkv_bias": True})},
-        defaults=_NORMALIZED_BY_KEY,
-        router={"shared_expert_gate": True},
-    ),
-    "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, defaults={"head_dim": 128}),
-    "qwen3_moe": replace(
-        _BIASED_ATTENTION,
-        facts=_PER_HEAD,
-        defaults=_NORMALIZED_BY_KEY,
-        fixed={"use_qk_norm": True, "qkv_bias": False},
-    ),
-    "olmo": replace(_BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}),
-    "olmo2": _OLMO_2,
-    "olmo3": _OLMO_2,
-    "olmoe": replace(
-        _BIASED_ATTENTION, facts={"query_key_norm": "all_heads"}, defaults=_NORMALIZED_BY_KEY
-    ),
-    "flex_olmo": replace(_OLMO_2, defaults=_NORMALIZED_BY_KEY),
-    "gpt_oss": Family(
-        flags={"attention_bias": (True, _ATTENTION_BIASES)},
-        has_own_activation=True,
-        facts={
-            "mlp_bias": True, "attention_sinks": True, "activation": "quick_gelu", "gate_offset": 1.0,
-        },
-        numbers={"swiglu_limit": ("activation_clamp", _itself)},
-        defaults={"swiglu_limit": 7.0, "rope_theta": 150_000},
-        router={"router_bias": True},
-    ),
-    "deepseek_v2": Family(
-        defaults={"norm_topk_prob": False, "routed_scaling_factor": 1.0},
-        fixed={"scoring_func": "softmax", "attention_bias": False},
-    ),
-    **dict.fromkeys(("deepseek_v3", "kimi_k2"), _DEEPSEEK_V3),
-    "glm": Family(
-        flags={"attention_bias": (True, {"qkv_bias": True})}, defaults={"partial_rotary_factor": 0.5}
-    ),
-    "glm4": Family(
-        flags={"attention_bias": (True, {"qkv_bias": True})},
-        defaults={"partial_rotary_factor": 0.5},
-        facts={"norm_position": "before_and_after"},
-    ),
-    "glm4_moe": Family(
-        flags={"attention_bias": (False, {"qkv_bias": True}), "use_qk_norm": (False, _PER_HEAD)},
-        defaults={
-            "partial_rotary_factor": 0.5, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-        },
-        router=_DEEPSEEK_V3.router,
-    ),
-    "minimax_m2": Family(
-        facts={"query_key_norm": "all_heads"},
-        router={"router_score": "sigmoid", "selection_bias": True},
-        fixed={
-            "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer",
-            "use_routing_bias": True, "shared_intermediate_size": 0, "mtp_transformer_layers": 1,
-        },
-    ),
+    # Llama and what differs from it by sizes or biases
+    **dict.fromkeys(("llama", "internlm3", "iquestcoder"), LLAMA),
+    "helium": Family(flags={**_QKV_FLAG, **_MLP_FLAG}, heads_fill_hidden=True),
+    "smollm3": replace(LLAMA, global_layers="with_rotary"),
+    "cwm": replace(_PLAIN, flags=_MLP_FLAG, global_layers="every_first", global_every=4),
+    "granite": _GRANITE,
+    "granite_swa": replace(_GRANITE, facts=_SINKS, global_layers="every_first", global_every=4),
+    "hyperclovax": replace(_GRANITE, flags={**LLAMA.flags, "use_post_norm": (True, _SANDWICH)}),
     "seed_oss": Family(
         flags={
             "attention_bias": (True, {"qkv_bias": True}),
             "attention_out_bias": (False, {"attention_output_bias": True}),
             **_MLP_FLAG,
-        },
-        defaults={"head_dim": 128},
+        }
     ),
+    **dict.fromkeys(("mistral", "ministral", "ministral3"), _LOCAL),
+    "phi3": replace(_LOCAL, fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
+    "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}),
+    "bitnet": replace(_BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True}),
+    "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
+    "apertus": replace(_BIASED_ATTENTION, activation="xielu", facts={"gated_mlp": False, **_PER_HEAD}),
+    "nanochat": replace(
+        _BIASED_ATTENTION,
+        activation="relu2",
+        numbers={"final_logit_softcapping": ("logit_softcap", _itself)},
+        facts={
+            "gated_mlp": False, "normalization": "rmsnorm_without_weights", "embedding_norm": True,
+            "query_key_norm": "per_head_without_weights",
+        },
+    ),
+    "jais2": replace(
+        LLAMA, activation="relu2", facts={"gated_mlp": False, "normalization": "layernorm"}
+    ),
+    "nemotron": replace(
+        LLAMA,
+        activation="relu2",
+        facts={"gated_mlp": False, "normalization": "layernorm", "zero_centered_norm": True},
+        defaults={"partial_rotary_factor": 0.5},
+    ),
+    "qwen2": replace(_PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL),
+    "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
+    "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
+    "olmo": replace(
+        _BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}, numbers=_CLIP
+    ),
+    "olmo2": _OLMO_2,
+    "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
+    "glm": Family(flags=_QKV_FLAG, defaults={"partial_rotary_factor": 0.5}),
+    "glm4": Family(flags=_QKV_FLAG, defaults={"partial_rotary_factor": 0.5}, facts=_SANDWICH),
+    "hunyuan_v1_dense": _HUNYUAN,
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
+    "vaultgemma": replace(_GEMMA_2, facts=_GEMMA.facts),
     "gemma3_text": replace(
         _GEMMA_2,
         facts={**_GEMMA_2.facts, **_PER_HEAD},
-        defaults={
-            "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-            "rope_theta": 1_000_000, "rope_local_base_freq": 10_000,
-        },
-    ),
-    "phimoe": Family(
-        flags={**_ATTENTION_FLAG, "lm_head_bias": (False, {"head_bias": True})},
-        facts={"normalization": "layernorm"},
-        router={"router_score": "sparsemixer"},
+        global_every=6,
+        defaults={"rope_theta": 1_000_000, "rope_local_base_freq": 10_000},
     ),
     "stablelm": Family(
         flags={
             "use_qkv_bias": (False, {"qkv_bias": True}),
+            "qk_layernorm": (False, {"query_key_norm": "each_head"}),
             "use_parallel_residual": (False, {"parallel_residual": True, "shared_norm": True}),
         },
         facts={"normalization": "layernorm"},
         defaults={"partial_rotary_factor": 0.25},
-        fixed={"qk_layernorm": False},
     ),
     "cohere": _COHERE,
-    "cohere2": replace(
-        _COHERE,
-        facts={**_COHERE.facts, "no_rotary_every": 4},
-        defaults={"logit_scale": 0.0625, "sliding_window": 4096, "sliding_window_pattern": 4},
-        fixed={"sliding_window_pattern": 4, "use_qk_norm": False},
+    "cohere2": _COHERE_2,
+    # Latent attention
+    "youtu": _LATENT,
+    "minicpm3": replace(
+        _LATENT, flags=_MLP_FLAG, numbers={"scale_emb": ("embedding_scale", _itself)},
+        fixed={"rope_interleave": None},
     ),
+    "deepseek_v2": replace(
+        _LATENT,
+        experts="n_routed_experts",
+        fixed={"scoring_func": "softmax"},
+        flags=_MLP_FLAG,
+        router={"normalized_top_k": False, "expert_bias": False},
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
+    "glm4_moe_lite": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE),
+    "axk1": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE, router={**_SIGMOID, "output_norm": True}),
+    # Experts
+    "mixtral": replace(_LOCAL, experts="num_local_experts"),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "granitemoe_swa": replace(_GRANITE_MOE, facts=_SINKS, global_layers="every_first", global_every=4),
+    "qwen2_moe": replace(
+        _PLAIN, experts="num_experts",
+        flags={"qkv_bias": (True, {"qkv_bias": True})},
+        router={"shared_expert_gate": True},
+        needs_shared_experts=True,
+        global_layers="odd_or_from_max_window_layers",
+    ),
+    "qwen3_moe": replace(
+        _BIASED_ATTENTION, experts="num_local_experts",
+        facts=_PER_HEAD,
+        global_layers="none",
+        fixed={"use_qk_norm": True, "qkv_bias": False},
+    ),
+    "mellum": replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD),
+    "flint": replace(
+        _BIASED_ATTENTION, experts="num_experts",
+        facts={**_PER_HEAD, **_SINKS},
+        router={"router_score": "sigmoid"},
+        defaults={"mlp_only_layers": [0, 1]},
+        global_layers="flint",
+    ),
+    "olmoe": replace(
+        _BIASED_ATTENTION, experts="num_experts", facts={"query_key_norm": "all_heads"}, numbers=_CLIP
+    ),
+    "flex_olmo": replace(_OLMO_2, experts="num_experts"),
+    "aria_text": replace(LLAMA, experts="moe_num_experts", router={"expert_bias": False}),
+    "ernie4_5_moe": Family( experts="moe_num_experts",
+        flags={"use_bias": (False, {**_ALL_BIASES, "head_bias": True})},
+        router={"selection_bias": True, "selection_bias_counted": True, "expert_bias": False},
+    ),
+    "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", shared_experts_of_ffn=1),
+    "hy_v3": replace(
+        LLAMA, experts="num_experts", facts=_PER_HEAD, router={**_SIGMOID, "expert_bias": False},
+        defaults=_FIRST_DENSE, needs_shared_experts=True,
+    ),
+    "dots1": replace(
+        _BIASED_ATTENTION, experts="n_routed_experts", facts=_PER_HEAD, router=_SIGMOID,
+        global_layers=_QWEN_LOCAL,
+        fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    ),
+    "solar_open": Family(flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID),
+    "exaone_moe": replace(_EXAONE, experts="num_experts", router=_SIGMOID),
+    "kolibri1": Family( experts="num_local_experts",
+        facts={**_PER_HEAD, **_SANDWICH}, router=_SIGMOID, global_layers="every_last", global_every=5,
+        rotary_on_local_layers=True,
+    ),
+    "afmoe": replace(
+        _BIASED_ATTENTION, experts="num_experts",
+        facts={**_PER_HEAD, **_SANDWICH, "attention_gate": "per_element"},
+        router=_COUNTED,
+        global_layers="every_last",
+        rotary_on_local_layers=True,
+        scale_flag="mup_enabled",
+    ),
+    "laguna": replace(
+        _BIASED_ATTENTION, experts="num_experts",
+        facts=_PER_HEAD,
+        router=_COUNTED,
+        defaults={
+            **_FIRST_DENSE,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 500_000, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_theta": 10_000},
+            },
+        },
+        fixed={"moe_router_logit_softcapping": 0.0},
+    ),
+    "glm4_moe": Family( experts="n_routed_experts",
+        flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)},
+        rounds_head_dim=True,
+        defaults={"partial_rotary_factor": 0.5},
+        router=_SIGMOID,
+    ),
+    "minimax_m2": Family( experts="num_local_experts",
+        facts={"query_key_norm": "all_heads"},
+        router=_SIGMOID,
+        fixed={
+            "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer",
+            "use_routing_bias": True, "shared_intermediate_size": 0, "mtp_transformer_layers": 1,
+        },
+    ),
+    "minimax_m3_vl_text": Family( experts="num_local_experts",
+        facts={**_PER_HEAD, "zero_centered_norm": True, **_QUICK_GELU},
+        own_activation=True,
+        numbers=_CLAMP,
+        router=_SIGMOID,
+        dense_ffn_key="dense_intermediate_size",
+        fixed={"swiglu_alpha": 1.702},
+    ),
+    "gpt_oss": Family( experts="num_local_experts",
+        flags={"attention_bias": (True, _ATTENTION_BIASES)},
+        own_activation=True,
+        facts={"mlp_bias": True, **_SINKS, **_QUICK_GELU},
+        numbers=_CLAMP,
+        defaults={"swiglu_limit": 7.0},
+        router={"router_bias": True},
+        fixed={"swiglu_alpha": 1.702},
+        global_layers="every_last",
+        global_every=2,
+    ),
+    "phimoe": Family( experts="num_local_experts",
+        flags={**_ATTENTION_FLAG, "lm_head_bias": (False, {"head_bias": True})},
+        facts={"normalization": "layernorm"},
+        router={"router_score": "sparsemixer"},
+        global_layers="none",
+    ),
+    "cohere2_moe": replace(
+        _COHERE_2, experts="num_experts",
+        dense_ffn_key="prefix_dense_intermediate_size",
+        global_layers="every_last_after_dense",
+        fixed={"prefix_dense_sliding_window_pattern": 1, "shared_expert_combination_strategy": "average"},
+    ),
+    "llama4_text": replace(
+        _BIASED_ATTENTION, experts="num_local_experts",
+        flags={
+            **_ATTENTION_FLAG,
+            "use_qk_norm": (True, {"query_key_norm": "per_head_without_weights"}),
+            "attn_temperature_tuning": (True, {"position_scaled_queries": True}),
+        },
+        router={"router_score": "sigmoid", "normalized_top_k": False, "weights_on_input": True},
+        shared_experts_of_ffn=1,
+        dense_ffn_key="intermediate_size_mlp",
+        global_layers="without_rotary",
+    ),
+    "dbrx": Family( experts="ffn_config.moe_num_experts",
+        keys=_MPT_KEYS
+        | {"num_kv_heads": "attn_config.kv_n_heads", "ffn_hidden_size": "ffn_config.ffn_hidden_size"},
+        parts=("attn_config", "ffn_config"),
+        own_activation=True,
+        facts={"normalization": "layernorm_without_bias"},
+        numbers={"attn_config.clip_qkv": ("attention_clip", _itself)},
+        fixed={"ffn_config.ffn_act_fn": {"name": "silu"}, "ffn_config.moe_normalize_expert_weights": 1.0},
+    ),
+    # GPT and its kind
     "gpt2": _GPT_2,
     "gpt_bigcode": replace(
-        _GPT_2, one_kv_head_flag="multi_query", defaults={"multi_query": True},
+        _GPT_2, one_kv_head_flag="multi_query",
         fixed={"scale_attn_weights": True, "add_cross_attention": False},
     ),
-    "gptj": Family(
+    "openai-gpt": Family(
         keys=_GPT2_KEYS,
+        ffn_of_hidden=4,
         activation="gelu",
-        ffn_is_four_hidden=True,
-        facts={
-            "gated_mlp": False, "normalization": "layernorm", "mlp_bias": True, "head_bias": True,
-            "parallel_residual": True, "shared_norm": True,
-        },
-        fixed={"scale_attn_weights": True, "rotary": True},
+        facts={**_GPT_FACTS, **_LEARNED, "norm_position": "after_residual", "final_norm": False},
     ),
+    "gpt_neo": Family(
+        keys=_KEYS | {"num_layers": "num_layers", "num_attention_heads": "num_heads"},
+        ffn_of_hidden=4,
+        activation="gelu",
+        facts={
+            "gated_mlp": False, "normalization": "layernorm", "attention_output_bias": True,
+            "mlp_bias": True, "attention_scale": 1.0, **_LEARNED,
+        },
+        defaults={"attention_types": [[["global", "local"], 12]]},
+    ),
+    **dict.fromkeys(("gptj", "codegen"), _GPT_J),
     "gpt_neox": Family(
         flags={
             "attention_bias": (True, _ATTENTION_BIASES),
@@ -283,9 +428,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi": Family(
         activation="gelu",
+        flags={"qk_layernorm": (False, _PER_HEAD)},
         facts={**_GPT_FACTS, "head_bias": True, "parallel_residual": True, "shared_norm": True},
         defaults={"partial_rotary_factor": 0.5},
-        fixed={"qk_layernorm": False},
     ),
     "persimmon": Family(
         flags={"qk_layernorm": (True, _PER_HEAD)},
@@ -295,222 +440,108 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "starcoder2": Family(
         flags={"use_bias": (True, _ALL_BIASES)},
-        tied_embeddings=True,
         activation="gelu",
         facts={"gated_mlp": False, "normalization": "layernorm"},
-        defaults={"num_key_value_heads": 2},
         fixed={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
+        global_layers="none",
+    ),
+    "biogpt": Family(
+        activation="gelu",
+        facts={**_GPT_FACTS, **_LEARNED, "learned_position_offset": 2},
+        scale_flag="scale_embedding",
+    ),
+    "xglm": Family(
+        keys=_KEYS
+        | {
+            "num_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "attention_heads",
+            "ffn_hidden_size": "ffn_dim",
+        },
+        activation="gelu",
+        facts={**_GPT_FACTS, "sinusoidal_positions": True},
+        scale_flag="scale_embedding",
+        fixed={"add_cross_attention": False},
+    ),
+    "ctrl": Family(
+        keys=_GPT2_KEYS | {"ffn_hidden_size": "dff"},
+        activation="relu",
+        facts={**_GPT_FACTS, "sinusoidal_positions": True, "head_bias": True},
+        scale_flag="always",
     ),
     "bloom": Family(
         keys=_BLOOM_KEYS,
-        tied_embeddings=True,
-        ffn_is_four_hidden=True,
+        names={"n_embed": "hidden_size"},
+        ffn_of_hidden=4,
         activation="gelu",
         facts={**_GPT_FACTS, "alibi_positions": True, "embedding_norm": True},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
     "falcon": Family(
-        keys=_FALCON_KEYS,
+        keys=_KEYS | {"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
+        names={"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+               "n_head_kv": "num_kv_heads"},
         flags={
             "bias": (False, _ALL_BIASES),
             "parallel_attn": (True, {"parallel_residual": True}),
             "new_decoder_architecture": (False, {"parallel_residual": True}),
             "alibi": (False, {"alibi_positions": True}),
         },
-        tied_embeddings=True,
-        ffn_is_four_hidden=True,
+        ffn_of_hidden=4,
         activation="gelu",
         one_kv_head_flag="multi_query",
-        defaults={"multi_query": True},
         facts={"gated_mlp": False, "normalization": "layernorm"},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
+    "mpt": Family(
+        keys=_MPT_KEYS,
+        parts=("attn_config",),
+        ffn_of_hidden=4,
+        own_activation=True,
+        facts={"gated_mlp": False, "normalization": "layernorm_without_bias", "alibi_positions": True},
+        numbers={"attn_config.clip_qkv": ("attention_clip", _itself)},
+        fixed={
+            "no_bias": True, "expansion_ratio": 4, "norm_type": "low_precision_layernorm",
+            "logit_scale": None, "embedding_fraction": 1.0,
+            "attn_config.alibi": True, "attn_config.alibi_bias_max": 8,
+            "attn_config.attn_type": "multihead_attention", "attn_config.prefix_lm": False,
+            "attn_config.qk_ln": False, "attn_config.softmax_scale": None,
+        },
+    ),
     "opt": Family(
-        keys=_LLAMA_KEYS | {"ffn_hidden_size": ("ffn_dim",)},
-        flags={"enable_bias": (True, _ALL_BIASES)},
-        tied_embeddings=True,
+        keys=_KEYS | {"ffn_hidden_size": "ffn_dim"},
+        flags={
+            "enable_bias": (True, _ALL_BIASES),
+            "layer_norm_elementwise_affine": (True, {"normalization": "layernorm"}),
+            "do_layer_norm_before": (True, {"norm_position": "before", "final_norm": True}),
+            "_remove_final_layer_norm": (False, {"final_norm": False}),
+        },
         activation="relu",
         facts={
-            "gated_mlp": False, "normalization": "layernorm", "learned_position_embeddings": True,
-            "learned_position_offset": 2,
-        },
-        fixed={
-            "do_layer_norm_before": True, "_remove_final_layer_norm": False,
-            "layer_norm_elementwise_affine": True,
+            "gated_mlp": False, "normalization": "layernorm_without_weights", "final_norm": False,
+            "norm_position": "after_residual", **_LEARNED, "learned_position_offset": 2,
         },
     ),
 }  # fmt: skip
 
-_BIAS = "this model type has no such bias"
-FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read, and why they must say this
-    "attention_bias": (False, _BIAS),
-    "mlp_bias": (False, _BIAS),
-    "lm_head_bias": (False, _BIAS),
-    "qkv_bias": (False, _BIAS),
-    "use_bias": (False, _BIAS),
-    "use_qk_norm": (False, "this model type has no such norm"),
-    "use_mrope": (False, "positions of several axes"),
-    "use_parallel_residual": (False, "this model type adds attention and MLP one after the other"),
-    "use_logn_attn": (False, "scores that grow with the sequence"),
-    "swiglu_limit": (None, "clamped activations of this model type"),
-    "shared_expert_intermediate_size": (0, "shared experts of a model without experts"),
-}
 
-_RECIPE = "a choice of training, not of the model; the launch files leave the launcher's own"
-_TOKENS = "tokens and generation"
-_SOFTWARE = "names software"
-_ARITHMETIC = "the implementation's arithmetic; the plan has its own precision"
-HARMLESS: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "use_cache",
-            "cache_implementation", "max_length", "min_length", "do_sample", "temperature", "top_k",
-            "top_p", "typical_p", "repetition_penalty", "length_penalty", "num_beams",
-            "num_return_sequences",
-            "no_repeat_ngram_size", "early_stopping", "task_specific_params", "tokenizer_class",
-            "tokenizer_name", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
-            "model_max_length", "image_token_id", "generation_config",
-        ),
-        _TOKENS,
-    ),
-    **dict.fromkeys(
-        (
-            "architectures", "auto_map", "transformers_version", "transformers.js_config", "torch_dtype",
-            "dtype", "_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation",
-            "_attn_implementation_autoset", "attn_implementation", "attn_impl", "id2label", "label2id",
-            "num_labels", "problem_type", "return_dict", "output_attentions", "output_hidden_states",
-            "torchscript", "use_bfloat16", "is_llama_config", "is_decoder", "gradient_checkpointing",
-            "unsloth_fixed", "unsloth_version", "use_flash_attn", "name", "pruned_heads",
-            "chunk_size_feed_forward", "slow_but_exact", "onnx_safe",
-        ),
-        _SOFTWARE,
-    ),
-    **dict.fromkeys(
-        ("initializer_range", "initializer_factor", "init_std", "embedding_initializer_range"),
-        "initial weights change no cost; the launch files leave the launcher's own",
-    ),
-    **dict.fromkeys(
-        (
-            "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
-            "residual_dropout", "embedding_dropout", "classifier_dropout", "activation_dropout",
-            "layerdrop", "expert_dropout", "router_jitter_noise", "input_jitter_noise",
-            "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "output_router_logits",
-            "router_z_loss_coef",
-        ),
-        _RECIPE,
-    ),
-    **dict.fromkeys(
-        (
-            "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "reorder_and_upcast_attn",
-            "masked_softmax_fusion", "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion",
-        ),
-        _ARITHMETIC,
-    ),
-    **dict.fromkeys(
-        ("rope_interleave", "rope_interleaved"), "which pairs rotate: an order of the same weights"
-    ),
-    **dict.fromkeys(
-        ("pretraining_tp", "ep_size"), "how the published weights were computed; the result is the same"
-    ),
-    **dict.fromkeys(
-        (
-            "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-            "summary_use_proj",
-        ),
-        "a head for classification, which a language model does not build",
-    ),
-    "norm_topk_prob": "read with experts",
-    "quantization_config": "of the published weights; training has the request's precision",
-    "max_window_layers": "read where use_sliding_window is true",
-    "n_ctx": "repeats n_positions",
-    "initial_context_length": "repeats what rope_scaling states",
-    "runner_max_sequence_length": "of inference",
-    "offset_alibi": "an unused key of BLOOM",
-    "unk_token": _TOKENS,
-    "qk_head_dim": "the sum of qk_nope_head_dim and qk_rope_head_dim",
-    "num_ln_in_parallel_attn": "read with new_decoder_architecture",
-    "no_rope_layers": "repeats no_rope_layer_interval, and is held against it",
-    "experts_per_token": "repeats num_experts_per_tok",
-}  # fmt: skip
-
-# Types that are refused, with the reason; any other type that is not in FAMILIES is refused as unknown.
-REFUSED_TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2"), "an encoder"),
-    **dict.fromkeys(("vit", "clip", "siglip", "dinov2"), "a vision model"),
-    **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "whisper"), "an encoder-decoder model"),
-    **dict.fromkeys(
-        ("mamba", "mamba2", "rwkv", "rwkv5", "xlstm", "falcon_mamba"), "layers without attention"
-    ),
-    **dict.fromkeys(
-        (
-            "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "nemotron-nas", "zamba",
-            "zamba2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax",
-        ),
-        "layers of mixed kinds",
-    ),
-    "apertus": "an activation with trained parameters",
-    "bitnet": "ternary weights and norms inside attention and MLP",
-    "llama4_text": "chunked attention",
-    "gemma4_text": "heads of several sizes",
-    "orion": "remote code: LayerNorm, though its config names RMSNorm's epsilon",
-    "baichuan": "remote code: a normalised output head",
-}  # fmt: skip
+@cache
+def _types() -> Mapping[str, Mapping[str, Mapping[str, object]]]:
+    """What transformers' classes take where a config says nothing, and the other names of keys."""
+    raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
+    return dict(raw["types"])
 
 
-# --------------------------------------------------------------------------------------------------
-# Features of Hugging Face configs that a decoder-only transformer's shape cannot express.
-
-
-_REASONS: Mapping[str, str] = {
-    "is_encoder_decoder": "an encoder-decoder model",
-    "add_cross_attention": "cross-attention",
-    "type_vocab_size": "an encoder",
-    "vision_config": "a vision tower",
-    "visual": "a vision tower",
-    "audio_config": "an audio tower",
-    "text_config": "a model inside a model; give the text model's own config",
-    "encoder": "an encoder-decoder model",
-    "state_size": "state-space layers",
-    "d_state": "state-space layers",
-    "conv_kernel": "state-space layers",
-    "layers_block_type": "layers of mixed kinds",
-    "hybrid_override_pattern": "layers of mixed kinds",
-    "block_types": "layers of mixed kinds",
-    "attn_type_list": "layers of mixed kinds",
-    "attn_layer_period": "layers of mixed kinds",
-    "full_attention_interval": "linear attention",
-    "linear_attn_config": "linear attention",
-    "linear_num_value_heads": "linear attention",
-    "index_topk": "sparse attention chosen by an indexer",
-    "attention_chunk_size": "chunked attention",
-    "interleave_moe_layer_step": "experts in some layers, by a rule of its own",
-    "hidden_size_per_layer_input": "embeddings of each layer",
-    "altup_num_inputs": "alternating updates",
-    "dense_attention_every_n_layers": "block-sparse attention",
-    "num_kv_shared_layers": "layers that share keys and values",
-    "use_parallel_residual_experts": "parallel experts",
-}
-_PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-space layers"}
-
-
-def refuse_unsupported(reader: FieldReader) -> None:
-    """Refuse what only another kind of model has.
-
-    Raises:
-        UnsupportedModelError: names the name.
-    """
-    for name, why in _REASONS.items():
-        if reader.value(name) not in (None, False, 0, [], {}, ""):
-            raise UnsupportedModelError.field(name, why)
-    for name in reader.names():
-        for prefix, why in _PREFIXES.items():
-            if name.startswith(prefix) and reader.has(name):
-                raise UnsupportedModelError.field(name[:60], why)
-    _refuse_projected_embeddings(reader)
-
-
-def _refuse_projected_embeddings(reader: FieldReader) -> None:
-    """OPT-350M projects its word embeddings; no other model does."""
-    size = reader.value("word_embed_proj_dim")
-    if size is not None and size != reader.value("hidden_size"):
-        raise UnsupportedModelError.field("word_embed_proj_dim", "projected word embeddings")
+def completed(model_type: str, config: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
+    """The config under its class's own names, with all that it leaves out; and which keys are defaults."""
+    family = FAMILIES[model_type]
+    entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
+    names = {**{str(key): str(value) for key, value in entry["names"].items()}, **family.names}
+    stated: dict[str, object] = {}
+    for key, value in config.items():
+        part = value if key in family.parts and isinstance(value, Mapping) else None
+        if part is not None:
+            stated |= {f"{key}.{inner}": inside for inner, inside in part.items()}
+        elif names.get(key, key) == key or names[key] not in config:
+            stated[names.get(key, key)] = value
+    defaults = {**entry["defaults"], **family.defaults}
+    added = {key: value for key, value in defaults.items() if key not in stated}
+    return {**stated, **added}, frozenset(added)

@@ -25,7 +25,7 @@ from meshwright.profiles.measurements import (
     NodeTopology,
     SwitchTree,
 )
-from meshwright.profiles.model import Json
+from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.units import GB, MB
 
 # --------------------------------------------------------------------------------------------------

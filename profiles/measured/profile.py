@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from meshwright.profiles.errors import ProfileError
-from meshwright.profiles.model import ModelSpec, model_to_mapping
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_to_mapping
 
 FORMAT = "meshwright-measured-profile"
 VERSION = 1

@@ -22,7 +22,8 @@ from meshwright.profiles.measured.profile import (
     Subject,
     Timing,
 )
-from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
 MAX_ENTRIES = 200_000  # measurements, or sessions, or tasks of one file

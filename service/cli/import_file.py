@@ -42,7 +42,8 @@ from meshwright.profiles.measurements import (
     NodeTopology,
     SwitchTree,
 )
-from meshwright.profiles.model import Json, ModelSpec, model_to_mapping
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import Json, model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.cli.assignments import settings_of
 from meshwright.service.cli.problem_options import model_part

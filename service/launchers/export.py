@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.capabilities import judged_versions, model_facts
-from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.units import GIB
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.service.report.sentences import limit_sentence, time_sentence

@@ -20,7 +20,7 @@ from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.profiles.measured.read import measured_profile_schema
-from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.service.api import deps
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.cli.main import app

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
-from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed

@@ -18,7 +18,8 @@ from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
-from meshwright.profiles.model import ModelSpec, model_to_mapping
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import framework_of
 from meshwright.service.requests.checks import check_launcher, check_limits
 from meshwright.service.requests.configuration import completed

@@ -15,7 +15,7 @@ from meshwright.profiles.cluster import MAX_NODES
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
 from meshwright.profiles.library import cluster_names, model_names
-from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db import definition_records as records
 from meshwright.service.db.database import Database

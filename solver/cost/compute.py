@@ -169,17 +169,19 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.head_dim
         q = heads * model.head_dim / t
-        return [Gemm(m=tokens, n=q + 2.0 * kv, k=h), Gemm(m=tokens, n=h, k=q)]
+        return [Gemm(m=tokens, n=q + 2.0 * kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=q)]
     mla = model.mla
     qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
     rows = tokens * ctx.row_share  # the down-projections are not split over tp
     query = [Gemm(m=tokens, n=qk, k=mla.q_lora_rank or h)]
     if mla.q_lora_rank:
         query.append(Gemm(m=rows, n=mla.q_lora_rank, k=h))
+    gate = [Gemm(m=tokens, n=model.gate_width / t, k=h)] if model.gate_width else []
     return [
         *query,
         Gemm(m=rows, n=mla.kv_lora_rank + mla.qk_rope_head_dim, k=h),
         Gemm(m=tokens, n=heads * (mla.qk_nope_head_dim + mla.v_head_dim) / t, k=mla.kv_lora_rank),
+        *gate,
         Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
     ]
 
@@ -296,17 +298,20 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions
     read and write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k;
     a gated activation reads 2 f and writes f. Every further norm, and a norm of queries and keys, reads and
-    writes what it normalises (4 bytes an element). The backward pass moves twice that. What one kernel for
-    each operation (eager PyTorch) moves beyond is ``_eager_bytes``.
+    writes what it normalises (4 bytes an element), so do clamped queries, keys and values; a gate of
+    attention's output reads both and writes one (6). The backward pass moves twice that. What one kernel
+    for each operation (eager PyTorch) moves beyond is ``_eager_bytes``.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, each = model.hidden_size, _NORM_BYTES
     rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_per_layer)
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
-    if model.query_key_norm != "none":
-        normed = (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t
-        rows = rows + tokens * normed * each
+    rows = rows + tokens * _inner_width(ctx, kind) * each
+    if model.attention_clip is not None:
+        rotary = 2.0 * rotary
+    if model.gate_width:
+        rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
@@ -315,14 +320,25 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     else:
         width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
-    moved = moved + _eager_bytes(ctx, heads / ctx.t, width)
+    moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + heads / ctx.t)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)
 
 
-def _eager_bytes(ctx: Context, heads_width: FloatArray, width: FloatArray) -> FloatArray | float:
+def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Elements of a token on a rank that norms of queries and keys, inside attention and the MLP read."""
+    model = ctx.model
+    width = float(model.inner_norm_width(kind))
+    if model.query_key_norm != "none":
+        width += (model.num_attention_heads + model.num_kv_heads) * model.head_dim
+    return width / ctx.t
+
+
+def _eager_bytes(
+    ctx: Context, kind: LayerKind, heads_width: FloatArray, width: FloatArray
+) -> FloatArray | float:
     """Bytes that eager operators of a layer's forward pass move beyond fused ones, kernel by kernel.
 
     What lies between is written and read: a bias or the activation's gate once more (4 bytes), four
@@ -336,9 +352,7 @@ def _eager_bytes(ctx: Context, heads_width: FloatArray, width: FloatArray) -> Fl
         moved = moved + 12.0 * ctx.tokens * heads_width + 4.0 * width
     if not facts.norm_fused:
         rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_per_layer
-        if model.query_key_norm != "none":
-            normed = (model.num_attention_heads + model.num_kv_heads) * model.head_dim / ctx.t
-            rows = rows + ctx.tokens * normed
+        rows = rows + ctx.tokens * _inner_width(ctx, kind)
         moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows
     return moved
 

@@ -174,6 +174,11 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if model.query_key_norm != "none":  # queries and keys before and after their norm
         heads = model.num_attention_heads / ctx.t + np.maximum(model.num_kv_heads / ctx.t, 1.0)
         inner = inner + ctx.tokens * heads * model.head_dim * each
+    if model.inner_norms:
+        inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
+    if model.gate_width:  # the gate, and attention's output before it is gated
+        gated = model.gate_width + model.num_attention_heads * model.v_head_dim
+        inner = inner + ctx.tokens * 2.0 * gated / ctx.t
     kept = outer + inner
     if ctx.selective.any():
         kept = np.where(ctx.selective, _selectively_kept(ctx, kind, outer, inner), kept)

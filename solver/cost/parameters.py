@@ -33,13 +33,14 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     heads are (``DotProductAttention``: ``softmax_offset``).
     """
     model, moe = ctx.model, ctx.model.moe
-    whole = float(model.norm_parameters() + model.summed_bias_parameters(kind))
+    whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
+    whole += model.activation_parameters()
     split = model.attention_parameters() + model.split_bias_parameters(kind) + model.sink_parameters()
     routed = np.zeros_like(ctx.t)
     if kind == "moe" and moe is not None:
         whole += model.router_parameters()
         split += model.shared_expert_parameters()
-        summed = model.hidden_size if model.mlp_bias else 0
+        summed = model.hidden_size if model.expert_bias_parameters() else 0
         divided = model.expert_parameters() + model.expert_bias_parameters() - summed
         routed = moe.num_experts * (divided / ctx.et + summed) / ctx.e
     else:
@@ -72,7 +73,7 @@ def output_weights(ctx: Context) -> Weights:
     own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.hidden_size / ctx.t
     own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
     output = copied_embedding(ctx) + own
-    return Weights(dense=output + model.norm_weights(), routed=np.zeros_like(ctx.t))
+    return Weights(dense=output + model.final_norm_parameters(), routed=np.zeros_like(ctx.t))
 
 
 def head_weights(ctx: Context) -> Weights:
@@ -80,9 +81,9 @@ def head_weights(ctx: Context) -> Weights:
     model, own = ctx.model, output_weights(ctx)
     if not model.num_mtp_layers:
         return own
-    layer = layer_weights(ctx, "moe" if model.moe else "dense")
-    # both inputs and the output have a norm (Megatron-Core 0.19, MultiTokenPredictionLayerSubmodules)
-    project = 2.0 * model.hidden_size**2 / ctx.t + 3.0 * model.norm_weights()
+    layer = layer_weights(ctx, model.mtp_kind)
+    matrix = 2.0 * model.hidden_size**2
+    project = matrix / ctx.t + (model.mtp_extra_parameters() - matrix)  # norms are whole
     depth = float(model.num_mtp_layers)
     return own + Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
 

@@ -13,7 +13,7 @@ import pytest
 from meshwright.profiles.measure.collectives import COLLECTIVES, QUICK_PAYLOADS
 from meshwright.profiles.measured.profile import MeasuredProfile
 from meshwright.profiles.measured.read import read_measured_profile
-from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
 from tests.problems.measured_profiles import TINY
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from meshwright.profiles.library import (
     gpu_names,
     model_names,
 )
-from meshwright.profiles.model import model_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.service.api.deps import (
     ADMINISTERS,
     MAX_PAGE_SIZE,

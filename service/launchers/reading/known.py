@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from meshwright.profiles.documents import read_json
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.commands import World, script_of, world_of
 

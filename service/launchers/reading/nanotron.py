@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import ModelSpec, model_from_shape
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document

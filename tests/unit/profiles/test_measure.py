@@ -139,7 +139,7 @@ def test_the_matrices_of_an_uncut_layer_hold_all_its_weights_but_norms_and_biase
         weights = sum(n * k for n, k in whole.matrices(kind).values())
         if kind == "moe":
             weights += whole.local_experts * sum(n * k for n, k in whole.expert_matrices().values())
-        small = model.norm_parameters() + model.bias_parameters(kind) + model.sink_parameters()
+        small = model.norm_parameters(kind) + model.bias_parameters(kind) + model.sink_parameters()
         if model.moe and kind == "moe":
             experts = model.moe.num_experts
             small += experts * (model.expert_bias_parameters() + int(model.moe.router_bias))

@@ -106,7 +106,9 @@ def needed(problem: Problem, config: Configuration) -> float:
 
 def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_that_share_them() -> None:
     # 2 layers and the head on tp 2, shared by dp 2: (12 of states + 4 of a gradient's copy) / 2 for each
-    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters()
+    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters(
+        "dense"
+    )
     head = MODEL.vocab_size * MODEL.hidden_size / 2
     expected = (2 * layer + head) * 16 / 2
     assert needed(on_hosts(100), STAGES) == pytest.approx(expected, rel=0.01)
@@ -115,7 +117,9 @@ def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_t
 def test_without_stages_one_rank_has_both_ends() -> None:
     whole = replace(STAGES, pipeline_parallel_size=1, data_parallel_size=8, zero_shard_size=8,
                     num_microbatches=2, pipeline_schedule="none", stage_layers=(8,))  # fmt: skip
-    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters()
+    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters(
+        "dense"
+    )
     ends = 2 * MODEL.vocab_size * MODEL.hidden_size / 2
     assert needed(on_hosts(100), whole) == pytest.approx((8 * layer + ends) * 16 / 8, rel=0.01)
 

@@ -1,0 +1,242 @@
+"""Keys of Hugging Face configs that change nothing, have one value only, or belong to models not planned.
+
+A key of a config is *known* (a model type reads it), *harmless* (``HARMLESS``, with the reason), or refused
+by its name. Types that are not planned are refused with the reason and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.reading import FieldReader
+
+_BIAS = "this model type has no such bias"
+FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read, and why they must say this
+    "attention_bias": (False, _BIAS),
+    "mlp_bias": (False, _BIAS),
+    "lm_head_bias": (False, _BIAS),
+    "qkv_bias": (False, _BIAS),
+    "use_bias": (False, _BIAS),
+    "use_qk_norm": (False, "this model type has no such norm"),
+    "use_mrope": (False, "positions of several axes"),
+    "use_parallel_residual": (False, "this model type adds attention and MLP one after the other"),
+    "use_logn_attn": (False, "scores that grow with the sequence"),
+    "swiglu_limit": (None, "clamped activations of this model type"),
+    "shared_expert_intermediate_size": (0, "shared experts of a model without experts"),
+}
+
+_RECIPE = "a choice of training, not of the model; the launch files leave the launcher's own"
+_TOKENS = "tokens and generation"
+_SOFTWARE = "names software"
+_ARITHMETIC = "the implementation's arithmetic; the plan has its own precision"
+HARMLESS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "use_cache",
+            "cache_implementation", "max_length", "min_length", "do_sample", "temperature", "top_k",
+            "top_p", "typical_p", "repetition_penalty", "length_penalty", "num_beams",
+            "num_return_sequences",
+            "no_repeat_ngram_size", "early_stopping", "task_specific_params", "tokenizer_class",
+            "tokenizer_name", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
+            "model_max_length", "image_token_id", "generation_config",
+        ),
+        _TOKENS,
+    ),
+    **dict.fromkeys(
+        (
+            "architectures", "auto_map", "transformers_version", "transformers.js_config", "torch_dtype",
+            "dtype", "_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation",
+            "_attn_implementation_autoset", "attn_implementation", "attn_impl", "id2label", "label2id",
+            "num_labels", "problem_type", "return_dict", "output_attentions", "output_hidden_states",
+            "torchscript", "use_bfloat16", "is_llama_config", "is_decoder", "gradient_checkpointing",
+            "unsloth_fixed", "unsloth_version", "use_flash_attn", "name", "pruned_heads",
+            "chunk_size_feed_forward", "slow_but_exact", "onnx_safe",
+        ),
+        _SOFTWARE,
+    ),
+    **dict.fromkeys(
+        ("initializer_range", "initializer_factor", "init_std", "embedding_initializer_range"),
+        "initial weights change no cost; the launch files leave the launcher's own",
+    ),
+    **dict.fromkeys(
+        (
+            "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
+            "residual_dropout", "embedding_dropout", "classifier_dropout", "activation_dropout",
+            "layerdrop", "expert_dropout", "router_jitter_noise", "input_jitter_noise",
+            "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "output_router_logits",
+            "router_z_loss_coef",
+        ),
+        _RECIPE,
+    ),
+    **dict.fromkeys(
+        (
+            "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "reorder_and_upcast_attn",
+            "enable_moe_fp32_combine", "masked_softmax_fusion", "skip_bias_add", "skip_bias_add_qkv",
+            "bias_dropout_fusion",
+        ),
+        _ARITHMETIC,
+    ),
+    **dict.fromkeys(
+        ("rope_interleave", "rope_interleaved"), "which pairs rotate: an order of the same weights"
+    ),
+    **dict.fromkeys(
+        ("pretraining_tp", "ep_size"), "how the published weights were computed; the result is the same"
+    ),
+    **dict.fromkeys(
+        (
+            "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+            "summary_use_proj",
+        ),
+        "a head for classification, which a language model does not build",
+    ),
+    **dict.fromkeys(
+        (
+            "norm_topk_prob", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor",
+            "moe_layer_freq", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
+            "moe_norm_min", "n_shared_experts",
+        ),
+        "read with experts",
+    ),
+    **dict.fromkeys(
+        (
+            "index_block_size", "index_head_dim", "index_local_blocks", "index_n_heads",
+            "index_topk_blocks",
+        ),
+        "read with layers of sparse attention, which are refused",
+    ),
+    **dict.fromkeys(("attn_scale", "floor_scale"), "of queries scaled by their position"),
+    **dict.fromkeys(("init_device", "verbose"), _SOFTWARE),
+    "init_config": "initial weights change no cost; the launch files leave the launcher's own",
+    "moe_loss_weight": _RECIPE,
+    "learned_pos_emb": "an unused key of MPT, whose positions are ALiBi's",
+    "attn_uses_sequence_id": "how sequences are packed",
+    "is_encoder_decoder": "refused where it is true",
+    "quantization_config": "of the published weights; training has the request's precision",
+    "max_window_layers": "read where use_sliding_window is true",
+    "n_ctx": "repeats n_positions",
+    "initial_context_length": "repeats what rope_scaling states",
+    "runner_max_sequence_length": "of inference",
+    "offset_alibi": "an unused key of BLOOM",
+    "unk_token": _TOKENS,
+    "qk_head_dim": "the sum of qk_nope_head_dim and qk_rope_head_dim",
+    "num_ln_in_parallel_attn": "read with new_decoder_architecture",
+    "no_rope_layers": "repeats no_rope_layer_interval, and is held against it",
+    "experts_per_token": "repeats num_experts_per_tok",
+}  # fmt: skip
+
+# Types that are refused, with the reason; any other type that is not in FAMILIES is refused as unknown.
+REFUSED_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2"), "an encoder"),
+    **dict.fromkeys(("vit", "clip", "siglip", "dinov2"), "a vision model"),
+    **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "whisper"), "an encoder-decoder model"),
+    **dict.fromkeys(
+        ("mamba", "mamba2", "rwkv", "rwkv5", "xlstm", "falcon_mamba"), "layers without attention"
+    ),
+    **dict.fromkeys(
+        (
+            "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "nemotron-nas", "zamba",
+            "zamba2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax",
+        ),
+        "layers of mixed kinds",
+    ),
+    "gemma4_text": "heads of several sizes",
+    "orion": "remote code: LayerNorm, though its config names RMSNorm's epsilon",
+    "baichuan": "remote code: a normalised output head",
+}  # fmt: skip
+
+
+# Dropout and weights of auxiliary losses are spelled in many ways.
+_HARMLESS_ENDINGS = (
+    "_token_id",
+    "dropout",
+    "_pdrop",
+    "dropout_prob",
+    "jitter_noise",
+    "jitter_eps",
+    "aux_loss_coef",
+)
+
+
+def harmless_reason(key: str) -> str | None:
+    """Why a key changes nothing that is planned; None where it may."""
+    if key in HARMLESS:
+        return HARMLESS[key]
+    inner = key.rsplit(".", 1)[-1]  # of an object inside the config
+    if inner in HARMLESS:
+        return HARMLESS[inner]
+    return _TOKENS if key.endswith("_token_id") else _RECIPE if key.endswith(_HARMLESS_ENDINGS) else None
+
+
+def refuse_type(model_type: str, planned: tuple[str, ...]) -> NoReturn:
+    """Refuse a type that is not planned, with what to do next.
+
+    Raises:
+        UnsupportedModelError: always.
+    """
+    what = REFUSED_TYPES.get(model_type)
+    if what is None:
+        what = "an unknown type. If its layers are those of a planned type, set model_type to that one"
+    else:
+        what += ". Plan a decoder-only type instead, or describe its layers in our own fields"
+    words = ", ".join(sorted(planned))
+    why = f'"{model_type[:40]}" is {what} (docs/howto/own-model.md); planned: {words}'
+    raise UnsupportedModelError.field("model_type", why)
+
+
+# --------------------------------------------------------------------------------------------------
+# Features of Hugging Face configs that a decoder-only transformer's shape cannot express.
+
+
+_REASONS: Mapping[str, str] = {
+    "is_encoder_decoder": "an encoder-decoder model",
+    "add_cross_attention": "cross-attention",
+    "type_vocab_size": "an encoder",
+    "vision_config": "a vision tower",
+    "visual": "a vision tower",
+    "audio_config": "an audio tower",
+    "text_config": "a model inside a model; give the text model's own config",
+    "encoder": "an encoder-decoder model",
+    "state_size": "state-space layers",
+    "d_state": "state-space layers",
+    "conv_kernel": "state-space layers",
+    "layers_block_type": "layers of mixed kinds",
+    "hybrid_override_pattern": "layers of mixed kinds",
+    "block_types": "layers of mixed kinds",
+    "attn_type_list": "layers of mixed kinds",
+    "attn_layer_period": "layers of mixed kinds",
+    "full_attention_interval": "linear attention",
+    "linear_attn_config": "linear attention",
+    "linear_num_value_heads": "linear attention",
+    "index_topk": "sparse attention chosen by an indexer",
+    "hidden_size_per_layer_input": "embeddings of each layer",
+    "altup_num_inputs": "alternating updates",
+    "dense_attention_every_n_layers": "block-sparse attention",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "use_parallel_residual_experts": "parallel experts",
+}
+_PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-space layers"}
+
+
+def refuse_unsupported(reader: FieldReader) -> None:
+    """Refuse what only another kind of model has.
+
+    Raises:
+        UnsupportedModelError: names the name.
+    """
+    for name, why in _REASONS.items():
+        if reader.value(name) not in (None, False, 0, [], {}, ""):
+            raise UnsupportedModelError.field(name, why)
+    for name in reader.names():
+        for prefix, why in _PREFIXES.items():
+            if name.startswith(prefix) and reader.has(name):
+                raise UnsupportedModelError.field(name[:60], why)
+    _refuse_projected_embeddings(reader)
+
+
+def _refuse_projected_embeddings(reader: FieldReader) -> None:
+    """OPT-350M projects its word embeddings; no other model does."""
+    size = reader.value("word_embed_proj_dim")
+    if size is not None and size != reader.value("hidden_size"):
+        raise UnsupportedModelError.field("word_embed_proj_dim", "projected word embeddings")

@@ -1,0 +1,223 @@
+"""Which layers of a Hugging Face model attend locally, have experts, or lack positions: each type's rule.
+
+A rule yields a list of layers; ``spaced`` turns it into "every n-th" where that says the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.reading import FieldReader
+
+_GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+MAX_LAYERS = 10_000
+
+# Which layers attend to all tokens where no ``layer_types`` says so; the others attend within the window.
+GlobalRule = Literal[
+    "all",
+    "none",
+    "every_last",  # the last of every n layers
+    "every_last_after_dense",  # the same after leading layers without experts, all global
+    "every_first",  # the first of every n layers
+    "before_max_window_layers",
+    "odd_or_from_max_window_layers",  # Qwen2Moe
+    "without_rotary",  # Llama 4: layers without positions
+    "with_rotary",  # SmolLM3: the others
+    "flint",  # the first two, every fourth, and the last
+]
+
+
+def spaced(layers: list[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
+    every = layers[0] + 1 if layers else 0
+    if layers == [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]:
+        return every, ()
+    return 0, tuple(layers)
+
+
+# --------------------------------------------------------------------------------------------------
+# Experts.
+
+
+def moe_placement(reader: FieldReader, num_layers: int) -> dict[str, Any] | None:
+    """The fields of MoeSpec that say which layers have experts; None: no layer has."""
+    moe = _moe_layers(reader, num_layers)
+    if not moe:
+        return None
+    spacing = moe[1] - moe[0] if len(moe) > 1 else num_layers
+    if moe == list(range(moe[0], num_layers, spacing)):
+        return {"num_dense_layers": moe[0], "frequency": spacing}
+    dense = tuple(layer for layer in range(moe[0], num_layers) if layer not in moe)
+    return {"num_dense_layers": moe[0], "dense_layers": dense}
+
+
+def _moe_layers(reader: FieldReader, num_layers: int) -> list[int]:
+    """The layers with experts: stated one by one, or by the rule of the type's keys."""
+    rule = _moe_layers_by_rule(reader, num_layers)  # read first: its keys are known either way
+    kinds, listed = reader.value("mlp_layer_types"), reader.value("moe_layers")
+    if kinds is not None:
+        if not _is_list_of(kinds, num_layers, ("dense", "sparse")):
+            reader.fault("mlp_layer_types", f"must be a list of {num_layers} kinds: dense, sparse")
+            return []
+        return [layer for layer, kind in enumerate(kinds[:num_layers]) if kind == "sparse"]  # type: ignore[index]
+    if listed is not None:
+        return [layer for layer in _numbers(reader, "moe_layers") if layer < num_layers]
+    return rule
+
+
+def _moe_layers_by_rule(reader: FieldReader, num_layers: int) -> list[int]:
+    every = reader.value("moe_layer_freq")
+    listed = every if isinstance(every, list) else [1] * num_layers
+    frequency = 1 if isinstance(every, list) else _step(reader, "moe_layer_freq")
+    step = _step(reader, reader.first(("decoder_sparse_step", "interleave_moe_layer_step")))
+    interval = _step(reader, "moe_layer_interval")
+    leading = reader.integer(
+        reader.first(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")),
+        low=0, default=0, high=MAX_LAYERS,
+    )  # fmt: skip
+    last = reader.integer("moe_layer_end_index", low=-1, default=-1, high=MAX_LAYERS)
+    dense = frozenset(_numbers(reader, "mlp_only_layers"))
+    return [
+        layer
+        for layer in range(num_layers)
+        if layer >= leading and (layer <= last or last < 0) and layer not in dense
+        if (layer + 1) % step == 0 and layer % frequency == 0 and (layer + 1) % interval == 0
+        if layer < len(listed) and listed[layer]
+    ]
+
+
+def _step(reader: FieldReader, name: str) -> int:
+    return reader.integer(name, default=1, high=MAX_LAYERS)
+
+
+def _numbers(reader: FieldReader, name: str) -> list[int]:
+    layers = reader.value(name) or []
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        reader.fault(name, "must be a list of layer numbers")
+        return []
+    return layers
+
+
+def _is_list_of(value: object, count: int, kinds: tuple[str, ...]) -> bool:
+    return isinstance(value, list) and len(value) >= count and all(kind in kinds for kind in value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Local attention.
+
+
+def attention_layers(
+    reader: FieldReader, rule: GlobalRule, every: int, num_layers: int, without_rotary: list[int]
+) -> dict[str, Any]:
+    """The fields of ModelSpec that say which layers attend locally, and to how many tokens.
+
+    ``rule`` says which layers are global where the config lists no kinds, ``every`` is its n where it has
+    one that the config does not state, ``without_rotary`` are the layers without rotary positions.
+
+    Raises:
+        UnsupportedModelError: a layer is of another kind.
+    """
+    kinds = _stated_kinds(reader, num_layers)
+    by_rule = _global_layers(reader, rule, every, num_layers, without_rotary)
+    chunked = rule == "without_rotary" if kinds is None else _CHUNKED in kinds
+    name = "attention_chunk_size" if chunked else reader.first(("sliding_window", "window_size"))
+    reader.value("sliding_window")
+    window = reader.integer(name, low=0, default=0)
+    layers = by_rule if kinds is None else [layer for layer in range(num_layers) if kinds[layer] == _GLOBAL]
+    if not window or len(layers) == num_layers:
+        return {}
+    distance, listed = spaced(layers, num_layers)
+    found: dict[str, Any] = {"sliding_window": window, "chunked_attention": chunked}
+    return found | ({"global_layers": listed} if listed else {"sliding_window_every": distance or 1})
+
+
+def _stated_kinds(reader: FieldReader, num_layers: int) -> list[str] | None:
+    """The kind of each layer, where the config lists them."""
+    kinds = reader.value("layer_types")
+    reader.value("attention_types")
+    if kinds is None and reader.has("attention_layers"):  # GPT-Neo
+        listed = reader.value("attention_layers")
+        kinds = [{"global": _GLOBAL, "local": _LOCAL}.get(kind) for kind in listed]  # type: ignore[attr-defined]
+    elif kinds is None and reader.has("attention_types"):
+        kinds = _expanded(reader)
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) < num_layers:
+        reader.fault("layer_types", f"must be a list of {num_layers} kinds of layers")
+        return None
+    if not all(kind in (_GLOBAL, _LOCAL, _CHUNKED) for kind in kinds):
+        raise UnsupportedModelError.field(
+            "layer_types", f"only {_GLOBAL}, {_LOCAL} and {_CHUNKED} are understood"
+        )
+    return list(kinds[:num_layers])
+
+
+def _expanded(reader: FieldReader) -> list[str]:
+    """GPT-Neo's ``[[["global", "local"], 12]]`` one by one."""
+    names = {"global": _GLOBAL, "local": _LOCAL}
+    try:
+        pairs: Any = reader.value("attention_types")
+        repeated = [(kinds, min(count, MAX_LAYERS)) for kinds, count in pairs]
+        return [names[kind] for kinds, count in repeated for _ in range(count) for kind in kinds]
+    except (TypeError, ValueError, KeyError):
+        reader.fault("attention_types", 'must be a list such as [[["global", "local"], 12]]')
+        return []
+
+
+def _global_layers(
+    reader: FieldReader, rule: GlobalRule, every: int, num_layers: int, without_rotary: list[int]
+) -> list[int]:
+    """The global layers by the type's own rule; what it reads is known from then on."""
+    layers, every = range(num_layers), _pattern(reader, every)
+    switch = reader.flag("use_sliding_window", default=True)
+    dense = reader.integer("first_k_dense_replace", low=0, default=0) if rule.endswith("dense") else 0
+    first = reader.integer("max_window_layers", low=0, default=num_layers) if "max_window" in rule else 0
+    is_local: Mapping[GlobalRule, Callable[[int], bool]] = {
+        "all": lambda _layer: False,
+        "none": lambda _layer: True,
+        "every_last": lambda layer: bool(every and (layer + 1) % every),
+        "every_last_after_dense": lambda layer: layer >= dense and bool((layer - dense + 1) % every),
+        "every_first": lambda layer: bool(every and layer % every),
+        "before_max_window_layers": lambda layer: layer >= first,
+        "odd_or_from_max_window_layers": lambda layer: layer < first and layer % 2 == 0,
+        "without_rotary": lambda layer: layer not in without_rotary,
+        "with_rotary": lambda layer: layer in without_rotary,
+        "flint": lambda layer: 1 < layer < num_layers - 1 and layer % 4 != 1,
+    }
+    return [layer for layer in layers if not (switch and is_local[rule](layer))]
+
+
+def _pattern(reader: FieldReader, every: int) -> int:
+    """The n of "every n-th": a number, or EXAONE's ``LLLG``."""
+    names = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
+    stated = reader.first(names)
+    for name in names:
+        word = reader.value(name)
+    word = reader.value(stated)
+    if isinstance(word, str) and re.fullmatch("L+G", word):
+        return len(word)
+    return reader.integer(stated, default=every, low=0, high=MAX_LAYERS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Positions.
+
+
+def layers_without_rotary(reader: FieldReader, num_layers: int) -> list[int]:
+    """Layers that leave queries and keys where they are (``no_rope_layers``: 1 where they are rotated).
+
+    Raises:
+        UnsupportedModelError: layers rotate with different bases.
+    """
+    every = reader.integer("no_rope_layer_interval", low=0, default=0, high=MAX_LAYERS)
+    stated, bases = reader.value("no_rope_layers"), reader.value("layer_rope_theta")
+    if isinstance(bases, list) and bases:
+        if len({base for base in bases if base}) > 1:
+            raise UnsupportedModelError.field("layer_rope_theta", "layers of different rotary bases")
+        stated = bases
+    if isinstance(stated, list) and stated:
+        return [layer for layer, rotates in enumerate(stated[:num_layers]) if not rotates]
+    return [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]

@@ -1,0 +1,137 @@
+"""A model's shape as a mapping, with ModelSpec's own field names, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from meshwright.profiles.limits import (
+    MLA_LIMITS,
+    MODEL_LIMITS,
+    MOE_LIMITS,
+    ROTARY_SCALING_LIMITS,
+    Limits,
+)
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.reading import FieldReader
+
+Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
+
+_PARTS: Mapping[type, Limits] = {
+    ModelSpec: MODEL_LIMITS,
+    MoeSpec: MOE_LIMITS,
+    MlaSpec: MLA_LIMITS,
+    RotaryScaling: ROTARY_SCALING_LIMITS,
+}
+_BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
+
+
+def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> ModelSpec:
+    """A model from ModelSpec's field names; ``moe``, ``mla`` and ``rotary_scaling`` are nested objects.
+
+    ``num_kv_heads`` defaults to the heads, ``head_dim`` to hidden_size / heads (for latent
+    attention to its query/key size). ``linear_bias`` sets all three biases of a layer at once.
+
+    Raises:
+        InvalidProblemError: unknown fields, wrong types, sizes out of range or contradicting;
+            pointers start at ``/model``.
+    """
+    reader = FieldReader(raw, "/model")
+    biased = reader.flag("linear_bias", default=False)
+    # None: follows from other sizes, below
+    follow: dict[str, object] = {"name": "custom", "num_kv_heads": None, "head_dim": None}
+    values = _values(reader, ModelSpec, follow | dict.fromkeys(_BIASES, biased))
+    hidden, heads, mla = values["hidden_size"], values["num_attention_heads"], values.get("mla")
+    if values["num_kv_heads"] is None:
+        values["num_kv_heads"] = heads
+    if values["head_dim"] is None:
+        if mla is None and hidden % heads:
+            reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
+        values["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads)
+    reader.refuse_unknown()
+    reader.finish()
+    return ModelSpec(**values | ({"name": name} if name else {}))
+
+
+def model_to_mapping(model: ModelSpec) -> dict[str, Json]:
+    """The mapping that ``model_from_shape`` reads back to an equal model; defaults are left out."""
+    return _without_defaults(model)
+
+
+def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of the dataclasses above
+    raw: dict[str, Json] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(part).items()
+    }
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.default is not MISSING and value == field.default:
+            del raw[field.name]
+        elif type(value) in _PARTS:
+            raw[field.name] = _without_defaults(value)
+    return raw
+
+
+@cache
+def _types(part: type) -> dict[str, object]:
+    """The type of every field, None taken away."""
+    hints: dict[str, object] = {}
+    for name, hint in get_type_hints(part).items():
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+        union = [option for option in options if option is not NoneType]
+        hints[name] = union[0] if union else hint
+    return hints
+
+
+def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of a dataclass that are stated, or have a default here; it holds the other defaults."""
+    values = {}
+    for field in fields(part):
+        if reader.has(field.name):
+            values[field.name] = _value(reader, part, field.name)
+        elif field.name in defaults:
+            values[field.name] = defaults[field.name]
+            reader.value(field.name)  # known, also as null
+        elif field.default is MISSING:
+            values[field.name] = _value(reader, part, field.name)  # a fault: it is required
+        else:
+            reader.value(field.name)  # known
+    return values
+
+
+def _value(reader: FieldReader, part: type, name: str) -> object:
+    """One field, read as its type and limits say."""
+    kind, limits = _types(part)[name], _PARTS[part].get(name)
+    if isinstance(kind, type) and kind in _PARTS:
+        return _part(reader.child(name), kind)
+    if get_origin(kind) is Literal:
+        return reader.choice(name, get_args(kind), default="")
+    if kind is str:
+        return reader.text(name, default="" if name in ("source", "display_name") else None)
+    if kind is bool or get_origin(kind) is tuple:
+        return reader.flag(name, default=False) if kind is bool else _layers(reader, name)
+    low, high = limits or (1, 2**31 - 1)
+    if kind is float:
+        return reader.number(name, low=low, high=high)
+    return reader.integer(name, low=int(low), high=int(high))
+
+
+def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one of the dataclasses above
+    """A nested object."""
+    if reader is None:
+        return None
+    values = _values(reader, part, {})
+    reader.refuse_unknown()
+    reader.finish()
+    return part(**values)
+
+
+def _layers(reader: FieldReader, name: str) -> tuple[int, ...]:
+    """Numbers of layers, in order."""
+    value = reader.value(name)
+    if not isinstance(value, list) or not all(type(layer) is int and layer >= 0 for layer in value):
+        reader.fault(name, "must be a list of layers, counted from 0")
+        return ()
+    return tuple(sorted(set(value)))
