@@ -144,7 +144,7 @@ def _moved_s(one: Placed, moved: Mapping[int, GroupPrices], constant: int) -> fl
 
 _DRAWS = 4096
 _QUANTILES = 101  # of one measurement's outcome
-_DIGITS = 9  # what is less is rounding
+_DIGITS = 9  # what is less is rounding, and another processor's is another
 _REGRET = 90.0  # percentile
 
 
@@ -203,7 +203,7 @@ def with_odds(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tupl
     covariance = log_covariance(problem, profile, plans)
     best, regret = odds_of(_log_steps(plans), covariance, problem.options.seed)
     return tuple(
-        replace(plan, odds=Odds(best_probability=float(chance), regret_p90=float(loss)))
+        replace(plan, odds=Odds(best_probability=float(chance), regret_p90=round(float(loss), _DIGITS)))
         for plan, chance, loss in zip(plans, best, regret, strict=True)
     )
 
