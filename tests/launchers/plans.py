@@ -117,7 +117,7 @@ def problem_of(
 
 def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator[Target]:
     """Legal rows of the search's own space, drawn at random, each with a split that the launcher takes."""
-    space = enumerate_space(problem)
+    space = enumerate_space(problem, legal_only=True)
     legal = np.flatnonzero(space.legal)
     for row in rng.sample(legal.tolist(), min(count, len(legal))):
         yield target_of_row(problem, space, row, rng)

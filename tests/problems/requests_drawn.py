@@ -205,15 +205,22 @@ def _limited(random: Random, problem: Problem) -> Problem:
     if random.randint(0, 7) == 0:
         problem = replace(problem, options=replace(problem.options, stage_layers=anchor.stage_layers))
     names = [name for name in VARIABLES if name != "num_microbatches" or not problem.options.batch_ramp]
+    counted: list[tuple[Problem, bool]] = []  # most names leave the problem as it is
+
+    def has_few(problem: Problem) -> bool:
+        if not counted or counted[-1][0] is not problem:
+            counted.append((problem, has_at_most(problem, MOST_CONFIGURATIONS)))
+        return counted[-1][1]
+
     for name in random.sample(names, len(names)):
         some = random.randint(0, 9) == 0
-        if not some and has_at_most(problem, MOST_CONFIGURATIONS):
+        if not some and has_few(problem):
             continue
         forms = ["pin", "pin", "pin", "forbid", "constraint"]
         forms += ["bounds", "bounds"] if name in INTEGER_VARIABLES else []
         problem = with_limit(problem, random.choice(forms), name, values[name])
     for name in names:
-        if not has_at_most(problem, MOST_CONFIGURATIONS):
+        if not has_few(problem):
             problem = with_limit(problem, "pin", name, values[name])
     return problem
 

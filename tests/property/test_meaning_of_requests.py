@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.solver.answer import Answer, Infeasibility, Plan
+from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
@@ -33,6 +33,7 @@ from tests.property.meaning import (
     slowdown,
     tried,
 )
+from tests.property.unexplained import unexplained
 
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "200"))
 PARTS = 10
@@ -81,33 +82,17 @@ def rows_of(every: list[Tried]) -> list[list[Tried]]:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_configuration_that_a_request_means_is_better_than_what_is_proved(part: int) -> None:
     for seed in range(part, EXAMPLES, PARTS):
-        with seeded(f"a_drawn_request(Random({seed}))"):
+        with unexplained(), seeded(f"a_drawn_request(Random({seed}))"):
             problem = a_drawn_request(Random(seed))
             judge(problem, search(problem, profile_of(problem)))
 
 
-@pytest.mark.usefixtures("unexplained")
 @pytest.mark.parametrize("kind", OPEN_KINDS)
 def test_nothing_that_an_open_request_means_is_better_than_what_is_proved(kind: str) -> None:
     for seed in range(EXAMPLES // len(OPEN_KINDS)):
-        with seeded(f"an_open_request(Random({seed}), {kind!r})"):
+        with unexplained(), seeded(f"an_open_request(Random({seed}), {kind!r})"):
             problem = an_open_request(Random(seed), kind)
             judge(problem, ask(problem, profile_of(of_each_launcher(problem)[0])))
-
-
-@pytest.fixture
-def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers without reasons, remedies and odds: searches of their own, tested elsewhere."""
-    for name in (
-        "with_remedies",
-        "_too_late",
-        "with_reasons",
-        "with_odds",
-    ):  # each returns its third argument
-        monkeypatch.setattr(f"meshwright.solver.planner.plan.{name}", lambda *given: given[2])
-    monkeypatch.setattr(
-        "meshwright.solver.search.search._reasons", lambda *_given: Infeasibility(reasons=())
-    )
 
 
 def profile_of(problem: Problem) -> Profile:
