@@ -42,8 +42,6 @@ def explain(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price your own configuration beside the best plan, and say what each difference buys."""
-    from meshwright.service.cli.problem_options import Asked  # noqa: PLC0415
-
     if plan is not None:
         if request or config or assign or from_args or variable or profile:
             raise typer.BadParameter(

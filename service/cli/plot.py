@@ -34,8 +34,6 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="File to write; default: FIGURE.FORMAT here.")] = None,
 ) -> None:
     """Draw one figure of an answer: Pareto plot, memory, waterfall, timeline or roofline."""
-    from meshwright.service.cli.report import Wanted  # noqa: PLC0415 - the same
-
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
     if form == "perfetto" and figure != "timeline":

@@ -36,8 +36,6 @@ def predict_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
-    from meshwright.service.cli.problem_options import Asked  # noqa: PLC0415 - the solver is loaded when it is needed
-
     asked = Asked(config=config, assign=assign or [], from_args=from_args or [], variables=variable or [])
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
 

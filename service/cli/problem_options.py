@@ -16,9 +16,10 @@ from typing import Annotated
 
 import typer
 
+from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.library import model_names
+from meshwright.profiles.library import cluster_names, gpu_names, model_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.service.cli.assignments import (
     bounds_of,
@@ -36,36 +37,29 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.launch_files import Own, own_of_files
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.space.expressions import ExpressionError
+from meshwright.solver.space.request_rules import constraint_of
 
 # --------------------------------------------------------------------------------------------------
-# What a shell offers for the value of an option: names of the catalog, loaded only when it asks.
+# What a shell offers for the value of an option: names of the catalog.
 
 
 def complete_model(incomplete: str) -> list[str]:
     """Models of the catalog that begin so."""
-    from meshwright.profiles.library import model_names as names  # noqa: PLC0415 - loads numpy; only a shell asks
-
-    return _beginning(names(), incomplete)
+    return _beginning(model_names(), incomplete)
 
 
 def complete_cluster(incomplete: str) -> list[str]:
     """Clusters of the catalog that begin so."""
-    from meshwright.profiles.library import cluster_names as names  # noqa: PLC0415 - the same
-
-    return _beginning(names(), incomplete)
+    return _beginning(cluster_names(), incomplete)
 
 
 def complete_gpu(incomplete: str) -> list[str]:
     """GPU types of the catalog that begin so."""
-    from meshwright.profiles.library import gpu_names as names  # noqa: PLC0415 - the same
-
-    return _beginning(names(), incomplete)
+    return _beginning(gpu_names(), incomplete)
 
 
 def complete_launcher(incomplete: str) -> list[str]:
     """Launchers whose limits are known, and the words for all and for none."""
-    from meshwright.profiles.capabilities import launcher_names  # noqa: PLC0415 - the same
-
     return _beginning((*launcher_names(), "any", "none"), incomplete)
 
 
@@ -288,8 +282,6 @@ def _constraint(text: str) -> str:
     Raises:
         InvalidProblemError: it is none; the fault counts the characters that were typed.
     """
-    from meshwright.solver.space.request_rules import constraint_of  # noqa: PLC0415 - loads numpy, which a list of commands has no use for
-
     written_out = long_names(text)
     try:
         constraint_of(written_out)

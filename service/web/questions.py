@@ -10,7 +10,7 @@ from meshwright.service.launchers.registry import launcher_names
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import WorkloadRequest
 from meshwright.service.web.fields import Field
-from meshwright.solver.configuration import RECOMPUTE, SCHEDULES
+from meshwright.solver.configuration import RECOMPUTE, SCHEDULES, VARIABLES, Variable
 from meshwright.solver.problem import ALLOWED
 
 Choices = tuple[tuple[str, str], ...]
@@ -119,22 +119,19 @@ LAUNCHER = Field(
 )
 
 
-def _pin(name: str, short: str, label: str) -> Field:
-    """A variable with one value only."""
+def _pin(variable: Variable) -> Field:
+    """A variable with one value only, called as its meaning begins: "Tensor parallel size: GPUs that …"."""
     return Field(
-        name=f"pin-{short}", at=("search", "pin", name), label=label, kind="number", placeholder="any"
+        name=f"pin-{variable.short}",
+        at=("search", "pin", variable.name),
+        label=variable.meaning.partition(":")[0].removesuffix(" size"),
+        kind="number",
+        placeholder="any",
     )
 
 
 PINS = (
-    _pin("tensor_parallel_size", "tp", "Tensor parallel"),
-    _pin("pipeline_parallel_size", "pp", "Pipeline parallel"),
-    _pin("virtual_pipeline_size", "vpp", "Chunks per stage"),
-    _pin("context_parallel_size", "cp", "Context parallel"),
-    _pin("expert_parallel_size", "ep", "Expert parallel"),
-    _pin("data_parallel_size", "dp", "Data parallel"),
-    _pin("zero_stage", "zero", "ZeRO stage"),
-    _pin("micro_batch_size", "mbs", "Micro-batch"),
+    *(_pin(one) for one in VARIABLES.values() if one.in_tables),
     Field(
         name="pin-recompute",
         at=("search", "pin", "recompute_granularity"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.solver.configuration import Configuration
 from meshwright_client import answers, errors, plans
 from meshwright_client.decoding import decoded
 from meshwright_client.errors import UnexpectedAnswerError
@@ -47,6 +48,13 @@ def test_a_record_has_fields_that_the_service_documents_and_all_that_it_promises
     names = {field.name for field in fields(record)}
     documented, promised = SCHEMAS[schema]["properties"], SCHEMAS[schema].get("required", ())
     assert set(promised) <= names <= set(documented)
+
+
+def test_a_configuration_has_every_variable_with_the_value_that_turns_it_off() -> None:
+    """The client is a distribution of its own: it lists by hand what the planner's table says."""
+    ours, theirs = plans.Configuration(), Configuration()
+    listed = [(field.name, getattr(ours, field.name)) for field in fields(ours)]
+    assert listed == [(field.name, getattr(theirs, field.name)) for field in fields(theirs)]
 
 
 def test_a_plan_as_the_service_writes_it_is_read_whole() -> None:
