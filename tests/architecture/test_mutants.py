@@ -3,7 +3,7 @@
 import pytest
 
 from tests.mutants.mutants import MUTANTS, Mutant
-from tests.processes.servers import ROOT
+from tests.processes.warm import ROOT
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -13,7 +13,8 @@ from playwright.sync_api import Browser, CDPSession, Page, expect
 
 from tests.browser.chromium import a_page, chromium
 from tests.browser.questions import SCRIPT, await_answer
-from tests.processes.servers import ROOT, RunningServer, serving
+from tests.processes.servers import RunningServer, serving
+from tests.processes.warm import ROOT
 
 IMAGES = ROOT / "docs" / "images"
 DOCUMENT = ROOT / "docs" / "live-page.md"

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ SMALL = [*PLAN, "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes
          "--global-batch-size", "256", "--seq-length", "8192"]  # fmt: skip
 LONG = [*PLAN, "--model", "deepseek-v3", "--cluster", "dgx-h100", "--num-nodes", "256",
         "--global-batch-size", "8192", "--seq-length", "4096", "--top-k", "50", "--certify", "cp-sat-all",
-        "--time-limit-s", "50"]  # fmt: skip
+        "--time-limit-s", "600"]  # fmt: skip
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -56,8 +55,8 @@ def in_terminal(
 
 def _read(screen: int, child: "subprocess.Popen[bytes]", when: Callable[[str], bool]) -> tuple[str, int]:
     """Everything until the terminal closes."""
-    shown, typed, end_s = b"", False, time.monotonic() + 60
-    while time.monotonic() < end_s and select.select([screen], [], [], 60)[0]:
+    shown, typed = b"", False
+    while select.select([screen], [], [])[0]:
         try:
             piece = os.read(screen, 65536)
         except OSError:  # Linux: the other side is closed
@@ -68,7 +67,7 @@ def _read(screen: int, child: "subprocess.Popen[bytes]", when: Callable[[str], b
         if not typed and when(shown.decode(errors="replace")):
             os.write(screen, b"\x03")
             typed = True
-    return shown.decode(), child.wait(10)
+    return shown.decode(), child.wait()
 
 
 def test_a_terminal_shows_progress_colour_the_table_and_the_plot(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.processes.warm import program
+
 ROOT = Path(__file__).parents[2]
 PORT = "8420"  # what pages say; while tests run, a free one
 COLUMNS = 120
@@ -73,7 +75,7 @@ def run_page(text: str, folder: Path) -> Iterator[tuple[Exchange, list[str]]]:
     run = subprocess.run(
         ["bash", "--norc", "-c", "\n".join(lines)],
         cwd=folder / "page", env=_environment(folder, port), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, check=False, timeout=110,
+        stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     outputs = run.stdout.replace(port, PORT).split(_END)
     assert len(outputs) > len(every), f"the shell ended early: {outputs[-1]}"
@@ -121,9 +123,7 @@ def _lay_out(text: str, folder: Path) -> None:
     for file in FILE.finditer(text):
         (folder / "page" / file["name"]).parent.mkdir(parents=True, exist_ok=True)
         (folder / "page" / file["name"]).write_text(file["body"])
-    program = folder / "bin" / "meshwright"
-    program.write_text(f"#!{sys.executable}\nfrom meshwright.service.cli.main import main\nmain()\n")
-    program.chmod(0o755)
+    program(folder / "bin" / "meshwright")
 
 
 def _environment(folder: Path, port: str) -> dict[str, str]:

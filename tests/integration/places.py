@@ -7,7 +7,7 @@ from sqlalchemy import select
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs, plans
 from meshwright.service.jobs.states import TERMINAL_STATES
-from tests.processes.servers import Settings, until
+from tests.processes.servers import HANGS_S, Settings, until
 from tests.reliability.figures import measured
 from tests.served.job_records import job_in
 
@@ -23,10 +23,10 @@ class Place:
         """Note a figure of this database."""
         measured(fault, what, value, unit, on=self.database.dialect)
 
-    def await_state(self, *states: str, job_id: str = "job", within_s: float = 45.0) -> None:
+    def await_state(self, *states: str, job_id: str = "job", within_s: float = HANGS_S) -> None:
         until(lambda: job_in(self.database, job_id).state in states, within_s=within_s)
 
-    def await_end(self, job_id: str = "job", *, within_s: float = 45.0) -> str:
+    def await_end(self, job_id: str = "job", *, within_s: float = HANGS_S) -> str:
         self.await_state(*TERMINAL_STATES, job_id=job_id, within_s=within_s)
         return job_in(self.database, job_id).state
 

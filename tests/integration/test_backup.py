@@ -1,7 +1,6 @@
 """Copies of the records while a server writes to them, and what comes back."""
 
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from meshwright.service.db.backup import BackupError, back_up, restore
 from meshwright.service.db.database import Database
 from tests.processes.servers import environment, serving
+from tests.processes.warm import run_warm
 from tests.served.job_records import add_job
 
 PROBLEM = {
@@ -21,8 +21,7 @@ PROBLEM = {
 
 
 def db(*words: str, url: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "meshwright", "db", *words, "--database-url", url]
-    return subprocess.run(command, env=environment({}), capture_output=True, text=True, check=False)
+    return run_warm("-m", "meshwright", "db", *words, "--database-url", url, env=environment({}))
 
 
 def test_a_copy_made_under_load_is_whole_and_serves_again(tmp_path: Path) -> None:

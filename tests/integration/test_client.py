@@ -31,7 +31,8 @@ from meshwright_client.errors import (
 )
 from tests.builders import a_plan, an_answer
 from tests.processes.faulty_proxy import break_off_after, faulty_proxy, lose_answer, refuse
-from tests.processes.servers import ROOT, RunningServer, Settings, free_port, serving, until
+from tests.processes.servers import RunningServer, Settings, free_port, serving, until
+from tests.processes.warm import ROOT
 from tests.served.job_records import SUCCESS, TINY_PROBLEM, claimed
 
 LONG_S = 60.0  # long enough to be waited for by events

@@ -1,8 +1,6 @@
 """F24: a worker is killed at every step of storing a result, on both databases."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 from sqlalchemy import delete
@@ -11,6 +9,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from tests.processes.servers import environment
+from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
 from tests.served.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
 
@@ -31,8 +30,7 @@ def test_f24_sigkill_at_any_step_of_the_result_commit_leaves_all_or_nothing(
     for step in STEPS:
         job_id = add_job(database, f"job-{step}")
         before = num_plans(database)
-        command = [sys.executable, "-m", "tests.processes.dying_writer", url, str(step)]
-        died = subprocess.run(command, env=environment({}), check=False, timeout=60)
+        died = run_warm("-m", "tests.processes.dying_writer", url, str(step), env=environment({}))
         assert died.returncode == -signal.SIGKILL
         now = (job_in(database, job_id).state, num_plans(database) - before)
         assert now in {("running", 0), ("succeeded", 2)}

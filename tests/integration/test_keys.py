@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -13,11 +12,11 @@ from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
 from meshwright.service.errors import NotFoundError, UnauthorizedError
 from tests.processes.servers import environment, serving, until
+from tests.processes.warm import run_warm
 
 
 def meshwright(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "meshwright", *words]
-    return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=False)
+    return run_warm("-m", "meshwright", *words, env=environment(settings))
 
 
 def test_keys_are_made_listed_used_revoked_and_audited(database: Database) -> None:

@@ -53,7 +53,7 @@ WORST = (
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RunningServer]:
     settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
-    with serving(settings) as running:
+    with serving(settings, fresh=True) as running:
         yield running
 
 

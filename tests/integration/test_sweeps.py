@@ -1,8 +1,6 @@
 """Sweeps with real workers and signals, on both databases."""
 
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 
@@ -20,10 +18,11 @@ from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.sweeps import Sweeps
 from tests.integration.places import LEASE_S, SWEEP_S, Place
 from tests.processes.servers import environment, until, working
+from tests.processes.warm import run_warm
 from tests.served.job_records import TENANT
 from tests.served.sweep_jobs import a_sweep, answer_child, children_in, record_in
 
-SLOW = "tests.processes.slow_worker"
+SLOW, JOINER = "tests.processes.slow_worker", "tests.processes.dying_joiner"
 STEPS = range(3, 13)  # of telling a sweep, claiming it and storing its answer; beyond them: all is done
 
 
@@ -67,15 +66,13 @@ def test_two_workers_share_the_points_of_a_sweep_and_one_joins_them(place: Place
 def test_a_sweep_whose_workers_are_killed_goes_on_point_by_point(place: Place, use_cases: Jobs) -> None:
     parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16]))
     with working(place.settings):
-        until(lambda: children_in(place.database, parent.id)[0].state == "succeeded", within_s=45.0)
+        until(lambda: children_in(place.database, parent.id)[0].state == "succeeded")
         wider = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 24, 32, 40]))
-        until(lambda: "succeeded" in states(place, wider.id)[1:], within_s=45.0)
+        until(lambda: "succeeded" in states(place, wider.id)[1:])
     done = {child.id: child.finished_at_s for child in ended(place, wider.id)}
     with working(place.settings, module=SLOW) as victim:
         if record_in(place.database, wider.id).state == "running":
-            until(
-                lambda: "running" in states(place, wider.id) or not is_open(place, wider.id), within_s=45.0
-            )
+            until(lambda: "running" in states(place, wider.id) or not is_open(place, wider.id))
         victim.kill()
         victim.wait()
     with working(place.settings):
@@ -91,7 +88,7 @@ def test_a_sweep_whose_workers_are_killed_goes_on_point_by_point(place: Place, u
 def test_cancelling_a_sweep_takes_less_than_a_second(place: Place, use_cases: Jobs) -> None:
     parent = use_cases.submit(TENANT, a_sweep(global_batch_size=[8, 16, 24, 32]))
     with working(place.settings, module=SLOW), working(place.settings, module=SLOW):
-        until(lambda: states(place, parent.id).count("running") == 2, within_s=45.0)
+        until(lambda: states(place, parent.id).count("running") == 2)
         asked_at = time.monotonic()
         use_cases.cancel(TENANT, parent.id)
         assert place.await_end(parent.id) == "cancelled"
@@ -110,8 +107,9 @@ def test_sigkill_at_any_step_of_a_join_leaves_all_or_nothing_and_it_is_done_once
         parent = use_cases.submit(TENANT, a_sweep(fresh=True, global_batch_size=[8, 16]))
         for _ in range(2):
             answer_child(engine)
-        command = [sys.executable, "-m", "tests.processes.dying_joiner", url, parent.id, str(step)]
-        died = subprocess.run(command, env=environment({}), check=False, timeout=60)
+        died = run_warm(
+            "-m", "tests.processes.dying_joiner", url, parent.id, str(step), env=environment({})
+        )
         assert died.returncode == -signal.SIGKILL
         now = (record_in(database, parent.id).state, len(place.plans(parent.id)))
         assert now in {("running", 0), ("succeeded", 1)}
@@ -134,7 +132,7 @@ def test_a_tenant_runs_no_more_jobs_at_once_than_it_may(place: Place, use_cases:
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(working(settings, module=SLOW))
-        until(lambda: "running" in states(place, parent.id), within_s=45.0)
+        until(lambda: "running" in states(place, parent.id))
         time.sleep(1.0)  # the others look ten times a second
         assert states(place, parent.id).count("running") == 1
         use_cases.cancel(TENANT, parent.id)

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from tests.mutants.mutants import MUTANTS, Mutant
-from tests.processes.servers import ROOT, environment
+from tests.processes.servers import environment
+from tests.processes.warm import ROOT
 
 ROOMS = ("profiles", "solver", "service", "workers", "migrations", "src", "tests")
 SUITE = [

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.processes.servers import until
 
-BACK_WITHIN_S = 30.0
+BACK_WITHIN_S = 120.0
 
 
 class PostgresServer:

@@ -17,12 +17,13 @@ import httpx
 
 from meshwright.service.db.database import sqlite_path
 from meshwright.service.jobs.states import TERMINAL_STATES
+from tests.processes.warm import ROOT, Warm
 
-ROOT = Path(__file__).parents[2]
-SERVE = """from meshwright.service.serving.serve import serve
+SERVE = """from functools import partial
+from meshwright.service.serving.serve import serve
 from meshwright.service.settings import Settings
-serve(Settings())"""
-START_TIMEOUT_S = 20.0
+serve(Settings(), on_ready=partial(print, flush=True))"""
+HANGS_S = 120.0  # what takes so long does not come, however busy the machine is
 
 Settings = dict[str, str]
 
@@ -44,7 +45,7 @@ class RunningServer:
         job: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job_id}", timeout=10).json()
         return job
 
-    def finished_job(self, job_id: str, *, within_s: float = 30.0) -> dict[str, Any]:
+    def finished_job(self, job_id: str, *, within_s: float = HANGS_S) -> dict[str, Any]:
         """The job once it ended, by long polls."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
@@ -60,7 +61,7 @@ def environment(settings: Settings) -> dict[str, str]:
     return {**os.environ, **ours, "PYTHONPATH": str(ROOT)}
 
 
-def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+def until(condition: Callable[[], bool], *, within_s: float = HANGS_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -68,14 +69,18 @@ def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
 
 
 @contextmanager
-def serving(settings: Settings, *, start: str = SERVE) -> Iterator[RunningServer]:
-    """A serving process on a free port, stopped with SIGTERM; ``start`` is the Python that starts it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", start],
-        env=environment({"port": "0", **settings}),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def serving(settings: Settings, *, start: str = SERVE, fresh: bool = False) -> Iterator[RunningServer]:
+    """A serving process on a free port, stopped with SIGTERM; ``start`` is the Python that starts it.
+
+    ``fresh``: it loads what it needs by itself, and its memory is its own.
+    """
+    own, words = environment({"port": "0", **settings}), ["-c", start]
+    process: subprocess.Popen[str]
+    if fresh or start != SERVE:
+        command = [sys.executable, *words]
+        process = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True)
+    else:
+        process = Warm(words, env=own, stdout=subprocess.PIPE)
     with ended(process):
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -85,12 +90,11 @@ def serving(settings: Settings, *, start: str = SERVE) -> Iterator[RunningServer
 
 @contextmanager
 def working(
-    settings: Settings, *options: str, module: str = "workers", quiet: bool = False
+    settings: Settings, *options: str, module: str = "meshwright.workers", quiet: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
     """A worker process, stopped with SIGTERM; ``slow_worker`` beside this file never finishes."""
-    command = [sys.executable, "-m", module, *options]
     stderr = subprocess.DEVNULL if quiet else None
-    with ended(subprocess.Popen(command, env=environment(settings), stderr=stderr, text=True)) as process:
+    with ended(Warm(["-m", module, *options], env=environment(settings), stderr=stderr)) as process:
         yield process
 
 
@@ -139,7 +143,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(15)
+            process.wait(HANGS_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -174,7 +178,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             text=True,
         )
-        until(self._answers, within_s=START_TIMEOUT_S)
+        until(self._answers, within_s=HANGS_S)
 
     def stop(self) -> None:
         if self.process is not None:

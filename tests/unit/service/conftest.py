@@ -1,5 +1,6 @@
 """A real database file for every test that wants one."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,19 @@ from meshwright.service.settings import Settings
 from tests.served.job_records import RememberingQueue
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path / 'meshwright.db'}")
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database with today's schema, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "meshwright.db"
+    made = Database(f"sqlite:///{path}")
     migrations.upgrade(made)
+    made.close()
+    return path
+
+
+@pytest.fixture
+def database(tmp_path: Path, migrated_file: Path) -> Iterator[Database]:
+    made = Database(f"sqlite:///{shutil.copy(migrated_file, tmp_path)}")
     yield made
     made.close()
 

@@ -1,0 +1,267 @@
+"""Processes of the product that begin with its modules loaded: forks of one that did nothing but load them.
+
+Starting ``python -m meshwright …`` takes half a second to load modules, a server or a worker more than one.
+A test that asks what a process does, not how it starts, takes one from here: its own process with its own
+arguments, folder, environment, streams, signals and exit code. Commands search by a clock of CPU seconds.
+``python -m tests.processes.warm SOCKET`` is the process that is forked; it has one thread and ends when its
+standard input is closed.
+"""
+
+import atexit
+import importlib
+import io
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Self
+
+from meshwright.service.cli.main import COMMANDS
+from tests.processes.cpu_clock import count_cpu_seconds
+
+ROOT = Path(__file__).parents[2]
+LOADED = ("service.serving.serve", "service.jobs.sweeps", "workers.__main__")
+MAX_BYTES = 2**20  # of a request for a process
+CLIENT = """\
+import array, json, os, signal, socket, sys
+line = socket.socket(socket.AF_UNIX); line.connect({path!r})
+words = ["-m", "meshwright", *sys.argv[1:]]
+asked = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+line.sendmsg([len(asked).to_bytes(4, "big")],
+             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+line.sendall(asked)
+pid = int.from_bytes(line.recv(4), "big")
+for one in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(one, lambda number, _: os.kill(pid, number))
+code = int.from_bytes(line.recv(4), "big", signed=True)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL); os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+@cache
+def _socket() -> str:
+    """The address of this process's own process to fork; it ends with this one."""
+    folder = tempfile.mkdtemp(prefix="mw-warm-")
+    path = f"{folder}/socket"
+    command = [sys.executable, "-m", "tests.processes.warm", path]
+    ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    forked = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env=ours)
+    assert forked.stdin is not None
+    stream = forked.stdin
+
+    def end() -> None:
+        stream.close()
+        forked.wait()
+
+    atexit.register(end)
+    while not Path(path).exists():
+        assert forked.poll() is None, "it did not start"
+        time.sleep(0.02)
+    return path
+
+
+def program(path: Path) -> None:
+    """Write ``meshwright`` as a program that gets a warm process, passes signals on, ends as it does."""
+    path.write_text(f"#!{sys.executable} -IS\n" + CLIENT.format(path=_socket()))
+    path.chmod(0o755)
+
+
+class Warm(subprocess.Popen[str]):
+    """A process as ``subprocess.Popen(…, text=True)`` gives it; ``words`` are what follows ``python``."""
+
+    def __init__(
+        self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path = ROOT,
+        stdout: int | None = None, stderr: int | None = None,
+    ) -> None:  # fmt: skip
+        self._child_created = False  # for the destructor of the base: nothing of this process's own to bury
+        self.args, self.returncode = list(words), None
+        self.stdin = None
+        self._communication_started, self._input = False, None
+        self.text_mode = True
+        self.stdout, out = _stream(stdout, 1)
+        self.stderr, err = _stream(stderr, 2)
+        given = [os.open(os.devnull, os.O_RDONLY), out, err]
+        self._line = socket.socket(socket.AF_UNIX)
+        self._line.connect(_socket())
+        asked = json.dumps([list(words), str(cwd), dict(env)]).encode()
+        socket.send_fds(self._line, [len(asked).to_bytes(4, "big")], given)
+        self._line.sendall(asked)
+        for one in given:
+            os.close(one)
+        self.pid = int.from_bytes(self._line.recv(4), "big")
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended."""
+        if self.returncode is None:
+            self._line.settimeout(1e-6 if timeout == 0 else timeout)
+            try:
+                told = self._line.recv(4)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._line.close()
+            self.returncode = int.from_bytes(told, "big", signed=True)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        """Nothing where it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def _stream(wanted: int | None, number: int) -> tuple[IO[str] | None, int]:
+    """Our end of a stream, where it is a pipe, and that of the new process: by default the tests' own."""
+    if wanted == subprocess.DEVNULL:
+        return None, os.open(os.devnull, os.O_WRONLY)
+    if wanted != subprocess.PIPE:
+        return None, os.dup(number)
+    ours, its = os.pipe()
+    return os.fdopen(ours, encoding="utf-8"), its
+
+
+def run_warm(
+    *arguments: str, env: Mapping[str, str], cwd: Path = ROOT, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``python ARGUMENTS`` to its end, with what it printed."""
+    with Warm(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(list(arguments), process.wait(), stdout, stderr)
+
+
+# --------------------------------------------------------------------------------------------------
+# The process that is forked.
+
+
+def main(path: str) -> Callable[[], object]:
+    """Fork until nobody wants more; in a fork, what it is to do."""
+    commands = (f"service.cli.{where.partition(':')[0]}" for where, _ in COMMANDS.values())
+    for name in (*LOADED, *commands):
+        importlib.import_module(f"meshwright.{name}")
+    del sys.modules["meshwright.workers.__main__"]  # ``-m meshwright.workers`` runs it
+    waker, woken = socket.socketpair()
+    for end in (waker, woken):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, _noted)
+    signal.set_wakeup_fd(woken.fileno())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: for the tests, not for this
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}.new")
+    listener.listen(64)
+    Path(f"{path}.new").rename(path)
+    running: dict[int, socket.socket] = {}
+    chosen = selectors.DefaultSelector()
+    for source in (sys.stdin, listener, waker):
+        chosen.register(source, selectors.EVENT_READ)
+    while sys.stdin not in (ready := {key.fileobj for key, _ in chosen.select()}):
+        with suppress(BlockingIOError):
+            waker.recv(4096)
+        _bury(running)
+        if listener not in ready:
+            continue
+        line, _ = listener.accept()
+        asked, streams = _received(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            chosen.close()
+            for one in (line, listener, waker, woken, *running.values()):
+                one.close()
+            return _begun(asked, streams)
+        for stream in streams:
+            os.close(stream)
+        line.sendall(pid.to_bytes(4, "big"))
+        running[pid] = line
+    return lambda: None
+
+
+def _noted(_number: int, _frame: FrameType | None) -> None:
+    """A child has ended: ``select`` is woken."""
+
+
+def _received(line: socket.socket) -> tuple[list[Any], list[int]]:
+    """What is asked for, and the streams of the new process."""
+    head, streams, _, _ = socket.recv_fds(line, 4, 3)
+    left = int.from_bytes(head, "big")
+    assert left <= MAX_BYTES
+    said = b""
+    while len(said) < left:
+        said += line.recv(left - len(said))
+    return json.loads(said), streams
+
+
+def _bury(running: dict[int, socket.socket]) -> None:
+    """Tell who waits for children that have ended."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        line = running.pop(pid)
+        with suppress(OSError):  # nobody may wait any more
+            line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+        line.close()
+
+
+def _begun(asked: list[Any], streams: list[int]) -> Callable[[], object]:
+    """Become the process that is asked for: all but what it runs."""
+    words, folder, environment = asked
+    for number, one in enumerate(streams):
+        os.dup2(one, number)
+        os.close(one)
+    sys.stdin = _text(0, "r")
+    sys.stdout = _text(
+        1, "w", line_buffering=os.isatty(1), write_through=bool(environment.get("PYTHONUNBUFFERED"))
+    )
+    sys.stderr = _text(2, "w", errors="backslashreplace", line_buffering=True)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    random.seed()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    kind, what, *arguments = words
+    if what == "meshwright" and arguments[:1] != ["serve"]:
+        count_cpu_seconds()
+    sys.argv = ["-c" if kind == "-c" else what, *arguments]
+    if kind == "-c":
+        code = compile(what, "<string>", "exec")
+        return lambda: exec(code, {"__name__": "__main__"})  # noqa: S102 - as ``python -c`` does
+    return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def _text(number: int, mode: str, **how: Any) -> io.TextIOWrapper:  # noqa: ANN401 - arguments of TextIOWrapper
+    """A standard stream as Python opens it."""
+    raw = io.FileIO(number, mode, closefd=False)
+    buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffered, encoding="utf-8", **how)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])()
