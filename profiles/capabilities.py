@@ -164,7 +164,6 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
     """
     found = {
         "multi-token prediction": model.num_mtp_layers > 0,
-        "sliding windows": model.sliding_window is not None,
         "tied embeddings": model.tied_embeddings,
         "bias of the output head": model.head_bias,
         "free head size": model.head_dim * model.num_attention_heads != model.hidden_size,
@@ -175,7 +174,12 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "scale of embeddings": model.embedding_scale != 1,
         "scale of residuals": model.residual_scale != 1,
         "scale of logits": model.logit_scale != 1,
+        "gate of attention's output": model.attention_gate != "none",
+        "clamped queries, keys and values": model.attention_clip is not None,
+        "queries scaled by their position": model.position_scaled_queries,
         "latent attention": model.mla is not None,
+        "bias of latent attention": bool(model.mla and model.mla.latent_bias),
+        **_window_facts(model),
         **_norm_facts(model),
         **_mlp_facts(model),
         **_expert_facts(model),
@@ -185,19 +189,35 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
     return frozenset(name for name, there in found.items() if there)
 
 
+def _window_facts(model: ModelSpec) -> dict[str, bool]:
+    """Local layers; of chunks none is a window."""
+    chunks = model.chunked_attention
+    return {
+        "attention within chunks": chunks,
+        "sliding windows": model.sliding_window is not None and not chunks,
+        "sliding windows of listed layers": bool(model.global_layers) and not chunks,
+    }
+
+
 def _norm_facts(model: ModelSpec) -> dict[str, bool]:
     kind = model.normalization
     return {
+        "rmsnorm without weights": kind == "rmsnorm_without_weights",
         "layernorm": kind == "layernorm",
         "layernorm without bias": kind == "layernorm_without_bias",
         "layernorm without weights": kind == "layernorm_without_weights",
         "zero-centered norms": model.zero_centered_norm,
         "norms after attention and MLP": model.norm_position == "after",
         "norms before and after attention and MLP": model.norm_position == "before_and_after",
+        "norms after residuals": model.norm_position == "after_residual",
+        "no norm before the output head": not model.final_norm,
+        "norms inside attention and MLP": model.inner_norms,
         "parallel attention and MLP": model.parallel_residual,
         "one norm for attention and MLP": model.shared_norm,
         "query-key norm of each head": model.query_key_norm == "per_head",
         "query-key norm over all heads": model.query_key_norm == "all_heads",
+        "query-key norm of each head's own": model.query_key_norm == "each_head",
+        "query-key norm without weights": model.query_key_norm == "per_head_without_weights",
         "norm of the embedding": model.embedding_norm,
     }
 
@@ -229,6 +249,10 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
         "sigmoid router without normalisation": moe.router_score == "sigmoid" and not normalized,
         "sparsemixer router": moe.router_score == "sparsemixer",
         "untrained bias of the router's choice": moe.selection_bias,
+        "untrained bias of a softmax router": moe.selection_bias and moe.router_score == "softmax",
+        "experts weighted at their input": moe.weights_on_input,
+        "norm of the experts' output": moe.output_norm,
+        "experts without the MLP's biases": model.mlp_bias and not moe.expert_bias,
         "groups of experts": moe.router_groups > 0,
         "scaled experts": moe.router_scaling != 1,
     }
@@ -257,9 +281,11 @@ def _position_facts(model: ModelSpec) -> dict[str, bool]:
         "learned positions": model.learned_position_embeddings,
         "position table with an offset": model.learned_position_offset > 0,
         "positions by ALiBi": model.alibi_positions,
-        "layers without rotary positions": model.no_rotary_every > 0,
+        "sinusoidal positions": model.sinusoidal_positions,
+        "layers without rotary positions": any(model.layers_without_rotary()),
         "partial rotary positions": model.rotary_fraction != 1,
         "rotary base of local layers": model.rotary_local_base is not None,
+        "partial rotary positions of local layers": model.rotary_local_fraction is not None,
     }
     scaling = model.rotary_scaling
     if scaling is not None:

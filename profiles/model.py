@@ -10,8 +10,9 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.limits import (
@@ -546,3 +547,21 @@ class ModelSpec:
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
         scores = (self.num_layers + self.num_mtp_layers) * self.score_flops_per_token(seq_length)
         return 2.0 * forward + scores if frozen else 3.0 * forward
+
+
+def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
+    every = layers[0] + 1 if layers else 0
+    if list(layers) == [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]:
+        return every, ()
+    return 0, tuple(layers)
+
+
+def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
+    """The fields of MoeSpec that say that exactly these layers, in order, have experts."""
+    first = layers[0]
+    distance = layers[1] - first if len(layers) > 1 else max(num_layers, 1)
+    if list(layers) == list(range(first, num_layers, distance)):
+        return {"num_dense_layers": first, "frequency": distance}
+    dense = tuple(layer for layer in range(first, num_layers) if layer not in layers)
+    return {"num_dense_layers": first, "dense_layers": dense}

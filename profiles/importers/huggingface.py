@@ -23,10 +23,9 @@ from meshwright.profiles.importers.huggingface_layers import (
     attention_layers,
     layers_without_rotary,
     moe_placement,
-    spaced,
 )
 from meshwright.profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS, ROTARY_SCALING_LIMITS
-from meshwright.profiles.model import Activation, MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model import Activation, MlaSpec, ModelSpec, MoeSpec, RotaryScaling, spaced
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
 _ROTARY_BASE = 10_000  # of the configuration classes that have no other default

@@ -1,6 +1,6 @@
 """Which layers of a Hugging Face model attend locally, have experts, or lack positions: each type's rule.
 
-A rule yields a list of layers; ``spaced`` turns it into "every n-th" where that says the same.
+A rule yields a list of layers, which becomes "every n-th" where that says the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.model import expert_placement, spaced
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -30,14 +31,6 @@ GlobalRule = Literal[
 ]
 
 
-def spaced(layers: list[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
-    every = layers[0] + 1 if layers else 0
-    if layers == [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]:
-        return every, ()
-    return 0, tuple(layers)
-
-
 # --------------------------------------------------------------------------------------------------
 # Experts.
 
@@ -45,13 +38,7 @@ def spaced(layers: list[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
 def moe_placement(reader: FieldReader, num_layers: int) -> dict[str, Any] | None:
     """The fields of MoeSpec that say which layers have experts; None: no layer has."""
     moe = _moe_layers(reader, num_layers)
-    if not moe:
-        return None
-    spacing = moe[1] - moe[0] if len(moe) > 1 else num_layers
-    if moe == list(range(moe[0], num_layers, spacing)):
-        return {"num_dense_layers": moe[0], "frequency": spacing}
-    dense = tuple(layer for layer in range(moe[0], num_layers) if layer not in moe)
-    return {"num_dense_layers": moe[0], "dense_layers": dense}
+    return expert_placement(moe, num_layers) if moe else None
 
 
 def _moe_layers(reader: FieldReader, num_layers: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
@@ -20,6 +19,7 @@ from meshwright.service.launchers.export import (
     bundled,
     common_warnings,
 )
+from meshwright.service.launchers.megatron_flags import expert_layers
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,
@@ -270,6 +270,8 @@ def _model(model: ModelSpec) -> Values:
         values["window_size"] = f"[{model.sliding_window - 1},0]"
         if model.sliding_window_every > 1:
             values["window_attn_skip_freq"] = model.sliding_window_every
+        elif model.global_layers:
+            values["window_attn_skip_freq"] = [int(local) for local in model.local_layers()]
     return values | _experts(model) | _latent(model)
 
 
@@ -299,12 +301,11 @@ def _experts(model: ModelSpec) -> Values:
     moe = model.moe
     if moe is None:
         return {"num_moe_experts": None}
-    pattern = [f"[{int(kind == 'moe')}]*{len(list(run))}" for kind, run in groupby(model.layer_kinds())]
     values: Values = {
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
-        "moe_layer_freq": f"'({'+'.join(pattern)})'",  # quoted for Hydra too
+        "moe_layer_freq": f"'{expert_layers(model)}'",  # quoted for Hydra too
     }
     if moe.shared_ffn_hidden_size:
         values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size

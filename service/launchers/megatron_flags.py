@@ -432,14 +432,26 @@ def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
         flags.append(flag("rotary-base", model.rotary_base))
     if model.rotary_fraction != 1:
         flags.append(flag("rotary-percent", model.rotary_fraction))
-    if model.no_rotary_every:
+    if any(model.layers_without_rotary()):
         flags.append(flag("no-rope-freq", _layers_without_positions(model)))
     return flags + _rotary_scaling(model)
 
 
+def layer_list(marked: Sequence[bool]) -> str:
+    """1 for each marked layer, run by run, as Megatron-LM reads it: ``([0]*3+[1]*58)``."""
+    return "(" + "+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marked)) + ")"
+
+
+def expert_layers(model: ModelSpec) -> str:
+    """Which layers have experts."""
+    return layer_list([kind == "moe" for kind in model.layer_kinds()])
+
+
 def _layers_without_positions(model: ModelSpec) -> str:
-    """1 for each layer without them: ``([0]*3+[1])*12``, what is left over at the end."""
+    """``([0]*3+[1])*12`` where every n-th layer is without, what is left over at the end."""
     every = model.no_rotary_every
+    if not every:
+        return layer_list(model.layers_without_rotary())
     groups, rest = divmod(model.num_layers, every)
     return f"([0]*{every - 1}+[1])*{groups}" + (f"+[0]*{rest}" if rest else "")
 
@@ -470,6 +482,8 @@ def _window(model: ModelSpec) -> list[Flag]:
     flags = [flag("window-size", f"{model.sliding_window - 1},0")]
     if model.sliding_window_every > 1:
         flags.append(flag("window-attn-skip-freq", model.sliding_window_every))
+    elif model.global_layers:
+        flags.append(flag("window-attn-skip-freq", layer_list(model.local_layers())))
     return flags
 
 
@@ -481,7 +495,7 @@ def _experts(target: Target) -> list[Flag]:
         flag("num-experts", moe.num_experts),
         flag("moe-router-topk", moe.top_k),
         flag("moe-ffn-hidden-size", moe.ffn_hidden_size),
-        flag("moe-layer-freq", _layer_pattern(model)),
+        flag("moe-layer-freq", expert_layers(model)),
     ]
     if moe.shared_ffn_hidden_size:
         flags.append(flag("moe-shared-expert-intermediate-size", moe.shared_ffn_hidden_size))
@@ -506,12 +520,6 @@ def _router(moe: MoeSpec) -> list[Flag]:
     if moe.router_scaling != 1:
         flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
     return flags
-
-
-def _layer_pattern(model: ModelSpec) -> str:
-    """Which layers have experts: ``([0]*3+[1]*58)`` is three dense layers, then 58 with experts."""
-    runs = [(kind, len(list(run))) for kind, run in groupby(model.layer_kinds())]
-    return "(" + "+".join(f"[{int(kind == 'moe')}]*{count}" for kind, count in runs) + ")"
 
 
 def _latent_attention(mla: MlaSpec | None) -> list[Flag]:

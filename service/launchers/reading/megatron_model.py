@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import re
+import ast
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model import Activation, MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model import (
+    Activation,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    RotaryScaling,
+    expert_placement,
+    spaced,
+)
 from meshwright.service.launchers.reading.given import Given
 
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
-_RUNS = re.compile(r"\[([01](?:\s*,\s*[01])*)\](?:\s*\*\s*(\d{1,5}))?")
-_EVERY = re.compile(r"\(\[0\]\*(\d{1,4})\+\[1\](?:\*1)?\)\*\d{1,5}(?:\+\[0\]\*\d{1,4})?")
 _MAX_LAYERS = 10_000
+_MAX_TEXT = 100_000
 
 
 def model_of(given: Given, name: str) -> ModelSpec:
@@ -52,11 +61,11 @@ def model_of(given: Given, name: str) -> ModelSpec:
         mla=mla,
         num_mtp_layers=given.integer("mtp-num-layers", 0),
         sliding_window=_window(given),
-        sliding_window_every=given.integer("window-attn-skip-freq", 1),
+        **_global_layers(given),
         learned_position_embeddings=learned,
         max_position_embeddings=given.optional("max-position-embeddings"),
         rotary_base=None if learned else given.optional("rotary-base"),
-        no_rotary_every=0 if learned else _no_rotary_every(given),
+        **({} if learned else _no_rotary(given)),
         rotary_fraction=1.0 if learned else _number(given, "rotary-percent") or 1.0,
         rotary_scaling=None if learned else _rotary_scaling(given, mla),
         normalization="rmsnorm" if given.word("normalization", "LayerNorm") == "RMSNorm" else "layernorm",
@@ -111,11 +120,67 @@ def _activation(given: Given) -> Activation | None:
     return "squared_relu" if given.has("squared-relu") else None
 
 
-def _no_rotary_every(given: Given) -> int:
-    """Every n-th layer has no positions: ``4`` or ``([0]*3+[1])*12``; 0 where none or another pattern."""
-    text = given.word("no-rope-freq").replace(" ", "")
-    found = _EVERY.fullmatch(text)
-    return int(found[1]) + 1 if found else int(text) if text.isascii() and text[:5].isdecimal() else 0
+def _no_rotary(given: Given) -> dict[str, Any]:
+    """Layers without positions: every n-th (``4``), or a list (``([0]*3+[1])*12``)."""
+    layers = _layers_of(given, "no-rope-freq", lambda every: lambda layer: (layer + 1) % every == 0)
+    every, listed = spaced(layers, given.integer("num-layers", 0))
+    return {"no_rotary_every": every, "no_rotary_layers": listed}
+
+
+def _global_layers(given: Given) -> dict[str, Any]:
+    """Layers that attend to all tokens: every n-th (``4``), or those that a list marks with 0."""
+    num_layers = given.integer("num-layers", 0)
+    local = _layers_of(given, "window-attn-skip-freq", lambda every: lambda layer: (layer + 1) % every != 0)
+    if not given.has("window-size") or not local:
+        return {}
+    every, listed = spaced([layer for layer in range(num_layers) if layer not in local], num_layers)
+    return {"global_layers": listed} if listed else {"sliding_window_every": every or 1}
+
+
+def _layers_of(
+    given: Given, name: str, rule: Callable[[int], Callable[[int], bool]], default: str = "0"
+) -> list[int]:
+    """The layers that a flag marks: by a rule of every n-th, or by a list of 0 and 1 for each layer."""
+    text, num_layers = given.word(name, default).strip(), given.integer("num-layers", 0)
+    if text.isascii() and text.isdecimal():
+        every = int(text[:6])
+        return [layer for layer in range(num_layers) if every and rule(every)(layer)]
+    marks = _marks(text)
+    if marks is None:
+        given.fault(name, "is no list of layers such as ([0]*3+[1]*58)")
+        given.stop()
+    elif len(marks) != num_layers:
+        given.fault(name, f"names {len(marks)} layers, --num-layers is {num_layers}")
+        given.stop()
+    return [layer for layer, mark in enumerate(marks or []) if mark]
+
+
+def _marks(text: str) -> list[int] | None:
+    """0 and 1 of an expression of lists, sums and multiples; None where it is something else."""
+    try:
+        return _evaluated(ast.parse(text[:_MAX_TEXT], mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _evaluated(node: ast.expr) -> list[int]:
+    """The value of one part of such an expression.
+
+    Raises:
+        ValueError: it is none, or names too many layers.
+    """
+    if isinstance(node, ast.List):
+        marks = [part.value for part in node.elts if isinstance(part, ast.Constant)]
+        if len(marks) == len(node.elts) and all(mark in (0, 1) for mark in marks):
+            return [int(bool(mark)) for mark in marks]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _evaluated(node.left) + _evaluated(node.right)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        times = node.right.value if isinstance(node.right, ast.Constant) else None
+        one = _evaluated(node.left)
+        if type(times) is int and 0 <= times * len(one) <= _MAX_LAYERS:
+            return one * times
+    raise ValueError("no list of layers")
 
 
 def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
@@ -152,23 +217,22 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
     """The model with its experts, where it has any.
 
     Raises:
-        InvalidProblemError: the layers with experts follow no pattern that can be priced.
+        InvalidProblemError: no layer has experts, or their sizes contradict each other.
     """
     if not given.has("num-experts"):
         return model
     width = given.integer("moe-ffn-hidden-size", ffn)
     shared = given.integer("moe-shared-expert-intermediate-size", 0)
-    pattern = _pattern(given, model.num_layers)
-    dense = pattern.index(1) if 1 in pattern else len(pattern)
-    later = [layer - dense for layer, kind in enumerate(pattern) if kind and layer > dense]
+    layers = _layers_of(given, "moe-layer-freq", lambda every: lambda layer: layer % every == 0, "1")
+    if not layers:
+        raise InvalidProblemError.of("--moe-layer-freq", "leaves no layer for experts")
     moe = MoeSpec(
         num_experts=given.integer("num-experts", 1),
         top_k=given.integer("moe-router-topk", 2),
         ffn_hidden_size=width,
         num_shared_experts=max(round(shared / max(width, 1)), 1) if shared else 0,
         shared_ffn_hidden_size=shared,
-        num_dense_layers=dense,
-        frequency=later[0] if later else max(model.num_layers, 1),
+        **expert_placement(layers, model.num_layers),
         router_score="sigmoid"
         if given.word("moe-router-score-function", "softmax") == "sigmoid"
         else "softmax",
@@ -180,28 +244,4 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         selection_bias=given.has("moe-router-enable-expert-bias"),
         shared_expert_gate=given.has("moe-shared-expert-gate") and shared > 0,
     )
-    found = replace(model, moe=moe)
-    if [int(kind == "moe") for kind in found.layer_kinds()] != pattern:
-        raise InvalidProblemError.of("--moe-layer-freq", "layers with experts must come at equal distances")
-    return found
-
-
-def _pattern(given: Given, num_layers: int) -> list[int]:
-    """1 for each layer with experts: ``([0]*3+[1]*58)``, or every n-th layer beginning with the first."""
-    text = given.word("moe-layer-freq", "1").strip()
-    if text.isascii() and text.isdecimal() and 1 <= int(text[:6]) <= _MAX_LAYERS:
-        return [int(layer % int(text) == 0) for layer in range(num_layers)]
-    body = text.strip("()").replace(" ", "")
-    pieces = [_RUNS.fullmatch(piece) for piece in body.split("+")]
-    layers: list[int] = []
-    for piece in pieces:
-        if piece is None or len(layers) > _MAX_LAYERS:
-            given.fault("moe-layer-freq", "is no pattern such as ([0]*3+[1]*58)")
-            given.stop()
-        else:
-            count = min(int(piece[2] or 1), _MAX_LAYERS)
-            layers += [int(kind) for kind in piece[1].split(",")] * count
-    if len(layers) != num_layers:
-        given.fault("moe-layer-freq", f"names {len(layers)} layers, --num-layers is {num_layers}")
-        given.stop()
-    return layers
+    return replace(model, moe=moe)
