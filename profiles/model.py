@@ -491,6 +491,15 @@ class ModelSpec:
         ends = self.final_norm_parameters() + self.embedding_parameters() + self.head_parameters()
         return layers + ends
 
+    def figures(self) -> dict[str, str | int]:
+        """The name and the exact counts of parameters, as answers state them."""
+        return {
+            "name": self.name,
+            "num_parameters": self.num_parameters(),
+            "num_active_parameters": self.num_active_parameters(),
+            "num_mtp_parameters": self.mtp_parameters(),
+        }
+
     def num_active_parameters(self) -> int:
         """Weights that one token uses: experts it does not visit are left out."""
         if self.moe is None:
@@ -510,8 +519,8 @@ class ModelSpec:
             local = (chunks * window * (window + 1) + rest * (rest + 1)) / (2 * seq_length)
         else:
             local = window - window * (window - 1) / (2 * seq_length)
-        local_share = sum(self.local_layers()) / self.num_layers
-        return whole * (1 - local_share) + local * local_share
+        global_share = self.local_layers().count(False) / self.num_layers
+        return whole * global_share + local * (1 - global_share)
 
     def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int) -> float:
         """Forward FLOPs of one layer per token: 2 per active weight plus the attention scores.

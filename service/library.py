@@ -56,7 +56,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.runs.table import Run, read_runs
-from meshwright.solver.space.launcher_rules import overlap_notes
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes
 
 FilePath: TypeAlias = str | PathLike[str]
 Request: TypeAlias = Problem | Mapping[str, object] | FilePath
@@ -161,6 +161,7 @@ class PredictResult(Result):
             "why": asdict(self.why),
             "notes": list(self.notes),
             "profile": self.profile.version,
+            "model": self.problem.model.figures(),
         }
 
     def render(self, width: int) -> RenderableType:
@@ -324,7 +325,7 @@ def predict(
         profile=costs,
         why=reasons_of(problem, costs, [own], [prediction.step_time_s])[0],
         breaks=tuple(broken_rules(problem, own)),
-        notes=(*overlap_notes(problem, own), *pace_notes(problem, own)),
+        notes=(*overlap_notes(problem, own), *pace_notes(problem, own), *beyond_positions(problem)),
         warnings=warnings,
     )
 

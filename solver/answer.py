@@ -259,6 +259,7 @@ class Answer:
     pareto: ParetoFront | None = None  # where the request asks for it
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
+    model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""

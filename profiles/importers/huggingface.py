@@ -109,6 +109,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "num_mtp_layers": _prediction_layers(reader),
         "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),
     }
+    if family.keys["max_position_embeddings"] in added and not facts.get("learned_position_embeddings"):
+        facts["max_position_embeddings"] = None  # nobody states them, and nothing is as long as they are
     if reader.has("ffn_config.hidden_size") and reader.value("ffn_config.hidden_size") != hidden_size:
         raise UnsupportedModelError.field("ffn_config.hidden_size", f"another one than {hidden_size}")
     facts |= _positions(reader, model_type, facts, head_dim)

@@ -235,6 +235,15 @@ class ExportView(BaseModel):
     warnings: list[str]
 
 
+class ModelFigures(BaseModel):
+    """A model's name and exact counts of parameters."""
+
+    name: str
+    num_parameters: int
+    num_active_parameters: int  # that one token uses
+    num_mtp_parameters: int  # of multi-token prediction, beside num_parameters
+
+
 class PredictionView(BaseModel):
     """What the cost model expects of a given configuration."""
 
@@ -243,6 +252,7 @@ class PredictionView(BaseModel):
     breaks: list[str]  # rules of the search space that it breaks
     why: Why  # where its time goes, and what stops it from going faster
     profile: str
+    model: ModelFigures
     launcher: str | None = None  # whose launch file it was
     notes: list[str] = Field(default_factory=list)  # what really runs: defaults that cost something
     unread: list[str] = Field(default_factory=list)  # names of the launch file that are not understood
@@ -445,6 +455,7 @@ class AnswerView(BaseModel):
     points: list[PointView] | None = None  # of a sweep
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: list[SkippedLauncher] = Field(default_factory=list)  # of a request for any launcher
+    model: ModelFigures | None = None  # none of a sweep, whose points may differ
     plans: list[RankedPlan]
     next_page_token: str | None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from meshwright.service.report.formatting import tied, wrapped
+from meshwright.service.report.formatting import count, tied, wrapped
 from meshwright.solver.problem import Problem
 
 _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
@@ -19,7 +19,7 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     """Model, cluster, batch, precision and launcher of a question."""
     model, workload = problem.model, problem.workload
     return (
-        f"{clean(model.title)} ({_parameters(model.num_parameters())} parameters)",
+        f"{clean(model.title)} ({count(model.num_parameters())} parameters)",
         clean(problem.cluster.title),
         f"batch {_batches(problem)} × {workload.seq_length} tokens",
         workload.precision,
@@ -32,12 +32,6 @@ def _batches(problem: Problem) -> str:
     options, batch = problem.options, problem.workload.global_batch_size
     ramp = [str(one) for one, _ in options.batch_ramp]
     return " → ".join([*ramp, " or ".join(map(str, (*options.batch_sizes, batch)))])
-
-
-def _parameters(number: int) -> str:
-    """``70.6 B`` or ``124.4 M``."""
-    billion = 10**9
-    return f"{number / billion:.1f} B" if number >= billion else f"{number / 10**6:.1f} M"
 
 
 def clean(text: str) -> str:

@@ -30,7 +30,7 @@ from meshwright.solver.planner.pareto import front_of
 from meshwright.solver.planner.variants import Answered, merged, searchable, variants_of, with_baseline
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 from meshwright.solver.search.search import places_stages, search
-from meshwright.solver.space.launcher_rules import overlap_warnings
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_warnings
 
 # --------------------------------------------------------------------------------------------------
 # A request whose stages are placed on unlike node groups: what it asks for beside the ranking.
@@ -131,7 +131,7 @@ def ask(
     """
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     if places_stages(problem, profile):
-        return ask_placed(problem, profile, watch, on_progress=on_progress)
+        return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     variants, skipped = searchable(variants_of(problem, profile))
     answered = list[Answered]()
     for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
@@ -158,7 +158,13 @@ def ask(
     answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=of_a_step)))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
-    return with_baseline(first.problem, first.profile, answer)
+    return _of_model(problem, with_baseline(first.problem, first.profile, answer))
+
+
+def _of_model(problem: Problem, answer: Answer) -> Answer:
+    """The answer with its model's counts, and what the model was not made for."""
+    said = (*answer.warnings, *beyond_positions(problem))
+    return replace(answer, model=problem.model.figures(), warnings=said)
 
 
 def _answer(

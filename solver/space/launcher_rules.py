@@ -75,6 +75,14 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     yield from model_faults(model, able)
 
 
+def beyond_positions(problem: Problem) -> tuple[str, ...]:
+    """A sequence longer than the positions that the model's config states."""
+    seq, most = problem.workload.seq_length, problem.model.max_position_embeddings
+    if most is None or seq <= most:
+        return ()
+    return (f"seq_length {seq} is longer than the {most} positions that {problem.model.title} states",)
+
+
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
     """Facts of the model that the launch file cannot state, with the launchers that state all of them."""
     lacking = lacking_facts(able, model)

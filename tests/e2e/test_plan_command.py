@@ -34,7 +34,7 @@ def test_a_plan_is_a_ranked_table_with_its_proof(home: dict[str, str]) -> None:
     run = meshwright("plan", *SMALL, *BATCH, env=home)
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
-    assert "Llama 3.1 8B (8.0 B parameters) · 4 × DGX H100 = 32 GPUs" in run.stdout
+    assert "Llama 3.1 8B (8 030 261 248 parameters) · 4 × DGX H100 = 32 GPUs" in run.stdout
     assert "#1 proved optimal under the cost model by" in run.stdout
     assert "← best" in run.stdout
     assert "\x1b" not in run.stdout

@@ -12,7 +12,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.schemas import PredictionView
+from meshwright.service.api.schemas import ModelFigures, PredictionView
 from meshwright.service.launchers.reading.base import WHOLE_FILE
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.launch_files import Own, given_launch_file, own_of_files, ramp_notes
@@ -20,7 +20,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predicted
-from meshwright.solver.space.launcher_rules import overlap_notes
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes
 
 _PARTS = {"problem", "configuration", "launch_file"}
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))
@@ -50,8 +50,14 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         why=reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0],
         breaks=broken_rules(problem, configuration),
         profile=profile.version,
+        model=ModelFigures.model_validate(problem.model.figures()),
         launcher=own.launcher,
-        notes=[*own.notes, *ramp_notes(own, profile), *overlap_notes(problem, configuration)],
+        notes=[
+            *own.notes,
+            *ramp_notes(own, profile),
+            *overlap_notes(problem, configuration),
+            *beyond_positions(problem),
+        ],
         unread=list(own.unread),
     )
 

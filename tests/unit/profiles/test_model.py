@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -162,3 +163,55 @@ def test_a_frozen_model_runs_its_products_twice_and_its_scores_three_times() -> 
     # 2 (forward) FLOPs saved for each weight of layers and head; scores stay whole
     layers = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     assert whole - frozen == pytest.approx(2 * (layers + 32000 * 4096))
+
+
+BASE = ModelSpec(
+    name="small", num_layers=8, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=16,
+    num_kv_heads=4, head_dim=64, vocab_size=32000,
+)  # fmt: skip
+
+
+def test_a_prediction_layer_has_a_projection_and_three_norms_beside_a_layer() -> None:
+    model = replace(BASE, num_mtp_layers=2)
+    # 2 · (layer + 2 · 1024² + 3 · 1024): of the token, of the hidden state, before the shared head
+    assert model.mtp_parameters() == 2 * (model.layer_parameters("dense") + 2 * 1024**2 + 3 * 1024)
+    assert model.num_parameters() == BASE.num_parameters(), "counted apart, as model cards do"
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({"attention_gate": "per_head"}, 8 * 1024 * 16),
+        ({"attention_gate": "per_element"}, 8 * 1024 * 16 * 64),
+        ({"inner_norms": True}, 8 * (16 * 64 + 4096)),
+        ({"final_norm": False}, -1024),
+        ({"normalization": "rmsnorm_without_weights"}, -(8 * 2 + 1) * 1024),
+        ({"query_key_norm": "each_head"}, 8 * (16 + 4) * 64),
+        ({"query_key_norm": "per_head_without_weights"}, 0),
+        ({"gated_mlp": False, "activation": "xielu"}, -8 * 1024 * 4096 + 8 * 2),
+        ({"norm_position": "after_residual"}, 0),
+    ],
+)
+def test_a_fact_adds_or_spares_exactly_its_own_weights(changes: dict[str, Any], more: int) -> None:
+    assert replace(BASE, **changes).num_parameters() - BASE.num_parameters() == more
+
+
+def test_chunks_of_four_over_eight_tokens_attend_two_and_a_half_keys() -> None:
+    # (1 + 2 + 3 + 4) twice, over 8 tokens; layers 3 and 7 attend to (8 + 1) / 2
+    model = replace(BASE, sliding_window=4, sliding_window_every=4, chunked_attention=True)
+    assert model.attended_tokens(8) == pytest.approx((6 * 2.5 + 2 * 4.5) / 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"sliding_window": 4, "global_layers": (8,)}, "/model/global_layers"),
+        ({"sliding_window": 4, "sliding_window_every": 2, "global_layers": (1,)}, "/model/global_layers"),
+        ({"no_rotary_every": 4, "no_rotary_layers": (1,)}, "/model/no_rotary_layers"),
+        ({"alibi_positions": True, "sinusoidal_positions": True}, "/model/sinusoidal_positions"),
+    ],
+)
+def test_lists_of_layers_name_layers_and_contradict_no_rule(changes: dict[str, Any], pointer: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        replace(BASE, **changes)
+    assert [error.pointer for error in caught.value.errors] == [pointer]

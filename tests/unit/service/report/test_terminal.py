@@ -41,7 +41,7 @@ def text_of(answer: Answer, problem: Problem | None = None, *, width: int = 160)
 def test_the_question_stands_in_the_first_line() -> None:
     first = text_of(an_answer()).splitlines()[0]
     assert first.strip() == (
-        "Llama 3.1 70B (70.6 B parameters) · 16 × DGX H100 = 128 GPUs · "
+        "Llama 3.1 70B (70 553 706 496 parameters) · 16 × DGX H100 = 128 GPUs · "
         "batch 512 × 8192 tokens · bf16 · for megatron-lm"
     )
 

@@ -102,3 +102,17 @@ def test_no_pinned_shard_size_is_better_than_what_is_proved_without_the_pin(
     assert free.bound_step_time_s is not None
     assert free.bound_step_time_s <= min(steps) * (1 + 1e-9)
     assert free.plans[0].prediction.step_time_s <= min(steps) * (1 + 1e-9)
+
+
+def test_an_answer_carries_the_exact_count_and_warns_beyond_the_models_positions() -> None:
+    problem = on_two_nodes()
+    short = replace(problem, model=replace(problem.model, max_position_embeddings=1024))
+    answer = answered(short)
+    # 32·(2·4096² + 2·4096·1024 + 3·4096·14336 + 2·4096) + 4096 + 2·128256·4096
+    assert answer.model == {
+        "name": short.model.name, "num_parameters": 8_030_261_248, "num_active_parameters": 8_030_261_248,
+        "num_mtp_parameters": 0,
+    }  # fmt: skip
+    said = "seq_length 2048 is longer than the 1024 positions that Llama 3.1 70B states"
+    assert said in answer.warnings
+    assert said not in answered(problem).warnings
