@@ -40,7 +40,7 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.parts import places_stages
-from meshwright.service.requests.profiles import GivenProfile, profile_with, read_given
+from meshwright.service.requests.profiles import CATALOG, LATEST, GivenProfile, profile_with, read_given
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
 from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why
@@ -470,7 +470,7 @@ def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...
     if isinstance(given, Profile):
         return given, ()
     if given is None:
-        given = problem.profile or ()
+        given = () if problem.profile in {None, LATEST, CATALOG} else str(problem.profile)
     if isinstance(given, str) or not isinstance(given, Sequence):
         given = (given,)
     return profile_with(problem, [_read(one) for one in given])

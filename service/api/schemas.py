@@ -266,6 +266,8 @@ class ProfileView(BaseModel):
     title: str
     gpu: str | None
     created_at: datetime
+    scope: str | None = None  # cluster and framework whose measurements made it; null: a client sent it
+    version: int | None = None  # 1, 2, … of its scope; the last one is `latest`
 
 
 class ProfileDetail(ProfileView):
@@ -287,6 +289,7 @@ class MeasurementView(BaseModel):
     id: str
     plan_id: str
     profile: str  # id of the calibration on all runs of this cluster and framework
+    profile_version: int | None = None  # of that cluster's calibration
     num_runs: int
     findings: list[str]  # what looks wrong in them
     prediction: Prediction  # of the plan, under that calibration
@@ -351,6 +354,8 @@ def profile_fields(record: ProfileRecord) -> dict[str, Any]:
         "title": record.title,
         "gpu": record.gpu,
         "created_at": moment(record.created_at_s),
+        "scope": record.scope,
+        "version": record.version,
     }
 
 

@@ -5,11 +5,11 @@ The tenant stands in every WHERE but one: a worker reads the profile that an acc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, tuple_
+from sqlalchemy import Connection, delete, func, insert, select, tuple_
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.records import is_identifier
@@ -25,6 +25,8 @@ class ProfileRecord:
     gpu: str | None
     title: str
     created_at_s: float
+    scope: str | None  # cluster and framework whose measurements made it; None: a client sent it
+    version: int | None  # 1, 2, … of its scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,12 @@ def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | 
     return connection.execute(query).scalar_one_or_none()
 
 
+def version_of(connection: Connection, profile_id: str) -> int | None:
+    """Which version of its cluster's calibration a profile is; None: it is none of those."""
+    query = select(profiles.c.version).where(profiles.c.id == profile_id).limit(1)
+    return connection.execute(query).scalar_one_or_none() if is_identifier(profile_id) else None
+
+
 def newest_profiles(
     connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
 ) -> list[ProfileRecord]:
@@ -72,6 +80,24 @@ def newest_profiles(
         query = query.where(tuple_(profiles.c.created_at_s, profiles.c.id) < before)
     query = query.order_by(profiles.c.created_at_s.desc(), profiles.c.id.desc()).limit(limit)
     return [ProfileRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def latest_calibration(
+    connection: Connection, tenant: str, scopes: Collection[str]
+) -> ProfileRecord | None:
+    """The calibration that the newest measurement of some scopes led to."""
+    query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.scope.in_(scopes))
+    newest = query.order_by(profiles.c.created_at_s.desc(), profiles.c.version.desc()).limit(1)
+    row = connection.execute(newest).mappings().one_or_none()
+    return None if row is None else ProfileRecord(**row)
+
+
+def next_version(connection: Connection, tenant: str, scope: str) -> int:
+    """The version that the next calibration of a scope gets."""
+    last = select(func.max(profiles.c.version)).where(
+        profiles.c.tenant == tenant, profiles.c.scope == scope
+    )
+    return (connection.execute(last).scalar_one() or 0) + 1
 
 
 def insert_profile(

@@ -177,6 +177,10 @@ profiles = Table(
     Column("created_at_s", Double, nullable=False),
     Index(None, "id"),
     Index(None, "tenant", "created_at_s", "id"),
+    # Calibrations that measurements made: what they serve, and 1, 2, … among those; None: sent by a client.
+    Column("scope", String(64)),
+    Column("version", Integer),
+    Index(None, "tenant", "scope", "version", unique=True),  # several without a scope are no conflict
 )
 
 measurements = Table(

@@ -19,6 +19,8 @@ from meshwright.solver.calibration.timed import with_measured
 from meshwright.solver.cost.residuals import NUM_FEATURES
 from meshwright.solver.problem import Problem
 
+LATEST = "latest"  # the calibration that the service has learnt of the problem's cluster; the default
+CATALOG = "catalog"  # none of them
 GivenProfile: TypeAlias = Calibration | MeasuredProfile
 
 

@@ -148,7 +148,8 @@ class ProblemRequest(Part):
         default=None,
         min_length=1,
         max_length=200,
-        description="id of a stored profile; of a problem file, the path of a profile file",
+        description="id of a stored profile; `latest`, the default: what the service has learnt of this "
+        "cluster; `catalog`: not even that; of a problem file, the path of a profile file",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,28 +11,27 @@ from sqlalchemy.exc import IntegrityError
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db import profile_records as records
-from meshwright.service.db.database import Database, compact_json
+from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_measured
 from meshwright.service.db.profile_records import MeasurementRecord
-from meshwright.service.errors import IdempotencyConflictError
+from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
-from meshwright.service.stores.profiles import keep_profile, profile_id_of
+from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
 from meshwright.solver.answer import Prediction, plan_from_json
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
+MAX_TRIES = 5  # beside others that measure the same cluster at the same moment
 MAX_SECONDS = 1e6
 MAX_BYTES = 2**50
 
@@ -45,6 +43,7 @@ class Learnt:
     id: str
     plan_id: str
     profile_id: str
+    profile_version: int | None  # of this cluster's and framework's
     num_runs: int  # with a step time, of this cluster and framework
     findings: tuple[str, ...]  # what looks wrong in all runs together
     prediction: Prediction  # of the plan, corrected
@@ -65,9 +64,22 @@ class Measurements:
             InvalidProblemError: a field is wrong, or no machine can have measured that.
             IdempotencyConflictError: the key was used with another body or plan.
         """
-        known = self._known(tenant, plan_id, body, key)
-        if known is not None:
-            return self._learnt(known)
+        fault: IntegrityError | None = None
+        for _ in range(MAX_TRIES):
+            known = self._known(tenant, plan_id, body, key)
+            if known is not None:
+                return self._learnt(known)
+            document, values = self._lesson(tenant, plan_id, body)
+            try:
+                return self._learnt(self._store(tenant, document, {**values, "idempotency_key": key}))
+            except IntegrityError as lost:  # another request was faster: it used this key, or this version
+                fault = lost
+        raise fault or NotFoundError("there is no such measurement")
+
+    def _lesson(
+        self, tenant: str, plan_id: str, body: Mapping[str, object]
+    ) -> tuple[Mapping[str, object], dict[str, Any]]:
+        """What all runs of the cluster and framework teach with this one, and the row of this one."""
         job, plan = self._jobs.plan(tenant, plan_id)
         request = _settled(job.request, plan)
         one = _observation(plan_id, request, plan["config"], body)
@@ -77,17 +89,11 @@ class Measurements:
             earlier = records.newest_measurements(connection, tenant, scope, limit=MAX_RUNS - 1)
         seen = [_observation(old.plan_id, old.request, old.config, old.body) for old in earlier]
         document = calibrate([one, *seen], cluster=one.problem.cluster.name).to_json()
-        values = {
+        row = {
             "scope": scope, "plan_id": plan_id, "request": request, "config": plan["config"],
-            "body": body, "profile_id": profile_id_of(document), "idempotency_key": key,
+            "body": body, "profile_id": profile_id_of(document),
         }  # fmt: skip
-        try:
-            return self._learnt(self._store(tenant, document, values))
-        except IntegrityError:  # another request was faster
-            known = self._known(tenant, plan_id, body, key)
-            if known is None:
-                raise
-            return self._learnt(known)
+        return document, row
 
     def _known(
         self, tenant: str, plan_id: str, body: Mapping[str, object], key: str | None
@@ -108,7 +114,14 @@ class Measurements:
         measurement_id = uuid.uuid4().hex
         given = read_given(document)
         with self._database.write() as connection:
-            keep_profile(connection, tenant, str(values["profile_id"]), document, given)
+            keep_profile(
+                connection,
+                tenant,
+                str(values["profile_id"]),
+                document,
+                given=given,
+                scope=str(values["scope"]),
+            )
             records.insert_measurement(connection, tenant, measurement_id, **values)
             note_measured(connection, tenant, [str(values["plan_id"])])
             found = records.newest_measurements(connection, tenant, str(values["scope"]), limit=MAX_RUNS)
@@ -118,6 +131,7 @@ class Measurements:
         """The answer to a measurement, from what is stored."""
         with self._database.read() as connection:
             document = records.document_of(connection, record.profile_id) or {}
+            version = records.version_of(connection, record.profile_id)
         calibration = read_given(document)
         if not isinstance(calibration, Calibration):
             raise InvalidProblemError.of("/profile", "is no calibration")
@@ -127,19 +141,11 @@ class Measurements:
             id=record.id,
             plan_id=record.plan_id,
             profile_id=record.profile_id,
+            profile_version=version,
             num_runs=calibration.num_runs,
             findings=calibration.findings,
             prediction=predict(problem, profile, configuration_from_json(record.config)),
         )
-
-
-def scope_of(problem: Problem) -> str:
-    """What one calibration serves: a cluster, however many of its nodes are used, and a framework."""
-    cluster = replace(
-        problem.cluster, groups=tuple(replace(group, num_nodes=1) for group in problem.cluster.groups)
-    )
-    named = {"cluster": cluster_to_mapping(cluster), "framework": framework_of(problem.launcher)}
-    return hashlib.sha256(compact_json(named).encode()).hexdigest()
 
 
 def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[str, object]:

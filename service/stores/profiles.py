@@ -11,16 +11,18 @@ from typing import Any
 from sqlalchemy import Connection
 
 from meshwright.profiles.calibration import Calibration
+from meshwright.profiles.capabilities import launchers_of
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import Profile
+from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
+from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.db import profile_records as records
-from meshwright.service.db.database import Database
+from meshwright.service.db.database import Database, compact_json
 from meshwright.service.db.key_records import note
 from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token
-from meshwright.service.requests.profiles import GivenProfile, profile_with, read_given
+from meshwright.service.requests.profiles import CATALOG, LATEST, GivenProfile, profile_with, read_given
 from meshwright.solver.problem import Problem
 
 MAX_TITLE = 200
@@ -47,7 +49,7 @@ class ProfileStore:
         def keep() -> ProfileRecord:
             with self._database.write() as connection:
                 made = made_before(connection, tenant, repeatable)
-                record = keep_profile(connection, tenant, profile_id, document, given)
+                record = keep_profile(connection, tenant, profile_id, document, given=given)
                 if made is None:
                     remember(connection, tenant, repeatable, subject=profile_id)
                 return record
@@ -92,6 +94,33 @@ class ProfileStore:
                 raise NotFoundError("there is no such profile")
             note(connection, tenant, actor=actor, action="profile.delete", subject=profile_id)
 
+    def resolved(self, tenant: str, problem: Problem) -> Problem:
+        """The problem with the profile that it is answered with named by its id.
+
+        A problem that names none, or ``latest``, gets the latest calibration of its cluster and framework,
+        where measurements have made one that this version can use; ``catalog`` gets none.
+
+        Raises:
+            InvalidProblemError: at ``/profile``: there is no such profile, or it does not hold here.
+        """
+        if problem.profile not in {None, LATEST, CATALOG}:
+            self.require(tenant, problem)
+            return problem
+        plain = replace(problem, profile=None)
+        if problem.profile == CATALOG:
+            return plain
+        scopes = {scope_of(plain, launcher) for launcher in launchers_of(plain.launcher)}
+        with self._database.read() as connection:
+            latest = records.latest_calibration(connection, tenant, scopes)
+        if latest is None:
+            return plain
+        calibrated = replace(problem, profile=latest.id)
+        try:
+            self.profile_of(calibrated)
+        except InvalidProblemError:  # written by another version: nobody asked for it by name
+            return plain
+        return calibrated
+
     def require(self, tenant: str, problem: Problem) -> None:
         """Refuse a problem whose profile this tenant does not have, or that does not hold for it.
 
@@ -113,9 +142,11 @@ class ProfileStore:
             InvalidProblemError: at ``/profile``: the profile is gone, or does not hold for the cluster.
         """
         given: list[GivenProfile] = []
+        version = None
         if problem.profile is not None:
             with self._database.read() as connection:
                 document = records.document_of(connection, problem.profile)
+                version = records.version_of(connection, problem.profile)
             if document is None:
                 raise InvalidProblemError.of("/profile", "is not stored here")
             given.append(read_given(document))
@@ -124,7 +155,21 @@ class ProfileStore:
         except InvalidProblemError as fault:
             errors = (replace(error, pointer="/profile") for error in fault.errors)
             raise InvalidProblemError(errors) from None
-        return replace(profile, warnings=(*profile.warnings, *warnings))
+        title = (
+            profile.title if version is None else f"{profile.title} (version {version} of this cluster's)"
+        )
+        return replace(profile, title=title, warnings=(*profile.warnings, *warnings))
+
+
+def scope_of(problem: Problem, launcher: str | None = None) -> str:
+    """What one calibration serves: a cluster, however many of its nodes are used, and a framework."""
+    cluster = replace(
+        problem.cluster, groups=tuple(replace(group, num_nodes=1) for group in problem.cluster.groups)
+    )
+    framework = framework_of(launcher or problem.launcher)
+    canonical = cluster_to_mapping(cluster_from_mapping(cluster_to_mapping(cluster)))  # 450.0, never 450
+    named = {"cluster": canonical, "framework": framework}
+    return hashlib.sha256(compact_json(named).encode()).hexdigest()
 
 
 def profile_id_of(document: Mapping[str, object]) -> str:
@@ -138,12 +183,16 @@ def keep_profile(
     tenant: str,
     profile_id: str,
     document: Mapping[str, object],
+    *,
     given: GivenProfile,
+    scope: str | None = None,
 ) -> ProfileRecord:
-    """Add a profile inside a transaction, unless it is there."""
+    """Add a profile inside a transaction, unless it is there; of a ``scope`` as its next version."""
     found = records.find_profile(connection, tenant, profile_id)
     if found is None:
-        records.insert_profile(connection, tenant, profile_id, document=document, **_facts(given))
+        version = None if scope is None else records.next_version(connection, tenant, scope)
+        facts = {**_facts(given), "scope": scope, "version": version}
+        records.insert_profile(connection, tenant, profile_id, document=document, **facts)
         found = records.find_profile(connection, tenant, profile_id)
     if found is None:
         raise NotFoundError("the profile vanished while it was stored")

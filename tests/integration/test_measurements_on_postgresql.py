@@ -33,3 +33,23 @@ def test_two_clients_with_one_key_make_one_measurement(measurements: Measurement
         one.join()
     assert len(ids) == 4
     assert len(set(ids)) == 1
+
+
+def test_clients_that_measure_one_cluster_at_a_time_get_versions_of_their_own(
+    measurements: Measurements,
+) -> None:
+    seconds = [40.0 + one for one in range(4)]
+    versions: list[int | None] = []
+    clients = [
+        threading.Thread(
+            target=lambda step=step: versions.append(
+                measurements.add(TENANT, "aaa", {"step_time_s": step}, key=None).profile_version
+            )
+        )
+        for step in seconds
+    ]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+    assert sorted(one or 0 for one in versions) == [1, 2, 3, 4]

@@ -69,8 +69,7 @@ def submission_of(
 
     def parse(raw: Mapping[str, object]) -> Problem:
         problem = parse_problem(service.definitions.filled_in(tenant, raw))
-        service.profiles.require(tenant, problem)
-        return problem
+        return service.profiles.resolved(tenant, problem)
 
     asked = read_job_request(body, parse)
     return Submission(

@@ -72,6 +72,7 @@ def add_measurement(
         id=learnt.id,
         plan_id=learnt.plan_id,
         profile=learnt.profile_id,
+        profile_version=learnt.profile_version,
         num_runs=learnt.num_runs,
         findings=list(learnt.findings),
         prediction=learnt.prediction,

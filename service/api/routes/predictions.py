@@ -39,8 +39,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
     Answers at once, stores nothing.
     """
     own = own_of_body(service, tenant, body)
-    problem, configuration = own.problem, own.configuration
-    service.profiles.require(tenant, problem)
+    problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
     profile = service.profiles.profile_of(problem)
     prediction = predicted(problem, profile, configuration)
     require_credible(problem, profile, [(configuration, prediction)])

@@ -29,11 +29,11 @@ def test_a_measurement_gives_a_profile_that_problems_can_name(
     assert measured["prediction"]["step_time_s"] > 0
     (listed,) = client.get("/v1/profiles").json()["profiles"]
     assert (listed["id"], listed["kind"]) == (measured["profile"], "calibration")
-    assert submit(client, profile=measured["profile"]) != submit(client)
+    assert submit(client, profile=measured["profile"]) != submit(client, profile="catalog")
     configuration = {"tensor_parallel_size": 8, "micro_batch_size": 1}
     priced = [
         client.post("/v1/predictions", json={"problem": problem, "configuration": configuration}).json()
-        for problem in (BODY, {**BODY, "profile": measured["profile"]})
+        for problem in ({**BODY, "profile": "catalog"}, BODY)  # the latest, unless another is named
     ]
     assert priced[0]["profile"] != priced[1]["profile"]
 

@@ -8,14 +8,15 @@ import pytest
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
+from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.profiles import profile_with
-from meshwright.service.stores.measurements import Measurements, scope_of
-from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.stores.measurements import Measurements
+from meshwright.service.stores.profiles import ProfileStore, scope_of
 from meshwright.solver.answer import Plan
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.planner.plan import ask
@@ -241,3 +242,54 @@ def test_a_plan_that_the_calibration_makes_incredibly_fast_is_refused_with_the_r
     )
     with pytest.raises(InvalidProblemError, match="tuesday"):
         ask(a_problem(cluster=a_cluster(num_nodes=8), batch=128), profile)
+
+
+def test_a_problem_is_answered_with_the_latest_calibration_of_its_cluster(
+    measurements: Measurements, store: ProfileStore
+) -> None:
+    assert store.resolved(TENANT, PROBLEM).profile is None  # nothing was measured yet
+    first = measurements.add(TENANT, "aaa", {"step_time_s": 40.0}, key=None)
+    second = measurements.add(TENANT, "bbb", {"step_time_s": 41.0}, key=None)
+    assert (first.profile_version, second.profile_version) == (1, 2)
+    eight_nodes = replace(PROBLEM, cluster=a_cluster(num_nodes=8))
+    for problem in (
+        PROBLEM,
+        eight_nodes,
+        replace(PROBLEM, profile="latest"),
+        replace(PROBLEM, launcher="any"),
+    ):
+        resolved = store.resolved(TENANT, problem)
+        assert resolved.profile == second.profile_id
+        assert store.profile_of(resolved).title.endswith(
+            "calibrated on 2 runs (version 2 of this cluster's)"
+        )
+
+
+def test_a_problem_may_ask_for_another_profile_or_for_none(
+    measurements: Measurements, store: ProfileStore
+) -> None:
+    first = measurements.add(TENANT, "aaa", {"step_time_s": 40.0}, key=None)
+    measurements.add(TENANT, "bbb", {"step_time_s": 41.0}, key=None)
+    assert store.resolved(TENANT, replace(PROBLEM, profile="catalog")).profile is None
+    assert store.resolved(TENANT, replace(PROBLEM, profile=first.profile_id)).profile == first.profile_id
+    with pytest.raises(InvalidProblemError, match="no such profile"):
+        store.resolved(TENANT, replace(PROBLEM, profile="latest-1"))
+
+
+def test_others_and_other_frameworks_learn_nothing_from_it(
+    measurements: Measurements, store: ProfileStore
+) -> None:
+    measurements.add(TENANT, "aaa", {"step_time_s": 40.0}, key=None)
+    assert store.resolved("somebody", PROBLEM).profile is None
+    assert store.resolved(TENANT, replace(PROBLEM, launcher="torchtitan")).profile is None
+
+
+def test_versions_survive_a_downgrade_and_an_upgrade(
+    database: Database, measurements: Measurements, store: ProfileStore
+) -> None:
+    measurements.add(TENANT, "aaa", {"step_time_s": 40.0}, key=None)
+    second = measurements.add(TENANT, "bbb", {"step_time_s": 41.0}, key=None)
+    migrations.downgrade(database, "0011")
+    migrations.upgrade(database)
+    assert store.read(TENANT, second.profile_id)[0].version == 2
+    assert store.resolved(TENANT, PROBLEM).profile == second.profile_id
