@@ -15,7 +15,16 @@ import httpx
 from meshwright_client.answers import Export, Job, JobPage
 from meshwright_client.decoding import decoded
 from meshwright_client.files import save
-from meshwright_client.plans import Answer, Plan, PlanPage, PlanSummary, PricedConfiguration
+from meshwright_client.plans import (
+    Answer,
+    Learnt,
+    Plan,
+    PlanPage,
+    PlanSummary,
+    PricedConfiguration,
+    ProfilePage,
+    StoredProfile,
+)
 from meshwright_client.transport import Transport
 from meshwright_client.waiting import OnProgress, Waiting
 
@@ -158,6 +167,47 @@ class Client:
         if save_dir is not None:
             save(export.files, Path(save_dir))
         return export
+
+    def measure(self, plan: Plan | str, measured: Json, *, idempotency_key: str | None = None) -> Learnt:
+        """What is learnt from a run of a plan.
+
+        ``measured``: ``step_time_s``, ``peak_memory_bytes`` (with ``memory_kind``, ``memory_rank``), or
+        ``out_of_memory``; a key of your own makes one run one measurement however often it is told.
+
+        Raises:
+            InvalidRequestError: a field is wrong, or no machine can have measured that.
+        """
+        plan_id = plan if isinstance(plan, str) else plan.plan_id
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        path = f"/v1/plans/{plan_id}/measurements"
+        return decoded(Learnt, self._transport.ask("POST", path, json=dict(measured), headers=headers))
+
+    def profiles(self) -> Iterator[StoredProfile]:
+        """All stored profiles, newest first, read page by page, without their documents."""
+        token: str | None = ""
+        while token is not None:
+            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE}
+            params.update({"page_token": token} if token else {})
+            page = decoded(ProfilePage, self._transport.ask("GET", "/v1/profiles", params=params))
+            yield from page.profiles
+            token = page.next_page_token
+
+    def profile(self, profile_id: str) -> StoredProfile:
+        """One stored profile with its document."""
+        return decoded(StoredProfile, self._transport.ask("GET", f"/v1/profiles/{profile_id}"))
+
+    def keep_profile(self, document: Json) -> StoredProfile:
+        """A calibration or a measured profile, kept; the same document again is the same profile."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        kept = self._transport.ask("POST", "/v1/profiles", json=dict(document), headers=headers)
+        return decoded(StoredProfile, kept)
+
+    def report(self, job_or_plan: Job | Plan) -> str:
+        """The report of a job's ranking, or of one plan, as an HTML page of its own."""
+        where = (
+            f"plans/{job_or_plan.plan_id}" if isinstance(job_or_plan, Plan) else f"jobs/{job_or_plan.id}"
+        )
+        return self._transport.send("GET", f"/v1/{where}/report").text
 
     def cancel(self, job: Job | str) -> Job:
         """The job after the wish to cancel it; a finished one stays as it is."""

@@ -220,6 +220,41 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What came of a reported run."""
+
+    id: str
+    plan_id: str
+    profile: str  # id of the calibration on all runs of this cluster and framework
+    num_runs: int
+    findings: tuple[str, ...]  # what looks wrong in them
+    prediction: Prediction  # of the plan, under that calibration
+    profile_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProfile:
+    """A calibration or a measured profile that problems may name by its id."""
+
+    id: str
+    kind: str
+    title: str
+    created_at: datetime
+    gpu: str | None = None
+    scope: str | None = None  # cluster and framework whose measurements made it
+    version: int | None = None  # 1, 2, … of its scope; the last one is ``latest``
+    document: Mapping[str, Any] | None = None  # absent in a list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePage:
+    """Profiles, newest first."""
+
+    profiles: tuple[StoredProfile, ...]
+    next_page_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PricedConfiguration:
     """What the cost model expects of a configuration of the caller's own."""
 

@@ -58,6 +58,10 @@ EXAMPLES = {
         "meshwright serve --port 9000 --workers 4 --database-url sqlite:////var/lib/meshwright/jobs.db",
     ),
     "worker": ("meshwright worker --database-url postgresql://meshwright@db/meshwright --celery",),
+    "launch": (
+        "meshwright launch --problem problem.yaml -- torchrun --nproc-per-node 8 pretrain_gpt.py",
+        "meshwright launch --cluster-from slurm --save-dir /shared/run --limit-s 60",
+    ),
     "demo": ("meshwright demo", "meshwright demo problem.json --out out"),
     "jobs": ("meshwright jobs list", "meshwright jobs submit problem.json --wait"),
     "jobs submit": (

@@ -65,6 +65,10 @@ COMMANDS = {
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
     "serve": ("serve:serve_command", "Run the service: API, records and workers on this machine."),
     "worker": ("serve:worker", "Become one worker process (``python -m meshwright.workers``)."),
+    "launch": (
+        "launch:launch",
+        "Ask a service for the plan of this job, start the job with it, report what it takes.",
+    ),
     "demo": (
         "demo:demo",
         "Start the service, submit a job over REST, follow it, print and save its best plan.",
@@ -76,7 +80,7 @@ COMMANDS = {
 
 
 # They need the packages of the extra ``service``; the others are the planner alone.
-SERVICE_COMMANDS = frozenset({"serve", "worker", "demo", "jobs", "keys", "db"})
+SERVICE_COMMANDS = frozenset({"serve", "worker", "launch", "demo", "jobs", "keys", "db"})
 
 
 class _Commands(Mapping[str, Any]):

@@ -1,0 +1,239 @@
+"""A launcher that asks: the nodes it was given, one question, launch files; and what if nobody answers.
+
+``choose`` never holds up a start for longer than ``limit_s``. What was accepted last for the same question
+is kept below the folder of the files, and answers it again where the service is away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from meshwright_client.client import Client
+from meshwright_client.decoding import decoded
+from meshwright_client.errors import (
+    InvalidRequestError,
+    MeshwrightError,
+    UnexpectedAnswerError,
+    WaitTimeoutError,
+)
+from meshwright_client.files import save
+from meshwright_client.nodes import Nodes, detect
+from meshwright_client.plans import Configuration
+
+DEFAULT_URL = "http://127.0.0.1:8420"
+LIMIT_S = 120.0
+SEARCH_SHARE = 0.5  # of the limit that the search may use; the rest is for queue, network and files
+SEARCH_LIMIT_S = 30.0  # the service's own
+LOOK_S = 0.2  # between two looks for the file of rank 0
+CHOICE = "meshwright.json"
+ACCEPTED = ".meshwright"  # folder of accepted answers, one for each question
+
+
+class NoAnswerError(MeshwrightError):
+    """Nobody answered within the limit, and nothing was accepted before for this question."""
+
+
+class NoPlanError(MeshwrightError):
+    """The service has answered: nothing fits, or the search failed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A plan that a start uses, and where its launch files lie."""
+
+    plan_id: str
+    job_id: str
+    launcher: str
+    config: Configuration
+    step_time_s: float  # predicted
+    step_time_low_s: float  # 80 % interval
+    step_time_high_s: float
+    peak_memory_bytes: int
+    profile: str  # measured costs that it was priced with: the latest calibration of the cluster, if any
+    files: Mapping[str, str]  # name to text
+    warnings: tuple[str, ...]
+    question: str  # SHA-256 of what was asked
+    run_id: str
+    source: Literal["service", "last answer"]
+    why: str = ""  # the last answer was taken
+    save_dir: str = "."
+
+    def path(self, name: str) -> Path:
+        """Where a launch file lies."""
+        return Path(self.save_dir, name)
+
+
+def choose(
+    problem: Mapping[str, Any],
+    cluster_from: str | Path | None = None,
+    *,
+    save_dir: str | Path = "meshwright-run",
+    url: str | None = None,
+    key: str | None = None,
+    launcher: str | None = None,
+    limit_s: float = LIMIT_S,
+    nodes: Nodes | None = None,
+) -> Choice:
+    """The plan of this start, with its launch files below ``save_dir``, a folder that all nodes see.
+
+    ``cluster_from``: ``slurm``, ``k8s``, ``torchelastic`` or a JSON file that states a cluster; None: found
+    out. Node 0 asks, the others wait for its file. Asked again by the same start, the answer is the same
+    job; a later start uses what the service has learnt of the cluster since. ``url`` and ``key`` come from
+    MESHWRIGHT_URL and MESHWRIGHT_KEY.
+
+    Raises:
+        UnknownNodesError: the scheduler does not tell the nodes.
+        InvalidRequestError: the problem is wrong; ``problem.errors`` names the fields.
+        NoPlanError: nothing fits on these nodes.
+        NoAnswerError: no answer within ``limit_s``, and none was accepted before for this question.
+    """
+    until = time.monotonic() + limit_s
+    nodes = nodes or detect(cluster_from)
+    asked = question_of(problem, nodes, limit_s)
+    folder = Path(save_dir)
+    digest = _digest({**problem, "cluster": asked["cluster"]}, launcher)
+    if nodes.node_rank > 0:
+        return _awaited(folder, digest, nodes.run_id, until)
+    asking = _Asking(
+        url=url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL),
+        key=key or os.environ.get("MESHWRIGHT_KEY") or None,
+        problem=asked, launcher=launcher, question=digest, run_id=nodes.run_id, limit_s=limit_s,
+    )  # fmt: skip
+    choice = asking.answer(until) or _last(folder, digest, nodes.run_id, asking.why, limit_s)
+    return _accepted(choice, folder)
+
+
+def question_of(problem: Mapping[str, Any], nodes: Nodes, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """The problem on the nodes of this job, with a search that ends within the limit."""
+    search = dict(problem.get("search") or {})
+    given_s = float(search.get("time_limit_s", SEARCH_LIMIT_S))
+    search["time_limit_s"] = max(0.1, min(given_s, SEARCH_SHARE * limit_s))
+    return {**problem, "cluster": nodes.cluster_of(problem.get("cluster")), "search": search}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asking:
+    """One question to the service, asked in a thread that nobody waits for after the limit."""
+
+    url: str
+    key: str | None
+    problem: Mapping[str, Any]
+    launcher: str | None
+    question: str
+    run_id: str
+    limit_s: float
+    choice: Choice | None = None
+    refusal: MeshwrightError | None = None  # that no earlier answer mends
+    why: str = ""
+
+    def answer(self, until: float) -> Choice | None:
+        """The answer of the service; None, with ``why``: there is none in time.
+
+        Raises:
+            InvalidRequestError, NoPlanError: the service has answered that there is nothing to choose.
+        """
+        thread = threading.Thread(target=self._ask, daemon=True, name="meshwright-choose")
+        thread.start()
+        thread.join(max(0.0, until - time.monotonic()))
+        if self.refusal is not None:
+            raise self.refusal
+        if self.choice is None and not self.why:
+            self.why = f"no answer within {self.limit_s:g} s"
+        return self.choice
+
+    def _ask(self) -> None:
+        began = time.monotonic()
+        try:
+            timeout_s = min(10.0, self.limit_s)
+            with Client(self.url, self.key, timeout_s=timeout_s, retry_s=self.limit_s / 2) as service:
+                key = _digest(self.problem, self.run_id)  # the same start asks once, however often
+                job = service.submit(self.problem, idempotency_key=key)
+                left_s = self.limit_s - (time.monotonic() - began)
+                done = service.wait(job, timeout_s=max(0.1, left_s))
+                if done.state != "succeeded":
+                    reasons = done.infeasible.reasons if done.infeasible else (str(done.problem or ""),)
+                    self.refusal = NoPlanError(" ".join([f"job {done.id} is {done.state}:", *reasons]))
+                    return
+                answer = service.plans(done, most=1)
+                plan = answer.plans[0]
+                export = service.export(plan, self.launcher)
+        except InvalidRequestError as fault:
+            self.refusal = fault
+            return
+        except (MeshwrightError, WaitTimeoutError, ValueError) as fault:
+            self.why = f"{type(fault).__name__}: {fault}"
+            return
+        found = plan.prediction
+        self.choice = Choice(
+            plan_id=plan.plan_id, job_id=done.id, launcher=export.launcher, config=plan.config,
+            step_time_s=found.step_time_s, step_time_low_s=found.step_time_low_s,
+            step_time_high_s=found.step_time_high_s, peak_memory_bytes=found.peak_memory_bytes,
+            profile=answer.notes.get("profile") or answer.versions.get("profile", ""),
+            files=export.files, warnings=(*answer.warnings, *export.warnings), question=self.question,
+            run_id=self.run_id, source="service",
+        )  # fmt: skip
+
+
+def _digest(*parts: object) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _accepted(choice: Choice, folder: Path) -> Choice:
+    """The choice with its files written; ``meshwright.json``, which the other nodes await, comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    choice = _with(choice, save_dir=str(folder.resolve()))
+    save(choice.files, folder)
+    text = json.dumps(asdict(choice), indent=1, allow_nan=False)
+    save({f"{ACCEPTED}/{choice.question}.json": text, CHOICE: text}, folder)
+    return choice
+
+
+def _last(folder: Path, question: str, run_id: str, why: str, limit_s: float) -> Choice:
+    """What was accepted before for the same question.
+
+    Raises:
+        NoAnswerError: nothing was.
+    """
+    known = read_choice(folder / ACCEPTED / f"{question}.json")
+    if known is None:
+        message = f"{why}; nothing was accepted before for this question (limit {limit_s:g} s)"
+        raise NoAnswerError(message)
+    return _with(known, run_id=run_id, source="last answer", why=why)
+
+
+def _awaited(folder: Path, question: str, run_id: str, until: float) -> Choice:
+    """What node 0 of this start has chosen.
+
+    Raises:
+        NoAnswerError: its file did not come in time.
+    """
+    while True:
+        choice = read_choice(folder / CHOICE)
+        if choice is not None and (choice.question, choice.run_id) == (question, run_id):
+            return choice
+        if time.monotonic() > until:
+            other = "" if choice is None else f"; the one that is there is of start {choice.run_id}"
+            message = f"node 0 has written no {folder / CHOICE} for this start; do all nodes see it?{other}"
+            raise NoAnswerError(message)
+        time.sleep(LOOK_S)
+
+
+def read_choice(path: Path) -> Choice | None:
+    """The choice that a file holds; None: there is none, or another version wrote it."""
+    try:
+        return decoded(Choice, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, UnexpectedAnswerError):
+        return None
+
+
+def _with(choice: Choice, **changes: Any) -> Choice:  # noqa: ANN401 - fields of a choice
+    return Choice(**{**{name: getattr(choice, name) for name in choice.__slots__}, **changes})

@@ -1,0 +1,118 @@
+"""``meshwright launch -- torchrun train.py …``: start a job with its plan, report what it takes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from meshwright_client.choosing import CHOICE, Choice
+from meshwright_client.errors import MeshwrightError
+from meshwright_client.reporting import LogTail, Reporter
+
+_ARRAYS = {"megatron_args.sh": "MEGATRON_ARGS", "plan_args.sh": "PLAN_ARGS"}
+
+
+class LaunchError(MeshwrightError):
+    """The job cannot be started with this plan."""
+
+
+def start(command: Sequence[str], choice: Choice, *, report: bool = True) -> int:
+    """Run a command with a plan, its output passed on; its exit code.
+
+    The flags that the plan's launcher takes are appended (``plan_flags``), unless the command places them
+    itself with the word ``{plan_flags}``; ``{save_dir}`` and ``{tensor_parallel_size}``, or any other size,
+    are filled in wherever they stand. Without a command the plan's own ``launch.sh`` runs. The first node
+    reads the log on the way and reports step time and memory.
+
+    Raises:
+        LaunchError: there is no such program, or no ``launch.sh``.
+    """
+    words = filled(command, choice) if command else [str(_own_script(choice))]
+    environment = {**os.environ, **variables(choice)}
+    reporter = Reporter.of(choice, active=report)
+    tail = LogTail(reporter)
+    try:
+        child = subprocess.Popen(  # noqa: S603 - the caller's own command
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+        )
+    except OSError as fault:
+        raise LaunchError(f"{words[0]}: {fault.strerror or 'cannot be started'}") from None
+    before = {one: signal.signal(one, lambda number, _: child.send_signal(number)) for one in _PASSED}
+    try:
+        for line in child.stdout or ():
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            tail.line(line.decode(errors="replace"))
+        code = child.wait()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    reporter.close()
+    return code if code >= 0 else 128 - code
+
+
+_PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # schedulers warn a job before they end it
+
+
+def variables(choice: Choice) -> dict[str, str]:
+    """What the job finds in its environment: the plan, and each size by its name."""
+    sizes = {name: value for name, value in asdict(choice.config).items() if isinstance(value, int | str)}
+    own = {
+        "MESHWRIGHT_PLAN": str(choice.path(CHOICE)),
+        "MESHWRIGHT_PLAN_ID": choice.plan_id,
+        "MESHWRIGHT_SAVE_DIR": choice.save_dir,
+        **{f"MESHWRIGHT_{name.upper()}": str(value).lower() for name, value in sizes.items()},
+    }
+    if "torchtitan_plan.py" in choice.files:
+        known = os.environ.get("PYTHONPATH", "")
+        own["PYTHONPATH"] = f"{choice.save_dir}:{known}" if known else choice.save_dir
+    return own
+
+
+def filled(command: Sequence[str], choice: Choice) -> list[str]:
+    """The command with the plan's flags and figures in their places."""
+    figures = {**asdict(choice.config), "save_dir": choice.save_dir, "plan_id": choice.plan_id}
+    words: list[str] = []
+    for word in command:
+        if word == "{plan_flags}":
+            words += plan_flags(choice)
+            continue
+        for name, value in figures.items():
+            word = word.replace("{" + name + "}", str(value))  # noqa: PLW2901 - filled in, figure by figure
+        words.append(word)
+    return words if "{plan_flags}" in command else [*words, *plan_flags(choice)]
+
+
+def plan_flags(choice: Choice, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The flags that hand the plan to its launcher's training script, as the plan's ``launch.sh`` does."""
+    for name, array in _ARRAYS.items():
+        if name in choice.files:
+            return _array_of(choice.path(name), array)
+    if "ds_config.json" in choice.files:
+        return ["--deepspeed", "--deepspeed_config", str(choice.path("ds_config.json"))]
+    if "torchtitan_plan.py" in choice.files:
+        if environ.get("TORCHTITAN_VERSION", "0.3").startswith("0.2"):
+            return ["--job.config_file", str(choice.path("torchtitan_0_2.toml"))]
+        return ["--module", "torchtitan_plan", "--config", "plan"]
+    return []
+
+
+def _array_of(path: Path, array: str) -> list[str]:
+    """The words of a bash array that a file of the plan defines."""
+    script = f'source "$1" >&2 && printf "%s\\0" "${{{array}[@]}}"'
+    command = ["bash", "-c", script, "bash", str(path)]
+    done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - a file of the plan
+    if done.returncode:
+        raise LaunchError(f"{path}: {done.stderr.decode(errors='replace').strip()[:400]}")
+    return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
+
+
+def _own_script(choice: Choice) -> Path:
+    if "launch.sh" not in choice.files:
+        raise LaunchError(f"{choice.launcher} has no launch.sh; give a command after --")
+    return choice.path("launch.sh")

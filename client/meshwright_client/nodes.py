@@ -1,0 +1,236 @@
+"""The nodes that a job was given, as its scheduler tells them in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright_client.errors import MeshwrightError
+
+SCHEDULERS = ("slurm", "k8s", "torchelastic")
+_GPU_FILE = re.compile(r"nvidia\d+")
+_SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+SMI_TIMEOUT_S = 10.0
+
+
+class UnknownNodesError(MeshwrightError):
+    """The environment does not say which nodes this job has; the message names what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """What a job runs on."""
+
+    source: str  # slurm, k8s, torchelastic or a path
+    run_id: str  # of this start of the job, the same on all of its nodes
+    node_rank: int  # of this node; 0 asks, the others wait
+    num_nodes: int | None = None  # None: the cluster file says
+    gpus_per_node: int | None = None
+    gpu: str | None = None  # type, where the scheduler names it
+    cluster: Mapping[str, Any] | None = None  # of a file, as a problem states it
+
+    def cluster_of(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A problem's cluster on these nodes; ``given`` keeps its links and GPUs.
+
+        Raises:
+            UnknownNodesError: the problem has no cluster, and the GPU type or their number is not known.
+        """
+        base = dict(self.cluster if self.cluster is not None else given or {})
+        if self.num_nodes is None:
+            return base
+        if "groups" in base:
+            (group, *others) = base["groups"]
+            if others:
+                message = (
+                    f"the cluster has {len(others) + 1} groups; {self.source} tells one number of nodes"
+                )
+                raise UnknownNodesError(message)
+            return {**base, "groups": [{**group, "num_nodes": self.num_nodes}]}
+        if base:
+            return {**base, "num_nodes": self.num_nodes}
+        gpu = self.gpu or installed_gpu()
+        if gpu is None or self.gpus_per_node is None:
+            missing = "type of GPU" if gpu is None else "number of GPUs of a node"
+            raise UnknownNodesError(
+                f"{self.source} does not tell the {missing}; state the problem's cluster"
+            )
+        group = {"gpu": gpu, "num_nodes": self.num_nodes, "gpus_per_node": self.gpus_per_node}
+        return {"name": f"{self.source}-{gpu}", "groups": [group]}
+
+
+def detect(cluster_from: str | Path | None, environ: Mapping[str, str] | None = None) -> Nodes:
+    """The nodes of this job; ``cluster_from`` is a scheduler, or a JSON file that states a cluster.
+
+    None: whichever scheduler the environment shows, innermost first (a torchrun inside of Slurm counts the
+    nodes that it was started on).
+
+    Raises:
+        UnknownNodesError: the environment lacks what that scheduler sets, or the file is no cluster.
+    """
+    environ = os.environ if environ is None else environ
+    if cluster_from is None:
+        found = [name for name, sign in _SIGNS.items() if sign in environ]
+        if not found:
+            signs = ", ".join(f"{name} ({sign})" for name, sign in _SIGNS.items())
+            raise UnknownNodesError(f"no scheduler in the environment: looked for {signs}")
+        cluster_from = found[0]
+    if isinstance(cluster_from, str) and cluster_from in _READERS:
+        return _READERS[cluster_from](environ)
+    return _of_file(Path(cluster_from), environ)
+
+
+def _slurm(environ: Mapping[str, str]) -> Nodes:
+    """https://slurm.schedmd.com/sbatch.html and srun.html, output environment variables."""
+    job = _text(environ, "slurm", "SLURM_JOB_ID")
+    if any(
+        name.startswith("SLURM_JOB_NUM_NODES_HET_GROUP") or name == "SLURM_HET_SIZE" for name in environ
+    ):
+        raise UnknownNodesError("a heterogeneous Slurm job; state its groups in a cluster file")
+    gpu, counted = _slurm_gpus(environ)
+    return Nodes(
+        source="slurm",
+        run_id=_run(environ, f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
+        node_rank=_count(environ, "slurm", "SLURM_NODEID", least=0, default=0),
+        num_nodes=_count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+        gpus_per_node=_count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0)
+        or installed(environ),
+        gpu=gpu,
+    )
+
+
+def _slurm_gpus(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
+    """Type and number of the GPUs of a node: ``h100:8`` or ``8``."""
+    for name in ("SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_NODE"):
+        text = environ.get(name, "").rpartition("gpu:")[2]
+        kind, _, number = text.split(",")[0].split("(")[0].rpartition(":")
+        if number.isdecimal():
+            return kind.lower() or None, int(number)
+    return None, None
+
+
+def _torchelastic(environ: Mapping[str, str]) -> Nodes:
+    """What torchrun sets for its workers (docs.pytorch.org/docs/stable/elastic/run.html)."""
+    world = _count(environ, "torchelastic", "WORLD_SIZE")
+    local = _count(environ, "torchelastic", "LOCAL_WORLD_SIZE")
+    if world % local:
+        raise UnknownNodesError(
+            f"torchelastic: WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {local}"
+        )
+    name = environ.get("TORCHELASTIC_RUN_ID", "none")
+    place = f"{environ.get('MASTER_ADDR', '')}-{environ.get('MASTER_PORT', '')}"
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Nodes(
+        source="torchelastic",
+        run_id=_run(environ, f"torchelastic-{name}-{place}-{restarts}"),
+        node_rank=_count(environ, "torchelastic", "GROUP_RANK", least=0, default=0),
+        num_nodes=world // local,
+        gpus_per_node=local,
+    )
+
+
+def _k8s(environ: Mapping[str, str]) -> Nodes:
+    """A pod of a PyTorchJob or TrainJob (PET_*), or of an indexed Job that states NNODES itself."""
+    index = (
+        environ.get("PET_NODE_RANK") or environ.get("JOB_COMPLETION_INDEX") or environ.get("RANK") or "0"
+    )
+    per_node = environ.get("PET_NPROC_PER_NODE", "")
+    name = environ.get("JOB_NAME") or environ.get("PET_RDZV_ENDPOINT") or environ.get("MASTER_ADDR", "")
+    return Nodes(
+        source="k8s",
+        run_id=_run(environ, f"k8s-{name}-{environ.get('JOB_ATTEMPT', '0')}"),
+        node_rank=_count({"node rank": index}, "k8s", "node rank", least=0),
+        num_nodes=_count(environ, "k8s", "PET_NNODES", "NNODES"),
+        gpus_per_node=int(per_node) if per_node.isdecimal() else installed(environ),
+    )
+
+
+def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
+    """A file that states the cluster; which node this is comes from the usual variables."""
+    try:
+        cluster = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise UnknownNodesError(f"{path}: {fault.strerror or 'cannot be read'}") from None
+    except ValueError:
+        raise UnknownNodesError(f"{path}: is not JSON") from None
+    if not isinstance(cluster, dict) or not cluster.keys() & {"name", "groups"}:
+        raise UnknownNodesError(
+            f'{path}: states no cluster; {{"name": …, "num_nodes": …}} or {{"groups": […]}}'
+        )
+    names = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "PET_NODE_RANK")
+    rank = _count(environ, "the environment", *names, least=0, default=0)
+    run_id = environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or "file"
+    return Nodes(source=str(path), run_id=_run(environ, run_id), node_rank=rank, cluster=cluster)
+
+
+_READERS = {"torchelastic": _torchelastic, "slurm": _slurm, "k8s": _k8s}
+_SIGNS = {"torchelastic": "TORCHELASTIC_RUN_ID", "slurm": "SLURM_JOB_ID", "k8s": "KUBERNETES_SERVICE_HOST"}
+
+
+def installed(environ: Mapping[str, str]) -> int | None:
+    """How many GPUs this node shows to the job; None: none that can be counted."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if environ.get(name, "").strip():
+            return len(environ[name].split(","))
+    folder = Path("/dev")
+    return sum(bool(_GPU_FILE.fullmatch(one.name)) for one in folder.glob("nvidia*")) or None
+
+
+def installed_gpu() -> str | None:
+    """The type of the first GPU, as its driver says; None: there is no driver."""
+    try:
+        told = subprocess.run(  # noqa: S603 - the driver's own program
+            _SMI, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return gpu_of(told.stdout.partition("\n")[0])
+
+
+# As drivers spell them, and as the service's catalog does where that is not the same word.
+_DRIVERS_WORDS = {
+    "h100-80gb-hbm3": "h100-sxm-80gb",
+    "a100-sxm4-80gb": "a100-sxm-80gb",
+    "a100-sxm4-40gb": "a100-sxm-40gb",
+    "a100-80gb-pcie": "a100-pcie-80gb",
+    "v100-sxm2-16gb": "v100-sxm-16gb",
+    "v100-sxm2-32gb": "v100-sxm-32gb",
+    "v100-sxm3-32gb": "v100-sxm-32gb",
+}
+
+
+def gpu_of(name: str) -> str | None:
+    """The catalog's word for what a driver calls a GPU: ``NVIDIA H100 80GB HBM3`` is h100-sxm-80gb."""
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    for vendor in ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-"):
+        words = words.removeprefix(vendor)
+    return _DRIVERS_WORDS.get(words, words) or None
+
+
+def _run(environ: Mapping[str, str], usual: str) -> str:
+    return environ.get("MESHWRIGHT_RUN_ID") or usual
+
+
+def _text(environ: Mapping[str, str], source: str, name: str) -> str:
+    if not environ.get(name):
+        raise UnknownNodesError(f"{source}: {name} is not set; this is no job of it")
+    return environ[name]
+
+
+def _count(
+    environ: Mapping[str, str], source: str, *names: str, least: int = 1, default: int | None = None
+) -> int:
+    """The first of some variables that is set, as a count."""
+    for name in names:
+        if text := environ.get(name, ""):
+            if not text.isdecimal() or int(text) < least:
+                raise UnknownNodesError(f"{source}: {name} is {text[:32]!r}, no number of at least {least}")
+            return int(text)
+    if default is None:
+        raise UnknownNodesError(f"{source}: {' or '.join(names)} is not set; this is no job of it")
+    return default

@@ -1,0 +1,95 @@
+"""``meshwright launch``: a job asks for its plan as it starts; the work is ``meshwright_client``'s."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
+from meshwright.service.cli.terminal import INFEASIBLE, MissingExtraError, say_error, say_warnings
+from meshwright.service.requests.documents import read_problem_file
+
+DEFAULT_URL = "http://127.0.0.1:8420"
+USUAL = ("problem.yaml", "problem.yml", "problem.json")
+
+
+class NotLaunchedError(PlannerError):
+    """The job was not started: no plan, or no such program."""
+
+    code = "not_launched"
+
+
+def launch(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="After --: what starts the training; default: launch.sh.")
+    ] = None,
+    *,
+    problem: Annotated[
+        Path | None, typer.Option(help="Model, batch and launcher; default: problem.yaml or .json here.")
+    ] = None,
+    cluster_from: Annotated[
+        str | None,
+        typer.Option(help="slurm, k8s, torchelastic, or a JSON file that states it; default: found out."),
+    ] = None,
+    save_dir: Annotated[Path, typer.Option(help="Folder of the launch files that all nodes see.")] = Path(
+        "meshwright-run"
+    ),
+    limit_s: Annotated[float, typer.Option(min=0.1, help="A start is held up no longer.")] = 120.0,
+    launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Tell what the steps take.")] = True,
+    url: Annotated[
+        str, typer.Option(envvar="MESHWRIGHT_URL", help="Where the service listens.")
+    ] = DEFAULT_URL,
+) -> None:
+    """Ask a service for the plan of this job, start the job with it, report what it takes.
+
+    Node 0 asks, the others wait for its file. The plan's flags are appended to the command; {plan_flags}
+    in it places them, {save_dir} and {tensor_parallel_size} (any size) are filled in.
+    """
+    try:
+        import meshwright_client.choosing as client  # noqa: PLC0415 - a distribution of its own
+        from meshwright_client.errors import MeshwrightError, ProblemError  # noqa: PLC0415 - the same
+        from meshwright_client.launching import start  # noqa: PLC0415 - the same
+    except ModuleNotFoundError as fault:
+        message = f"meshwright launch needs meshwright-client ({fault.name} is not installed)"
+        raise MissingExtraError(message) from None
+    asked = read_problem_file(problem or _usual_problem())
+    try:
+        choice = client.choose(
+            json.loads(json.dumps(asked)), cluster_from, save_dir=save_dir, url=url, launcher=launcher,
+            limit_s=limit_s,
+        )  # fmt: skip
+        if choice.source == "last answer":
+            say_warnings([f"the last accepted plan is used: {choice.why}"])
+        say_warnings(choice.warnings)
+        low_s, high_s = choice.step_time_low_s, choice.step_time_high_s
+        sys.stderr.write(
+            f"plan {choice.plan_id} of job {choice.job_id}: {choice.step_time_s:.3g} s a step "
+            f"({low_s:.3g} to {high_s:.3g}), {choice.profile}\n"
+        )
+        sys.exit(start(command or [], choice, report=report))
+    except client.NoPlanError as fault:
+        say_error(str(fault))
+        raise typer.Exit(INFEASIBLE) from None
+    except ProblemError as fault:
+        faults = fault.problem.errors or ()
+        errors = [FieldError(**{name: getattr(one, name) for name in one.__slots__}) for one in faults]
+        raise InvalidProblemError(errors or [FieldError(pointer="", message=str(fault))]) from None
+    except MeshwrightError as fault:
+        raise NotLaunchedError(str(fault)) from None
+
+
+def _usual_problem() -> Path:
+    """The problem file that lies here.
+
+    Raises:
+        InvalidProblemError: there is none.
+    """
+    for name in USUAL:
+        if Path(name).is_file():
+            return Path(name)
+    raise InvalidProblemError.of("--problem", f"no {' or '.join(USUAL)} here", allowed="a problem file")

@@ -1,0 +1,288 @@
+"""A launcher that asks a real service as it starts: one node, two, nobody there, and what it reports."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
+from meshwright_client import Client, Reporter, choose
+from meshwright_client.choosing import NoAnswerError, NoPlanError
+from meshwright_client.errors import InvalidRequestError
+from meshwright_client.launching import plan_flags
+from meshwright_client.nodes import Nodes
+from tests.processes.servers import ROOT, RunningServer, free_port, serving
+from tests.served.job_records import TINY_PROBLEM
+
+SLURM = {"SLURM_JOB_ID": "7001", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+PROBLEM = {**TINY_PROBLEM, "workload": {"global_batch_size": 32, "seq_length": 512}}
+# A training script as Megatron-LM logs its steps: 10 of them, 250 ms each, 12 GiB.
+TRAIN = """
+import sys
+print("flags", len(sys.argv) - 1)
+for step in range(1, 11):
+    print(f" iteration {step:8}/ 10 | elapsed time per iteration (ms): 250.0 | loss: 2.0", flush=True)
+print("[Rank 0] (after 1 iterations) memory (MB) | allocated: 9000.0 | max allocated: 12288.0", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One service with one worker for all tests here; each asks a question of its own."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('served') / 'meshwright.db'}"
+    database = Database(url)
+    migrations.upgrade(database)
+    database.close()
+    with serving({"database_url": url, "workers": "1"}) as running:
+        yield running
+
+
+def node(rank: int = 0, *, run_id: str = "start-1", num_nodes: int = 2) -> Nodes:
+    return Nodes(source="slurm", run_id=run_id, node_rank=rank, num_nodes=num_nodes, gpus_per_node=8)
+
+
+def with_batch(batch: int) -> dict[str, object]:
+    return {**PROBLEM, "workload": {"global_batch_size": batch, "seq_length": 512}}
+
+
+def launched(server_url: str, folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """``meshwright launch`` in ``folder``, as a node of a Slurm job."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    variables = {**clean, **SLURM, **environment, "MESHWRIGHT_URL": server_url}
+    variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'client'}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "launch", *words],
+        cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_a_start_gets_a_plan_for_its_own_nodes_and_the_same_one_again(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    first = choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=server.url)
+    again = choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=server.url)
+    assert (first.source, again.job_id) == ("service", first.job_id)
+    with Client(server.url) as client:
+        request = client.job(first.job_id).request or {}
+    assert request["cluster"]["groups"][0]["num_nodes"] == 2  # not the one node that the problem states
+    assert (tmp_path / "megatron_args.sh").is_file()
+    flags = plan_flags(first)
+    assert flags[flags.index("--tensor-model-parallel-size") + 1] == str(first.config.tensor_parallel_size)
+
+
+def test_the_other_nodes_take_what_node_0_has_chosen_for_this_start_alone(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    chosen = choose(with_batch(48), nodes=node(), save_dir=tmp_path, url=server.url)
+    assert choose(with_batch(48), nodes=node(1), save_dir=tmp_path, url="http://nobody.invalid") == chosen
+    for other in (node(1, run_id="start-2"), node(1, num_nodes=3)):
+        with pytest.raises(NoAnswerError, match="do all nodes see it"):
+            choose(with_batch(48), nodes=other, save_dir=tmp_path, limit_s=0.3)
+
+
+def test_the_last_accepted_answer_counts_where_the_service_is_away(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    accepted = choose(with_batch(64), nodes=node(), save_dir=tmp_path, url=server.url)
+    (tmp_path / "megatron_args.sh").unlink()
+    away = f"http://127.0.0.1:{free_port()}"
+    again = choose(with_batch(64), nodes=node(run_id="2"), save_dir=tmp_path, url=away, limit_s=1.0)
+    assert (again.source, again.plan_id, again.run_id) == ("last answer", accepted.plan_id, "2")
+    assert "ServiceUnavailableError" in again.why
+    assert (tmp_path / "megatron_args.sh").is_file()
+    with pytest.raises(NoAnswerError, match="nothing was accepted before"):
+        choose(with_batch(64), nodes=node(num_nodes=3), save_dir=tmp_path, url=away, limit_s=1.0)
+
+
+@pytest.mark.alone
+def test_a_service_that_never_answers_holds_up_a_start_no_longer_than_the_limit(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(NoAnswerError, match=r"within 1 s|Timeout"):
+            choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=url, limit_s=1.0)
+        assert time.monotonic() - began < 2.0
+    assert not list(tmp_path.iterdir())  # nothing half-written
+
+
+def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_before(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequestError, match="/launcher"):
+        choose({**PROBLEM, "launcher": "megatron-ml"}, nodes=node(), save_dir=tmp_path, url=server.url)
+    quick = {"top_k": 1, "certify": "none", "time_limit_s": 1.0}
+    huge = {**PROBLEM, "model": {"name": "gpt-3-175b"}, "search": quick}
+    with pytest.raises(NoPlanError, match="is infeasible"):
+        choose(huge, nodes=node(num_nodes=1), save_dir=tmp_path, url=server.url)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_nodes_launch_one_plan_and_what_it_took_answers_the_next_start(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    """``meshwright launch`` on both nodes; node 1 begins first and waits."""
+    (tmp_path / "problem.json").write_text(json.dumps(with_batch(80)))
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("--", sys.executable, "train.py")
+    second = launched(server.url, tmp_path, *words, SLURM_NODEID="1", RANK="8")
+    first = launched(server.url, tmp_path, *words, SLURM_NODEID="0", RANK="0")
+    told = [one.communicate(timeout=60) for one in (first, second)]
+    assert [one.returncode for one in (first, second)] == [0, 0], told
+    flags = {out.partition("\n")[0] for out, _ in told}
+    assert len(flags) == 1  # both were started with the same flags
+    assert int(flags.pop().split()[1]) > 20
+    assert "H100 SXM 80 GB under megatron-core, uncalibrated" in told[0][1]
+    third = launched(server.url, tmp_path, *words, SLURM_JOB_ID="7002", RANK="0")
+    _, fault = third.communicate(timeout=60)
+    assert third.returncode == 0, fault
+    assert "version 1 of this cluster's" in fault  # the latest calibration, named
+    with Client(server.url) as client:
+        measured = list(client.find_plans(measured=True))
+        (profile,) = [one for one in client.profiles() if one.version == 1]
+    assert {one.measured.step_time_s for one in measured if one.measured} == {0.25}
+    assert profile.kind == "calibration"
+
+
+def test_a_command_that_fails_or_is_not_there_says_so(server: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))
+    failing = launched(server.url, tmp_path, "--", sys.executable, "-c", "raise SystemExit(3)", RANK="0")
+    _, fault = failing.communicate(timeout=60)
+    assert failing.returncode == 3, fault
+    missing = launched(server.url, tmp_path, "--", "no-such-program", RANK="0")
+    _, fault = missing.communicate(timeout=60)
+    assert (missing.returncode, "no-such-program" in fault) == (2, True), fault
+
+
+def test_a_run_out_of_memory_is_reported_as_such(server: RunningServer, tmp_path: Path) -> None:
+    chosen = choose(with_batch(96), nodes=node(), save_dir=tmp_path, url=server.url)
+    reporter = Reporter.of(chosen, url=server.url, active=True)
+    reporter.out_of_memory()
+    reporter.close()
+    assert reporter.fault is None
+    with Client(server.url) as client:
+        (plan,) = [one for one in client.find_plans(measured=True) if one.plan_id == chosen.plan_id]
+    assert plan.measured is not None
+    assert plan.measured.out_of_memory
+
+
+def test_a_report_that_nobody_takes_leaves_the_job_alone(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    reporter = Reporter("aaa", run_id="1", url=url, warm_up=0, steps=3)
+    for _ in range(9):
+        reporter.step(0.25)
+    reporter.close(timeout_s=0.1)
+    assert (reporter.measured()["step_time_s"], reporter.learnt) == (0.25, None)
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------
+# The examples, each as its scheduler starts it.
+
+EXAMPLES = ROOT / "examples" / "launchers"
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    """A program on the path of an example."""
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def example_environment(server: RunningServer, folder: Path, **variables: str) -> dict[str, str]:
+    """``meshwright`` as installed; a torchrun that runs the script once; nothing of a scheduler of ours."""
+    (folder / "problem.json").write_text(json.dumps(with_batch(112)))
+    (folder / "pretrain_gpt.py").write_text(TRAIN)
+    programs = folder / "bin"
+    programs.mkdir()
+    program(programs, "meshwright", f'#!/bin/sh\nexec {sys.executable} -m meshwright "$@"\n')
+    script = "#!/usr/bin/env bash\nwhile [[ $1 != *.py ]]; do shift; done\n"
+    program(programs, "torchrun", f'{script}RANK=$NODE exec {sys.executable} "$@"\n')
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {
+        **clean, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'client'}", "MESHWRIGHT_URL": server.url,
+        "PATH": f"{programs}:{os.environ['PATH']}", "NODE": "0", **variables,
+    }  # fmt: skip
+
+
+def both_ended(nodes: list[subprocess.Popen[str]]) -> list[str]:
+    outputs = [one.communicate(timeout=60) for one in nodes]
+    assert [one.returncode for one in nodes] == [0, 0], outputs
+    return [out for out, _ in outputs]
+
+
+def test_the_example_for_slurm_starts_every_node_with_one_plan(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    environment = example_environment(server, tmp_path, SLURM_JOB_NODELIST="n[1-2]", **SLURM)
+    program(tmp_path / "bin", "scontrol", "#!/bin/sh\necho n1\necho n2\n")
+    # two tasks, one on each node, as srun starts them
+    both = 'SLURM_NODEID=1 NODE=1 "$@" & SLURM_NODEID=0 "$@"; wait $!\n'
+    program(tmp_path / "bin", "srun", f"#!/bin/sh\n{both}")
+    done = subprocess.run(
+        ["bash", EXAMPLES / "slurm.sbatch"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    flags = [line for line in done.stdout.splitlines() if line.startswith("flags")]
+    assert len(flags) == 2
+    assert len(set(flags)) == 1
+    assert (tmp_path / "run-7001" / "megatron_args.sh").is_file()
+
+
+def test_the_example_for_kubernetes_starts_every_pod_with_one_plan(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    job = yaml.safe_load((EXAMPLES / "pytorchjob.yaml").read_text())["spec"]
+    environment = example_environment(server, tmp_path)
+    nodes = []
+    for rank, role in reversed(list(enumerate(("Master", "Worker")))):
+        (container,) = job["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"]
+        told = {one["name"]: one["value"] for one in container["env"] if one["name"] != "MESHWRIGHT_URL"}
+        own = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": job["nprocPerNode"], "PET_NODE_RANK": str(rank)}
+        nodes.append(
+            subprocess.Popen(
+                container["command"],
+                cwd=tmp_path,
+                env={**environment, **told, **own},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    assert len({out.partition("\n")[0] for out in both_ended(nodes)}) == 1
+
+
+def test_the_example_of_a_script_of_ones_own_asks_and_reports(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    environment = example_environment(server, tmp_path)
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, EXAMPLES / "torchrun_train.py", "problem.json", "run"], cwd=tmp_path,
+            env={**environment, "TORCHELASTIC_RUN_ID": "own", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8",
+                 "GROUP_RANK": str(node), "RANK": str(8 * node)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for node in (1, 0)
+    ]  # fmt: skip
+    told = {out.partition(", ")[0] for out in both_ended(nodes)}
+    (plan,) = {line.rpartition(" ")[2] for line in told}
+    with Client(server.url) as client:
+        reported = {one.plan_id: one for one in client.find_plans(measured=True)}
+    measured = reported[plan].measured
+    assert measured is not None
+    assert (measured.step_time_s or 0) >= 0.05  # what a step sleeps, at least
+
+
+def test_the_documented_lines_are_those_of_the_example() -> None:
+    page = (ROOT / "docs" / "howto" / "launcher.md").read_text()
+    lines = page.partition("```py\n")[2].partition("```")[0].strip()
+    assert lines in (EXAMPLES / "torchrun_train.py").read_text()
+    code = [line for line in lines.splitlines() if line.strip()]
+    assert len(code) <= 15

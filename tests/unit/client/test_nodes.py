@@ -1,0 +1,106 @@
+"""The nodes of a job, from what its scheduler sets."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.library import find_gpu
+from meshwright_client.nodes import UnknownNodesError, detect, gpu_of
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_GPUS_PER_NODE": "h100:8",
+    "SLURM_NODEID": "3",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1",
+    "MASTER_ADDR": "a", "MASTER_PORT": "29500",
+}  # fmt: skip
+PYTORCHJOB = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8",
+    "PET_NODE_RANK": "2", "MASTER_ADDR": "train-master-0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "found"),
+    [
+        ("slurm", SLURM, (3, 4, 8)),
+        ("slurm", {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "4"}, (0, 2, 4)),
+        ("torchelastic", TORCHRUN, (1, 4, 8)),  # 32 processes, 8 on each node
+        ("k8s", PYTORCHJOB, (2, 4, 8)),
+        ("k8s", {"JOB_COMPLETION_INDEX": "1", "NNODES": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, (1, 2, 4)),
+    ],
+)
+def test_each_scheduler_tells_this_nodes_rank_and_how_many_there_are(
+    source: str, environ: dict[str, str], found: tuple[int, int, int]
+) -> None:
+    nodes = detect(source, environ)
+    assert (nodes.node_rank, nodes.num_nodes, nodes.gpus_per_node) == found
+
+
+def test_the_innermost_scheduler_counts_unless_one_is_named() -> None:
+    both = {**SLURM, **TORCHRUN}
+    assert detect(None, both).source == "torchelastic"
+    assert detect("slurm", both).source == "slurm"
+    with pytest.raises(UnknownNodesError, match="SLURM_JOB_ID"):
+        detect(None, {})
+
+
+def test_all_nodes_of_a_start_have_one_name_for_it_and_a_restart_has_another() -> None:
+    names = {detect("slurm", {**SLURM, "SLURM_NODEID": str(rank)}).run_id for rank in range(4)}
+    assert len(names) == 1
+    assert detect("slurm", {**SLURM, "SLURM_RESTART_COUNT": "1"}).run_id not in names
+
+
+def test_a_problem_keeps_its_cluster_and_gets_the_number_of_nodes() -> None:
+    nodes = detect("slurm", SLURM)
+    assert nodes.cluster_of({"name": "dgx-h100", "num_nodes": 1}) == {"name": "dgx-h100", "num_nodes": 4}
+    own = {"name": "ours", "groups": [{"gpu": "h100", "num_nodes": 1, "gpus_per_node": 8}]}
+    assert nodes.cluster_of(own)["groups"][0]["num_nodes"] == 4
+    made = nodes.cluster_of(None)
+    assert made["groups"] == [{"gpu": "h100", "num_nodes": 4, "gpus_per_node": 8}]
+
+
+def test_unlike_nodes_need_a_file(tmp_path: Path) -> None:
+    groups = [{"gpu": "h100", "num_nodes": 1}, {"gpu": "a100", "num_nodes": 1}]
+    with pytest.raises(UnknownNodesError, match="2 groups"):
+        detect("slurm", SLURM).cluster_of({"groups": groups})
+    file = tmp_path / "cluster.json"
+    file.write_text('{"name": "dgx-a100", "num_nodes": 3}')
+    nodes = detect(file, {"NODE_RANK": "1"})
+    assert (nodes.node_rank, nodes.cluster_of({"name": "dgx-h100"})["num_nodes"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "named"),
+    [
+        ("slurm", {}, "SLURM_JOB_ID"),
+        ("slurm", {**SLURM, "SLURM_JOB_NUM_NODES": "-1"}, "SLURM_JOB_NUM_NODES"),
+        ("slurm", {**SLURM, "SLURM_HET_SIZE": "2"}, "heterogeneous"),
+        ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "no multiple"),
+        ("torchelastic", {"WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),
+        ("k8s", {}, "PET_NNODES or NNODES"),
+        ("nowhere.json", {}, "nowhere.json"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(source: str, environ: dict[str, str], named: str) -> None:
+    with pytest.raises(UnknownNodesError, match=named):
+        detect(source, environ)
+
+
+@pytest.mark.parametrize(
+    ("told", "slug"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("NVIDIA B200", "b200-sxm-180gb"),
+        ("NVIDIA L40S", "l40s"),
+    ],
+)
+def test_what_a_driver_calls_a_gpu_is_known_to_the_catalog(told: str, slug: str) -> None:
+    assert find_gpu(gpu_of(told) or "").slug == slug
