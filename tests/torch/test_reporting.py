@@ -61,6 +61,7 @@ def test_the_trainer_of_transformers_reports_optimizer_steps_not_micro_batches(
     assert len(reporter.seconds) == 3  # of four steps, each of three micro-batches
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # Lightning asks torch in a way that it gives up
 def test_lightning_reports_optimizer_steps_not_micro_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
