@@ -19,7 +19,8 @@ from meshwright_client.choosing import NoAnswerError, NoPlanError
 from meshwright_client.errors import InvalidRequestError
 from meshwright_client.launching import plan_flags
 from meshwright_client.nodes import Nodes
-from tests.processes.servers import ROOT, RunningServer, free_port, serving
+from tests.processes.servers import RunningServer, free_port, serving
+from tests.processes.warm import ROOT
 from tests.served.job_records import TINY_PROBLEM
 
 SLURM = {"SLURM_JOB_ID": "7001", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
