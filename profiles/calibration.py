@@ -160,6 +160,7 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
         points=points,
         weights=weights,
         precision=precision,
+        trend_share=_within(raw.get("trend_share", 0.0), 0.0, 1.0),
         **{name: _within(raw[name], least, _MAX_SCALE) for name, least in _RESIDUAL_NUMBERS.items()},
     )
 

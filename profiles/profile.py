@@ -130,6 +130,7 @@ class Residual:
     precision: tuple[tuple[float, ...], ...]  # (K, K) inverse covariance of the runs, both kernels
     noise: float  # of one run
     scale: float  # spread over the process's own, from leaving one run out at a time
+    trend_share: float = 0.0  # of the trend's variance, what the runs' mean is carried far by
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances with the runs: of the residual, and of the trend."""
@@ -139,8 +140,9 @@ class Residual:
 
     def log_factor(self, features: FloatArray) -> FloatArray:
         """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
-        near, _ = self._kernels(features)
-        return np.asarray(np.clip(near @ np.array(self.weights), -MAX_LOG, MAX_LOG))
+        near, trend = self._kernels(features)
+        mean = (near + self.trend_share * trend) @ np.array(self.weights)
+        return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
 
     def sigma(self, features: FloatArray) -> FloatArray:
         """Spread of ``ln(measured / predicted)`` of one run at each row, noise included: (n,)."""

@@ -5,6 +5,7 @@ A row's factor depends on the row alone, never on the split, so prices stay line
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,15 +21,24 @@ from meshwright.solver.problem import Problem
 # Natural logarithms of sizes and weighted switches, one row per configuration. Nothing measured enters.
 
 
-NUM_FEATURES = 18
+NUM_FEATURES = 24
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
 _KERNELS = {"flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flash3": 2.5, "cudnn": 2.5, "torch": -1.0}
 _UNFUSED = {"megatron-fused": 0.0}
 _NOT_STATED = 1.0
+# Of switches of recipes, in the same unit: what takes another path through the machine lies further off.
+_GRAPHS = {"none": 0.0, "layer": 1.5, "full_iteration": 2.0}
+_OTHER_GRAPH = 1.0
+_DISPATCHERS = {"allgather": -0.5, "alltoall": 0.0, "deepep": 1.0, "hybridep": 1.5}
+_RECIPES = {"nvfp4": 1.0, "mxfp8": 0.5, "fp8-current": 0.5, "fp8-blockwise": 0.5}
+_MODULE = 0.5  # each one that is recomputed
 
 
 def features(problem: Problem, columns: Columns) -> FloatArray:
-    """Features of every row, shape (n, 18): logarithms of eleven sizes, and seven switches."""
+    """Features of every row, shape (n, 24): logarithms of twelve sizes, and twelve switches.
+
+    A run on one island of fast links says little of runs that cross several: their number is a size.
+    """
     c, model, workload = columns, problem.model, problem.workload
     n = len(columns)
     sizes = (
@@ -36,6 +46,7 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
         c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size, c.num_microbatches,
         c.micro_batch_size * workload.seq_length / c.context_parallel_size,
         np.full(n, model.hidden_size), np.full(n, model.num_layers), np.full(n, workload.seq_length),
+        np.maximum(c.num_gpus / problem.cluster.groups[0].island_gpus, 1.0),
     )  # fmt: skip
     options = workload.framework_options
     kernel = str(options.get("attention_kernel", ""))
@@ -45,14 +56,27 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
         np.full(n, 2.0 * (model.moe is not None)),
         np.full(n, float(bool(options.get("norm_fused", False)))),
         np.full(n, (_KERNELS | _UNFUSED).get(kernel, _NOT_STATED)),
+        *(np.full(n, switch) for switch in _recipe_switches(options)),
     )  # fmt: skip
     logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes]
     weighted = [_SWITCH * np.asarray(switch, dtype=np.float64) for switch in switches]
     return np.stack([*logs, *weighted], axis=1)
 
 
+def _recipe_switches(options: Mapping[str, object]) -> tuple[float, ...]:
+    """CUDA graphs, dispatcher, overlapped experts, recipe of 8 or 4 bits, recomputed modules."""
+    replayed = [name for name in str(options.get("recompute_modules", "")).split("+") if name]
+    return (
+        _GRAPHS.get(str(options.get("cuda_graph", "none")), _OTHER_GRAPH),
+        _DISPATCHERS.get(str(options.get("moe_dispatcher", "alltoall")), 0.0),
+        float(bool(options.get("overlap_experts", False))),
+        _RECIPES.get(str(options.get("precision_recipe", "")), 0.0),
+        _MODULE * sum(name != "core_attn" for name in replayed),
+    )
+
+
 def features_of(problem: Problem, configuration: Configuration) -> FloatArray:
-    """Features of one configuration, shape (18,)."""
+    """Features of one configuration, shape (24,)."""
     row: FloatArray = features(problem, Columns.of([configuration]))[0]
     return row
 
