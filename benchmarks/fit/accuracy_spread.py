@@ -105,3 +105,19 @@ def memory_reliability(ways: Mapping[str, Sequence[Scored]]) -> list[str]:
                 failed = sum(bool(run.out_of_memory) for run in mine)
                 lines.append(_row([way, f"{low:.0%} – {high:.0%}", len(mine), f"{expected:.1f}", failed]))
     return [*lines, ""]
+
+
+def memory_calls(ways: Mapping[str, Sequence[Scored]]) -> list[str]:
+    """How often running out of memory is called right, feasible and in vain, at a probability of 50 %."""
+    lines = _head(["", "runs", "called right", "of the failures called feasible", "false alarms"])
+    for way, runs in ways.items():
+        known = [run for _, _, mine in memory_risks(runs) for run in mine]
+        called = [(run.out_of_memory_probability > 0.5, bool(run.out_of_memory)) for run in known]  # noqa: PLR2004
+        right = sum(alarm == failed for alarm, failed in called)
+        missed = sum(failed and not alarm for alarm, failed in called)
+        failures = sum(failed for _, failed in called)
+        vain = sum(alarm and not failed for alarm, failed in called)
+        ran = len(called) - failures
+        cells = [f"{right / max(len(called), 1):.1%}", f"{missed} of {failures}", f"{vain} of {ran}"]
+        lines.append(_row([way, len(called), *cells]))
+    return [*lines, ""]

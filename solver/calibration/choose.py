@@ -3,8 +3,7 @@
 Every next run is the one that leaves the least uncertainty about all runs, summed variances of the
 Gaussian process that calibration assumes: integrated variance reduction (Cohn 1996, "Neural Network
 Exploration Using Optimal Experiment Design"; Gramacy and Lee 2009). Few runs come out central, many
-spread far; no measurement enters. What moves all runs alike orders none of them: a quarter of it
-does not count.
+spread far; no measurement enters.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ Choice = Literal["suggested", "random"]
 _STEP = -0.05  # of a finite difference
 _KERNELS = ((0.08, 1.4), (0.08, 4.0))  # amplitude, log, and length, features: near and far likeness
 _NOISE = 0.03
-_COMMON = 0.25  # share of what moves all runs alike that does not count
 _MOST_JUDGED = 1024  # runs whose uncertainty is summed, evenly drawn where there are more
 
 
@@ -90,8 +88,7 @@ def _greedy(candidates: Candidates, first: Sequence[int]) -> Iterator[int]:
     factors = np.empty((n, 0))
     open_runs = np.ones(n, dtype=bool)
     for turn in range(n):
-        squares = (left**2).sum(axis=1) - _COMMON * left.sum(axis=1) ** 2 / len(judged)
-        gains = squares / (variances + _NOISE**2)
+        gains = (left**2).sum(axis=1) / (variances + _NOISE**2)
         pick = first[turn] if turn < len(first) else int(np.where(open_runs, gains, -1.0).argmax())
         open_runs[pick] = False
         yield pick

@@ -4,8 +4,8 @@ Minimises over offsets d of the constants' logarithms
 ``(y - f(d))' C^-1 (y - f(d)) + sum (d / width)^2`` with C the covariance of residual and noise, by
 damped Gauss-Newton steps on finite differences. Runs that disagree with the rest are weighted down as
 soft-L1 does: their noise grows with the part of the residual that only noise can explain. A constant that
-the runs show to be far off (a kernel that nobody fused, a launch that blocks) is held less tightly: else its
-effect, which orders all configurations, would be taken for local bumps round the runs.
+the runs show to be far off (a kernel that nobody fused, a launch that blocks) is held less tightly: else
+its effect, which orders all configurations, would be taken for local bumps round the runs.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def _process_of(prior: Process, task: _Task, found: Fit) -> Process:
 def _far_off(task: _Task, found: Fit, process: Process, known: FloatArray) -> BoolArray | None:
     """The constant whose wide prior the runs speak for most, as a mask (c,); None where they do not.
 
-    The log marginal likelihood of runs with covariance C grows by ``s q^2 / (1 + s p) / 2 - ln(1 + s p) / 2``
+    The log marginal likelihood of runs with covariance C grows by ``(s q^2 / (1 + s p) - ln(1 + s p)) / 2``
     when s is added to the prior variance of a constant of effects j, with ``p = j' C^-1 j`` and
     ``q = j' C^-1 (runs)`` (the matrix determinant lemma).
     """

@@ -15,7 +15,7 @@ from meshwright.solver.cost.residuals import NUM_FEATURES, features
 from tests.builders import a_cluster, a_configuration, a_gpu, a_problem
 
 RESIDUAL = Residual(
-    points=((0.0,) * 18,), weights=(1.0,), precision=((1.0,),), amplitude=0.1, length=1e3,
+    points=((0.0,) * NUM_FEATURES,), weights=(1.0,), precision=((1.0,),), amplitude=0.1, length=1e3,
     trend_amplitude=0.0, trend_length=1.0, noise=0.1, scale=1.0,
 )  # fmt: skip
 CALIBRATION = Calibration(

@@ -8,7 +8,7 @@ import pytest
 from meshwright.profiles.calibration import Calibration, read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
-from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
+from meshwright.solver.calibration.calibrate import calibrate, constants_at_bounds, default_profile_of
 from meshwright.solver.calibration.fit import TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.cost.residuals import features_of
@@ -196,10 +196,25 @@ def test_a_run_that_contradicts_its_twin_is_named_and_moves_little(
 
 
 def test_a_constant_driven_to_its_physical_bound_is_reported(observations: list[Observation]) -> None:
-    # gathers that hide six times worse than the stack's: more than all of their time cannot be seen
-    runs = as_if(observations, gather_exposed=6.0)
-    calibration = calibrate([one for one in runs if one.problem.cluster.num_nodes > 1][:24], cluster="x")
-    assert any("gather_exposed" in finding for finding in calibration.findings)
+    known = replace(default_profile_of(observations[0]).constants, gather_exposed=0.4)
+    # 0.4 * 3 is more than all of the gathers, which cannot be seen; 0.4 * 1.5 = 0.6 can
+    findings = constants_at_bounds(known, {"gather_exposed": log(3.0)}, {"gather_exposed": 0.4})
+    assert findings == ["gather_exposed was driven to its physical bound 1"]
+    assert not constants_at_bounds(known, {"gather_exposed": log(1.5)}, {"gather_exposed": 0.4})
+
+
+@pytest.mark.parametrize(("constant", "factor"), [("elementwise", 12.0), ("gemm", 0.3)])
+def test_one_constant_far_from_its_stacks_is_found_and_said(
+    observations: list[Observation], constant: str, factor: float
+) -> None:
+    # 12 times is ln 12 / 0.5 = 5 prior widths away, 0.3 times ln 0.3 / 0.12 = 10
+    runs = as_if(observations, **{constant: factor})
+    calibration = calibrate(runs[::5], cluster="unlike")
+    rest = [one for index, one in enumerate(runs) if index % 5]
+    assert calibration.log_offsets[constant] == pytest.approx(log(factor), abs=0.1)
+    assert any(f"{constant} came out {factor:.2g} times" in one for one in calibration.findings)
+    assert np.mean(log_errors(None, rest)) > 0.3
+    assert np.mean(log_errors(calibration, rest)) < 0.01
 
 
 def test_memory_learns_from_peaks(observations: list[Observation]) -> None:

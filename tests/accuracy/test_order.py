@@ -1,0 +1,87 @@
+"""Calibration keeps the order of configurations: on open clusters, and of a framework unlike its stack.
+
+``make accuracy`` holds every cluster to the same.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.fit.accuracy_order import lost, orders_of
+from meshwright.profiles.calibration import UPPER_BOUNDS
+from meshwright.profiles.profile import Profile
+from meshwright.solver.accuracy import spearman, validate
+from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
+from meshwright.solver.calibration.choose import Candidates, measuring_order
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+
+MULTI, JEANZAY = "vtrain-a100-multi", "jeanzay-a100"
+FAR_OFF = float(np.exp(2.5))
+RUNS = 16
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {MULTI: [], JEANZAY: []}
+    for run in read_runs(CATALOG_RUNS):
+        if run.cluster in found and run.shape is not None and run.measured.step_time_s:
+            found[run.cluster].append(run)
+    return found
+
+
+def test_calibrating_the_clusters_with_most_configurations_costs_neither_order_nor_regret(
+    runs: dict[str, list[Run]],
+) -> None:
+    rows = [*runs[MULTI], *runs[JEANZAY]]
+    orders = orders_of(validate(rows), validate(rows, calibrate=RUNS))
+    assert {one.cluster for one in orders if one.groups} == {MULTI, JEANZAY}
+    assert lost(orders) == []
+    multi = next(one for one in orders if one.cluster == MULTI)
+    assert multi.regrets is not None
+    assert multi.regrets[1] <= 3.0
+
+
+def planted(one: Observation, constant: str) -> Profile:
+    """The stack's profile with one constant e^2.5 times what it is, up to its bound."""
+    known = default_profile_of(one)
+    value = min(FAR_OFF * getattr(known.constants, constant), UPPER_BOUNDS.get(constant, np.inf))
+    return replace(known, constants=replace(known.constants, **{constant: value}))
+
+
+def step_s(one: Observation, profile: Profile) -> float:
+    return predict(one.problem, profile, one.configuration).step_time_s
+
+
+@pytest.mark.parametrize("constant", ["floor_s", "elementwise"])
+def test_sixteen_runs_order_a_cluster_whose_framework_has_one_constant_far_off(
+    runs: dict[str, list[Run]], constant: str
+) -> None:
+    observed = [one for one in map(Observation.of, runs[JEANZAY]) if one is not None]
+    # measured times as they are, times what the constant would do to them
+    unlike = [
+        replace(
+            one,
+            step_time_s=(one.step_time_s or 1.0)
+            * step_s(one, planted(one, constant))
+            / step_s(one, default_profile_of(one)),
+        )
+        for one in observed
+    ]
+    order = list(measuring_order(Candidates.of(unlike, default_profile_of)))
+    learnt = calibrate([unlike[i] for i in order[:RUNS]], cluster=JEANZAY)
+    by_group: dict[str, list[int]] = {}
+    for i in order[RUNS:]:
+        by_group.setdefault(runs[JEANZAY][i].rank_group or "", []).append(i)
+    large = [mine for name, mine in by_group.items() if name and len(mine) >= 5]
+    assert large
+    regrets, correlations = [], []
+    for mine in large:
+        told = [step_s(unlike[i], learnt.applied(default_profile_of(unlike[i]))) for i in mine]
+        true = [unlike[i].step_time_s or 1.0 for i in mine]
+        regrets.append(100.0 * (true[int(np.argmin(told))] / min(true) - 1.0))
+        correlations.append(spearman(told, true) or 0.0)
+    assert float(np.mean(regrets)) <= 5.0
+    assert float(np.mean(correlations)) >= 0.7
