@@ -24,7 +24,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.certify.request import Request, row_request
 from meshwright.solver.search.certify.split_model import Verdict, judge
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.priced_space import Priced, priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space
@@ -79,7 +79,7 @@ def row_of(rows: Rows, pp: int, vpp: int) -> Rows:
     columns = rows.columns
     index = (columns.pipeline_parallel_size == pp) & (columns.virtual_pipeline_size == vpp)
     group = rows.take(np.flatnonzero(index))
-    for row in np.argsort(Frontier.of(group, 1).bound_s, kind="stable").tolist():
+    for row in np.argsort(Frontier.of(Priced.of(group), 1).bound_s, kind="stable").tolist():
         if best_splits(group.take([row]))[0] is not None:
             return group.take([row])
     raise ValueError(f"no row of {pp} x {vpp} fits")

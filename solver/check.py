@@ -281,20 +281,28 @@ def violations_of_all(
     ]
     right = [at for at, faults in enumerate(found) if not faults and not placed[at]]
     predictions = predict_all(problem, profile, [configs[at] for at in right])
-    for at, expected in zip(right, predictions, strict=True):
-        found[at] += _priced_faults(problem, profile, plans[at], expected)
+    objectives = _objectives_s(problem, profile, [configs[at] for at in right])
+    for at, expected, seconds in zip(right, predictions, objectives, strict=True):
+        found[at] += _memory_faults(problem, profile, expected)
+        if isinstance(plan := plans[at], Plan):
+            found[at] += _plan_faults(problem, plan, expected, seconds)
     return found
 
 
-def _priced_faults(
-    problem: Problem, profile: Profile, plan: Plan | Configuration, expected: Prediction
-) -> Iterator[str]:
-    """What is wrong beside the configuration, which predicts ``expected``."""
-    yield from _memory_faults(problem, profile, expected)
-    if isinstance(plan, Plan):
-        yield from _plan_faults(problem, profile, plan)
-        yield from _differences("prediction", asdict(plan.prediction), asdict(expected))
-        yield from _prediction_faults(plan.prediction)
+def _objectives_s(problem: Problem, profile: Profile, configs: Sequence[Configuration]) -> list[float]:
+    """The closed form of each configuration, which are priced together."""
+    if not configs:
+        return []
+    columns, layout, found = Columns.of(configs), LayerLayout.of(problem.model), list[float]()
+    prices = price(problem, columns, profile)
+    for at, config in enumerate(configs):
+        index = np.array([at])
+        row, of_row = columns.take(index), prices.take(index)
+        splits = np.array([config.stage_layers], dtype=np.int64)
+        own = np.array([config.stage_recompute_layers], dtype=np.int64)
+        stages = assemble(of_row, row, layout, splits, own if own.size else None)
+        found.append(float(objective_s(of_row, row, stages)[0]))
+    return found
 
 
 def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -425,21 +433,17 @@ def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -
             yield f"stage {stage.stage} needs {stage.peak_memory_bytes} bytes, the budget is {budget:.0f}"
 
 
-def _plan_faults(problem: Problem, profile: Profile, plan: Plan) -> Iterator[str]:
-    """Name, rank, objective and certificate of the plan itself."""
+def _plan_faults(problem: Problem, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
+    """Name, rank, certificate, objective and prediction of the plan itself."""
     if plan.plan_id != plan_id_of(problem_digest(problem), plan.config):
         yield "plan_id does not name this configuration"
     if plan.rank < 1:
         yield "rank must be at least 1"
     if not set(plan.certified_by) <= {"exact-dp", "cp-sat"}:
         yield "certified_by names an unknown method"
-    columns, layout = Columns.of([plan.config]), LayerLayout.of(problem.model)
-    prices = price(problem, columns, profile)
-    splits = np.array([plan.config.stage_layers], dtype=np.int64)
-    own = np.array([plan.config.stage_recompute_layers], dtype=np.int64)
-    stages = assemble(prices, columns, layout, splits, own if own.size else None)
-    expected = float(objective_s(prices, columns, stages)[0])
-    yield from _differences("objective_s", plan.objective_s, expected)
+    yield from _differences("objective_s", plan.objective_s, seconds)
+    yield from _differences("prediction", asdict(plan.prediction), asdict(expected))
+    yield from _prediction_faults(plan.prediction)
 
 
 def _differences(name: str, found: object, expected: object) -> Iterator[str]:

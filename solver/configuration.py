@@ -408,12 +408,21 @@ class Columns:
 
     def take(self, index: IntArray | BoolArray | slice) -> Columns:
         """The configurations at ``index``, in that order."""
-        return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        if isinstance(index, slice):
+            return Columns(**{name: getattr(self, name)[index] for name in _COLUMNS})
+        # ``take`` gathers rows several times faster than brackets
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        return Columns(**{name: getattr(self, name).take(index) for name in _COLUMNS})
+
+    @classmethod
+    def nothing(cls) -> Columns:
+        """No configurations."""
+        return cls(**{name: np.zeros(0, dtype=np.int64) for name in _COLUMNS})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Columns]) -> Columns:
         """All parts, one after the other."""
-        return cls(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)})
+        return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in _COLUMNS})
 
     @classmethod
     def of(cls, configurations: Sequence[Configuration]) -> Columns:
@@ -457,6 +466,7 @@ def _recomputed(configuration: Configuration) -> int:
     return ALL_LAYERS if every else configuration.recompute_layers
 
 
+_COLUMNS = tuple(f.name for f in fields(Columns))
 VARIABLE_OF = {one.column or one.name: one for one in VARIABLES.values()}  # by column
 _OFF = tuple(
     (VARIABLES[name].column or name, VARIABLES[name].code(off)) for name, off in PLACED_ONLY.items()

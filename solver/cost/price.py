@@ -260,14 +260,8 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     ctx = context_of(problem, columns, profile)
     layout = LayerLayout.of(problem.model)
     weights = part_weights(ctx, layout.kinds)
-    zero = np.zeros_like(ctx.t)
-    nothing = np.zeros((len(columns), len(weights)))
-    prices = RowPrices(
-        forward_s=nothing, backward_s=nothing, replay_s=nothing, weight_gradient_s=nothing, tail_s=nothing,
-        transfer_s=zero, rank_tail_s=zero, fixed_s=zero, straggler=np.ones_like(zero),
-        **memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights)),
-        breakdown_s={}, tail_breakdown_s={},
-    )  # fmt: skip
+    memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
+    prices = RowPrices.partly(len(columns), len(weights), memory)
     return with_residuals(prices, problem, columns, profile)
 
 
@@ -287,19 +281,15 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
     ctx = replace(ctx, data_group=alone, shard_group=alone, expert_data_group=alone)
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(ctx, layout)
-    zero, nothing = np.zeros_like(ctx.t), np.zeros((len(columns), len(parts)))
-    prices = RowPrices(
-        **{**_pass_prices(parts), "tail_s": nothing},
-        weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
-        transfer_s=transfer(ctx),
-        rank_tail_s=rank_tail_s(ctx),
-        fixed_s=fixed_s(ctx),
-        straggler=profile.time_factor * straggler_share(columns, profile),
-        weights_bytes=nothing, gradients_bytes=nothing, optimizer_bytes=nothing, activation_bytes=nothing,
-        checkpoint_bytes=nothing, head_workspace_bytes=zero, replay_workspace_bytes=zero, buffer_bytes=zero,
-        context_bytes=zero, reserve=one,
-        breakdown_s={}, tail_breakdown_s={},
-    )  # fmt: skip
+    known = {
+        **_pass_prices(parts),
+        "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
+        "transfer_s": transfer(ctx),
+        "rank_tail_s": rank_tail_s(ctx),
+        "fixed_s": fixed_s(ctx),
+        "straggler": profile.time_factor * straggler_share(columns, profile),
+    }
+    prices = RowPrices.partly(len(columns), len(parts), known)
     return with_residuals(prices, problem, columns, profile)
 
 

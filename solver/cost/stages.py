@@ -9,7 +9,7 @@ recomputed ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import TypeVar
@@ -101,6 +101,14 @@ class RowPrices:
         return len(self.transfer_s)
 
     @classmethod
+    def partly(cls, rows: int, num_parts: int, known: Mapping[str, FloatArray]) -> RowPrices:
+        """Prices of which some are known; all else takes neither time nor memory."""
+        one, each = np.zeros(rows), np.zeros((rows, num_parts))
+        others = {name: each if name in _BY_PART else one for name in _ARRAYS}
+        ones = {"straggler": np.ones(rows), "reserve": np.ones(rows)}
+        return cls(**{**others, **ones, **known}, breakdown_s={}, tail_breakdown_s={})
+
+    @classmethod
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
         """All rows, one after the other, without their breakdown."""
         if len(parts) == 1:
@@ -126,6 +134,10 @@ class RowPrices:
 
 
 _ARRAYS = tuple(f.name for f in fields(RowPrices) if not f.name.endswith("breakdown_s"))
+_BY_PART = (
+    "forward_s", "backward_s", "replay_s", "weight_gradient_s", "tail_s",
+    "weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes", "checkpoint_bytes",
+)  # fmt: skip
 
 
 def _at(values: FloatArray, index: IntArray | BoolArray | slice) -> FloatArray:

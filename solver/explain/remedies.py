@@ -33,7 +33,7 @@ from meshwright.solver.explain.infeasible import (
     nearest_lack,
 )
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import Problem, SearchOptions
+from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_batch
 from meshwright.solver.search.feasible import recompute_alike, some_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
@@ -264,7 +264,7 @@ def with_remedies(
             (other_gpus(problem), 1),
         )
         for group, (changes, enough) in zip(groups, kinds, strict=True):
-            judged &= _add_fitting(group, changes, enough)
+            judged &= _add_fitting(group, changes, enough, _fastest_of)
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
@@ -281,7 +281,9 @@ def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[
     yield from done_otherwise(problem, profile)
 
 
-def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) -> bool:
+def _add_fitting(
+    group: list[Remedy], changes: Iterator[Change], enough: int, judge: Callable[[Change], Fastest]
+) -> bool:
     """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
     judged = True
     for change in changes:
@@ -290,7 +292,7 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) ->
         look()
         if change.last_resort and group:
             continue
-        best = fastest(change.problem, change.profile)
+        best = judge(change)
         if best is None or best == "unknown":
             judged &= best is None
             continue
@@ -299,6 +301,11 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int) ->
         tokens = workload.global_batch_size * workload.seq_length
         group.append(remedy_of(change.words, config, prediction, tokens=tokens))
     return judged
+
+
+def _fastest_of(change: Change) -> Fastest:
+    """The first plan of a changed problem."""
+    return fastest(change.problem, change.profile)
 
 
 def fastest(problem: Problem, profile: Profile, *, wide: bool = False) -> Fastest:
@@ -364,11 +371,22 @@ class Run:
 
 
 def fastest_run(problem: Problem, profile: Profile) -> Run | None:
-    """The run of the shortest step, whatever the deadline; None where nothing fits."""
+    """The run of fewest days, whatever the deadline; None where nothing fits.
+
+    With one batch on one number of GPUs that is the run of the shortest step. More GPUs are interrupted
+    more often, and a batch of a shorter step may take more of them, so that each is asked for its own.
+    """
     options = replace(
         problem.options, deadline_days=None, objective="step_time", top_k=1, certify="none", gpus="all"
     )
-    return _first_run(replace(problem, options=options), profile)
+    runs = list[Run]()
+    for batch in batch_sizes(problem):
+        one = with_batch(replace(problem, options=options), batch)
+        for nodes in problem.options.num_nodes or (None,):
+            counts = () if nodes is None else (nodes,)
+            run = _first_run(replace(one, options=replace(one.options, num_nodes=counts)), profile)
+            runs += [] if run is None else [run]
+    return min(runs, key=lambda run: run.days, default=None)
 
 
 def _first_run(problem: Problem, profile: Profile) -> Run | None:
@@ -477,11 +495,11 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
     cheap, work, hardware = list[Remedy](), list[Remedy](), list[Remedy]()
     complete, judged = False, True
     with watch.cut():
-        judged &= _add_fitting_placed(cheap, _free_placed(limits, lack), _MOST)
-        judged &= _add_fitting_placed(work, less_work(problem, profile), _ENOUGH)
+        judged &= _add_fitting(cheap, _free_placed(limits, lack), _MOST, _fastest_placed)
+        judged &= _add_fitting(work, less_work(problem, profile), _ENOUGH, _fastest_placed)
         for group in range(len(problem.cluster.distinct_groups)):
             for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
-                judged &= _add_fitting_placed(hardware, changes, len(hardware) + 1)
+                judged &= _add_fitting(hardware, changes, len(hardware) + 1, _fastest_placed)
         complete = True
     kinds = [sorted(kind, key=lambda one: one.gpu_s_per_token) for kind in (cheap, work, hardware)]
     remedies = (*kinds[0][: _MOST - 4], *kinds[1][:1], *kinds[2][:3])
@@ -560,25 +578,14 @@ def _with_group(problem: Problem, profile: Profile, at: int, group: NodeGroup, w
     return Change(words=words, problem=changed, profile=fresh)
 
 
-def _add_fitting_placed(group: list[Remedy], changes: Iterator[Change], enough: int) -> bool:
-    """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
+def _fastest_placed(change: Change) -> Fastest:
+    """The first plan of a changed problem whose stages are placed."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
-    judged = True
-    for change in changes:
-        if len(group) == enough:
-            break
-        look()
-        if change.last_resort and group:
-            continue
-        options = replace(
-            change.problem.options, top_k=1, certify="none", deadline_days=None, time_limit_s=_SEARCH_S
-        )
-        answer = search(replace(change.problem, options=options), change.profile)
-        if not answer.plans:
-            judged &= answer.status == "infeasible"
-            continue
-        config, prediction = answer.plans[0].config, answer.plans[0].prediction
-        tokens = change.problem.workload.global_batch_size * change.problem.workload.seq_length
-        group.append(remedy_of(change.words, config, prediction, tokens=tokens))
-    return judged
+    options = replace(
+        change.problem.options, top_k=1, certify="none", deadline_days=None, time_limit_s=_SEARCH_S
+    )
+    answer = search(replace(change.problem, options=options), change.profile)
+    if not answer.plans:
+        return None if answer.status == "infeasible" else "unknown"
+    return answer.plans[0].config, answer.plans[0].prediction

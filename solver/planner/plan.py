@@ -74,7 +74,8 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
     kept = [plan for plan in answer.plans if _days(plan) <= allowed]
     if kept:
         return _left(problem, profile, answer, kept)
-    first = Run(plan=answer.plans[0], days=_days(answer.plans[0]))
+    soonest = min(answer.plans, key=_days)
+    first = Run(plan=soonest, days=_days(soonest))
     groups = enumerate(problem.cluster.distinct_groups)
     more = [
         More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at)) for at, one in groups

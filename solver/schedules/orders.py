@@ -20,12 +20,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.schedules.schedule import AUTOMATIC, SPLIT_BACKWARD, V_SHAPED
 
+Number = TypeVar("Number", int, IntArray)
 _TWICE = ("zb_h2", "zb_2p")  # run twice as far ahead
 
 
@@ -36,15 +38,15 @@ class Slots:
     num_chunks: int
     num_microbatches: int
 
-    def forward(self, chunk: int, micro: int) -> int:
+    def forward(self, chunk: Number, micro: Number) -> Number:
         """Forward pass."""
         return (chunk + 1) * self.num_microbatches + micro
 
-    def backward(self, chunk: int, micro: int) -> int:
+    def backward(self, chunk: Number, micro: Number) -> Number:
         """Backward pass, or its input gradient where it is split."""
         return (2 * self.num_chunks - chunk) * self.num_microbatches + micro
 
-    def weight(self, chunk: int, micro: int) -> int:
+    def weight(self, chunk: Number, micro: Number) -> Number:
         """Weight gradient of a split backward pass."""
         return (2 * self.num_chunks + 2 + 2 * chunk) * self.num_microbatches + micro
 
@@ -56,30 +58,32 @@ def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: s
         return _v_shaped(rank, pp, slots)
     if schedule == "looped_bfs":
         return _breadth_first(rank, pp, vpp, slots)
-    visits = _visits(rank, pp, vpp, num_microbatches)
-    forward = [slots.forward(chunk, micro) for chunk, micro in visits]
-    turned = [((vpp - 1) * pp + 2 * rank - chunk, micro) for chunk, micro in visits]
-    backward = [slots.backward(chunk, micro) for chunk, micro in turned]
-    warmup = min(len(visits), _warmup(rank, pp, vpp, schedule))
+    chunk, micro = _visits(rank, pp, vpp, num_microbatches)
+    turned = (vpp - 1) * pp + 2 * rank - chunk
+    forward, backward = slots.forward(chunk, micro), slots.backward(turned, micro)
+    warmup = min(len(chunk), _warmup(rank, pp, vpp, schedule))
     if schedule in SPLIT_BACKWARD:
-        weight = [slots.weight(chunk, micro) for chunk, micro in turned]
+        weight = slots.weight(turned, micro).tolist()
         lag = 2 * rank if schedule in _TWICE else rank
-        return _with_weights(forward, backward, weight, warmup=warmup, lag=lag)
+        return _with_weights(forward.tolist(), backward.tolist(), weight, warmup=warmup, lag=lag)
     if schedule == "gpipe":
-        warmup = len(visits)
-    alternating = [0] * (2 * (len(visits) - warmup))
-    alternating[0::2], alternating[1::2] = forward[warmup:], backward[: len(visits) - warmup]
-    return forward[:warmup] + alternating + backward[len(visits) - warmup :]
+        warmup = len(chunk)
+    alternating = len(chunk) - warmup
+    order = np.concatenate([forward, backward])
+    order[warmup : warmup + 2 * alternating : 2] = forward[warmup:]
+    order[warmup + 1 : warmup + 2 * alternating : 2] = backward[:alternating]
+    order[warmup + 2 * alternating :] = backward[alternating:]
+    found: list[int] = order.tolist()
+    return found
 
 
-def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[int, int]]:
+def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> tuple[IntArray, IntArray]:
     """Chunk and micro-batch of each forward pass: pp micro-batches through one chunk, then the next."""
+    k = np.arange(num_microbatches * vpp)
     if vpp == 1:
-        return [(rank, micro) for micro in range(num_microbatches)]
+        return np.full_like(k, rank), k
     group = pp * vpp
-    return [
-        ((k % group) // pp * pp + rank, k // group * pp + k % pp) for k in range(num_microbatches * vpp)
-    ]
+    return (k % group) // pp * pp + rank, k // group * pp + k % pp
 
 
 def _warmup(rank: int, pp: int, vpp: int, schedule: str) -> int:

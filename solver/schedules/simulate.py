@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -327,6 +326,7 @@ def _columns(rank: int, rows: list[tuple[int, int, float, float]]) -> Passes:
 # splits of one row cost little more than one. The result is that of ``simulate.rank_finish_s``.
 
 
+_IN_CACHE = 2**17  # ends of passes that are still there when they are read again, 1 MiB
 MAX_KEPT = 64  # schedules kept; one of 2^17 passes takes 4 MB
 
 
@@ -337,6 +337,7 @@ class Waves:
     starts: tuple[int, ...]  # of each wave among the passes
     block: IntArray  # which duration a pass has: chunk c forward is c, backward C + c, weights 2 C + c
     own: IntArray  # the pass before it on its rank
+    run: tuple[int, ...]  # of each wave, the first of ``own`` where those follow one another, else -1
     other: IntArray  # the pass before it of its micro-batch
     last: IntArray  # the last pass of each rank
 
@@ -361,10 +362,15 @@ def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
     number[slots[order]] = np.arange(1, len(slots) + 1)
     sorted_slots = slots[order]
     previous = before[order]
+    starts = np.flatnonzero(np.diff(wave[sorted_slots], prepend=-1))
+    own = np.where(previous < 0, 0, number[previous])
+    gaps = np.concatenate([[0], np.cumsum(np.diff(own) != 1)])  # up to a pass, that follow none
+    alone = gaps[np.append(starts[1:], len(slots)) - 1] > gaps[starts]
     return Waves(
-        starts=(*np.flatnonzero(np.diff(wave[sorted_slots], prepend=-1)).tolist(), len(slots)),
+        starts=(*starts.tolist(), len(slots)),
         block=_durations(sorted_slots // m, chunks),
-        own=np.where(previous < 0, 0, number[previous]),
+        own=own,
+        run=tuple(np.where(alone, -1, own[starts]).tolist()),
         other=number[sorted_slots - m],
         last=number[[ranked[-1] for ranked in orders]],
     )
@@ -420,10 +426,16 @@ def finish_of_many_s(
     seconds = np.ascontiguousarray(np.concatenate(parts, axis=1).T)
     end = np.empty((len(waves.block) + 1, len(forward_s)))
     end[0] = 0.0
-    for start, stop in pairwise(waves.starts):  # ``take`` gathers rows several times faster than brackets
-        ready = end.take(waves.own[start:stop], axis=0)
-        np.maximum(ready, end.take(waves.other[start:stop], axis=0), out=ready)
-        np.add(ready, seconds.take(waves.block[start:stop], axis=0), out=end[start + 1 : stop + 1])
+    block, own, other = waves.block, waves.own, waves.other
+    if few := end.size <= _IN_CACHE:  # how long a pass takes, until it is known when it ends
+        end[1:] = seconds.take(block, axis=0)
+    for start, stop, first in zip(waves.starts, waves.starts[1:], waves.run, strict=False):
+        # ``take`` gathers rows several times faster than brackets
+        ready = end.take(other[start:stop], axis=0)
+        before = end.take(own[start:stop], axis=0) if first < 0 else end[first : first + stop - start]
+        np.maximum(ready, before, out=ready)
+        ready += end[start + 1 : stop + 1] if few else seconds.take(block[start:stop], axis=0)
+        end[start + 1 : stop + 1] = ready
     finish = np.asarray(end[waves.last].T)
     if schedule in BYPASSES_SYNC:  # counted from each rank's own start
         finish -= np.cumsum(forward_s[:, :pp], axis=1) - forward_s[:, :pp]

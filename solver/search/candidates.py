@@ -22,9 +22,9 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, FloatArray, IntArray
 from meshwright.solver.cost.stages import Stages, step_of_end_s
-from meshwright.solver.schedules.schedule import rank_of_chunk
+from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk
 from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, rank_finish_s
-from meshwright.solver.search.bounds import split_s
+from meshwright.solver.search.bounds import SAFETY, split_s
 from meshwright.solver.search.branch import makes_its_order
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered, tapers, windows
@@ -37,6 +37,7 @@ _ALL_PAIRS = 8  # ranks up to which a layer moves between any two, beyond to or 
 _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
 _GLANCED_PASSES = MAX_PASSES // 16
 _MOST_ENDS = 2**18  # ends of ranks that are kept, 2 MiB
+_LEARNT = 16  # simulations of pipelines of one shape against which others are held
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,15 @@ class Candidates:
     bound_s: FloatArray  # no simulation of a split is shorter
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What pipelines have in common whose passes wait for the same ones, whatever they take."""
+
+    pp: int
+    num_microbatches: int
+    schedule: str
+
+
 class Ends:
     """When ranks end in pipelines that were simulated of late.
 
@@ -56,36 +66,61 @@ class Ends:
     """
 
     def __init__(self) -> None:
-        self._found = OrderedDict[tuple[bytes, int, int, str], FloatArray]()
+        self._found = OrderedDict[tuple[bytes, Shape], FloatArray]()
+        self._passes = dict[tuple[Shape, int], list[tuple[FloatArray, FloatArray]]]()
         self._size = 0
 
-    def finish_s(
-        self, passes_s: FloatArray, *, pp: int, num_microbatches: int, schedule: str
-    ) -> FloatArray:
+    def finish_s(self, passes_s: FloatArray, shape: Shape) -> FloatArray:
         """``finish_of_many_s``, (k, pp), of forward, backward and weight gradients' times, (k, 3, C)."""
         digests = [blake2b(one.tobytes(), digest_size=16).digest() for one in passes_s]
-        keys = [(digest, pp, num_microbatches, schedule) for digest in digests]
+        keys = [(digest, shape) for digest in digests]
         if missing := [at for at, key in enumerate(keys) if key not in self._found]:
             forward_s, backward_s, weight_s = passes_s[missing].transpose(1, 0, 2)
             finish = finish_of_many_s(
                 forward_s,
                 backward_s,
                 weight_s=weight_s,
-                pp=pp,
-                num_microbatches=num_microbatches,
-                schedule=schedule,
+                pp=shape.pp,
+                num_microbatches=shape.num_microbatches,
+                schedule=shape.schedule,
             )
             self._found.update(zip((keys[at] for at in missing), finish, strict=True))
         ends = np.array([self._found[key] for key in keys])
-        self._size += len(missing) * pp
+        self._size += len(missing) * shape.pp
         while self._size > _MOST_ENDS and self._found:
             self._size -= len(self._found.popitem(last=False)[1])
         return ends
 
+    def learn(self, passes_s: FloatArray, finish_s: FloatArray, shape: Shape) -> None:
+        """Keep what was simulated whole, for ``least_s``; the latest few of a shape."""
+        if shape.schedule not in BYPASSES_SYNC:  # whose ranks end earlier where they begin later
+            known = self._passes.setdefault((shape, passes_s.shape[2]), [])
+            known.extend(zip(_apart(passes_s), finish_s, strict=True))
+            del known[:-_LEARNT]
+
+    def least_s(self, passes_s: FloatArray, shape: Shape) -> FloatArray:
+        """No rank ends earlier, (k, pp), as far as known pipelines tell; arguments as ``finish_s``.
+
+        Ends are sums and maxima of passes: where every pass takes at least c times as long as in another
+        pipeline of the shape, every rank ends at least c times as late.
+        """
+        least, own = np.zeros((len(passes_s), shape.pp)), _apart(passes_s)
+        for passes, finish in self._passes.get((shape, passes_s.shape[2]), ()):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                share = np.where(passes > 0.0, own / passes, np.inf).min(axis=(1, 2))
+            np.maximum(least, np.where(np.isfinite(share), share, 0.0)[:, None] * finish, out=least)
+        return least * SAFETY
+
+
+def _apart(passes_s: FloatArray) -> FloatArray:
+    """Forward passes, backward passes without weight gradients, and those, (k, 3, C)."""
+    forward, backward, weight = passes_s.transpose(1, 0, 2)
+    return np.stack([forward, backward - weight, weight], axis=1)
+
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
     """The split of each row, and others that fit in memory, none twice."""
-    tried = [_tried(rows.take([at]), split) for at, split in enumerate(given)]
+    tried = [_tried(rows, at, split) for at, split in enumerate(given)]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
     every = rows.take(which)
@@ -101,33 +136,35 @@ def candidates(row: Rows, split: Split) -> list[Split]:
     return candidates_of(row, [split]).splits
 
 
-def _tried(row: Rows, split: Split) -> list[Split]:
-    """``split`` and others, whatever their memory."""
+def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
+    """``split`` of row ``at`` and others, whatever their memory."""
     look()
-    if not row.uneven_stages or row.only_split:
+    if not rows.uneven_stages or rows.only_split:
         return [split]
-    if row.v[0] == 1 and not (row.is_uniform and (_is_deep(row) or row.splits_backward[0])):
+    several, splits_backward = bool(rows.v[at] > 1), bool(rows.splits_backward[at])
+    if not several and not (rows.is_uniform and (_is_deep(rows, at) or splits_backward)):
         return [split]
-    if not row.is_uniform:
-        more = offered(row.layout.num_layers, len(split), int(row.smallest_chunk[0])).tolist()
+    if not rows.is_uniform:
+        more = offered(rows.layout.num_layers, len(split), int(rows.smallest_chunk[at])).tolist()
         others = map(tuple, more)
         return list(dict.fromkeys([split, *others]))
-    if row.v[0] > 1:
-        return list(dict.fromkeys([split, *_windowed(row, split)]))
-    return [split, *(_moved(row, split) if row.splits_backward[0] else _tapered(row))]
+    if several:
+        return list(dict.fromkeys([split, *_windowed(rows, at, split)]))
+    return [split, *(_moved(rows, at, split) if splits_backward else _tapered(rows, at))]
 
 
-def _is_deep(row: Rows) -> bool:
+def _is_deep(rows: Rows, at: int) -> bool:
     """Whether a step has few micro-batches for its ranks, so that the ends of the pipeline wait."""
-    return bool(row.m[0] < _DEEP * row.p[0])
+    return bool(rows.m[at] < _DEEP * rows.p[at])
 
 
-def _tapered(row: Rows) -> list[Split]:
+def _tapered(rows: Rows, at: int) -> list[Split]:
     """Splits of a row without interleaving whose ends hold fewer layers."""
-    return tapers(row.layout.num_layers, int(row.p[0]), smallest=int(row.smallest_chunk[0]), places=_ENDS)
+    smallest = int(rows.smallest_chunk[at])
+    return tapers(rows.layout.num_layers, int(rows.p[at]), smallest=smallest, places=_ENDS)
 
 
-def _moved(row: Rows, split: Split) -> list[Split]:
+def _moved(rows: Rows, at: int, split: Split) -> list[Split]:
     """Splits of a row without chunks that splits the backward pass: a layer less here and one more there.
 
     The closed form knows no order of the ranks; what they wait for falls along the pipeline. Of two ranks
@@ -136,23 +173,23 @@ def _moved(row: Rows, split: Split) -> list[Split]:
     counts, ranks = np.array(split), range(len(split))
     ends = ranks if len(ranks) <= _ALL_PAIRS else (0, len(ranks) - 1)
     pairs = [(a, b) for a, b in product(ranks, ranks) if a != b and (a in ends or b in ends)]
-    steps = range(1, row.layout.num_layers if len(ranks) == 2 else 2)  # noqa: PLR2004
+    steps = range(1, rows.layout.num_layers if len(ranks) == 2 else 2)  # noqa: PLR2004
     moves = np.array([(step, *pair) for step, pair in product(steps, pairs)], dtype=np.int64).reshape(-1, 3)
     moved, every = np.repeat(counts[None, :], len(moves), axis=0), np.arange(len(moves))
     moved[every, moves[:, 1]] -= moves[:, 0]
     moved[every, moves[:, 2]] += moves[:, 0]
     return [
-        tuple(few) for few in moved[moved.min(axis=1, initial=split[0]) >= row.smallest_chunk[0]].tolist()
+        tuple(few) for few in moved[moved.min(axis=1, initial=split[0]) >= rows.smallest_chunk[at]].tolist()
     ]
 
 
-def _windowed(row: Rows, split: Split) -> list[Split]:
+def _windowed(rows: Rows, at: int, split: Split) -> list[Split]:
     """Splits of an interleaved row whose larger chunks follow one another."""
-    heavy = int(np.ceil(row.head_s[0] / row.layer_s[0].min()))
-    smallest = int(row.smallest_chunk[0])
-    tried = _all_windows(row.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
-    even = balanced(split, tuple(rank_of_chunk(row.columns, len(split))[0].tolist()))
-    ends = [one for plain in even for one in ends_in_a_v(plain, smallest, _ENDS)] if row.in_a_v[0] else []
+    heavy = int(np.ceil(rows.head_s[at] / rows.layer_s[at].min()))
+    smallest = int(rows.smallest_chunk[at])
+    tried = _all_windows(rows.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
+    even = balanced(split, tuple(rank_of_chunk(rows.columns, len(split))[at].tolist()))
+    ends = [one for plain in even for one in ends_in_a_v(plain, smallest, _ENDS)] if rows.in_a_v[at] else []
     return [*even, *ends, *tried]
 
 
@@ -176,38 +213,46 @@ def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
     return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]))
 
 
-def fastest(row: Rows, splits: list[Split], ends: Ends | None = None) -> tuple[float, Split]:
+def fastest(
+    row: Rows, splits: list[Split], ends: Ends | None = None, limit_s: float = np.inf
+) -> tuple[float, Split]:
     """The least simulated step time of one row among ``splits``, and its split; the first on a tie.
 
-    ``ends``: of other rows, simulated before.
+    ``ends``: of other rows, simulated before. +inf where those show that it is more than ``limit_s``.
     """
-    ends = ends or Ends()
-    m = int(row.columns.num_microbatches[0])
+    ends, m, chunks = ends or Ends(), int(row.columns.num_microbatches[0]), len(splits[0])
+    made, few = makes_its_order(row), _glanced(row, chunks)
+    long = few < m and not made and np.isfinite(limit_s)
+    if long and not _within(row, splits, ends, limit_s):
+        return np.inf, splits[0]
     if len(splits) > 1:
-        steps = _simulated_s(row, splits, _glanced(row, len(splits[0])), ends)
-        made = makes_its_order(row)
+        steps = _simulated_s(row, splits, few, ends)
         order = np.argsort(steps, kind="stable")
-        if _glanced(row, len(splits[0])) == m and not made:  # all of them were simulated
+        if few == m and not made:  # all of them were simulated
             return float(steps[order[0]]), splits[order[0]]
-        fully = max(min(MAX_PASSES // 2 // (2 * len(splits[0]) * m), _FULLY), 1)
+        fully = max(min(MAX_PASSES // 2 // (2 * chunks * m), _FULLY), 1)
         chosen = order[:fully]
         if made:  # an order made for the times comes near the bound where that one does not
             nearest = np.argsort(split_s(row.take([0] * len(splits)), _stages(row, splits)), kind="stable")
             chosen = np.unique([0, order[0], *nearest[:fully]])
         splits = [splits[i] for i in sorted(chosen.tolist())]
-    stages = _stages(row, splits)
-    chunks, columns = len(splits[0]), row.columns
+        if long and not (splits := _within(row, splits, ends, limit_s)):
+            return np.inf, ()
+    stages, shape = _stages(row, splits), _shape(row)
+    passes = _passes_s(stages, chunks)
     finish = np.array([
         rank_finish_s(
-            stages.chunk_forward_s[i, :chunks].tolist(),
-            stages.chunk_backward_s[i, :chunks].tolist(),
-            pp=int(row.p[0]),
-            num_microbatches=int(columns.num_microbatches[0]),
-            schedule=SCHEDULES[int(columns.pipeline_schedule[0])],
-            weight_s=stages.chunk_weight_s[i, :chunks].tolist(),
+            forward.tolist(),
+            backward.tolist(),
+            pp=shape.pp,
+            num_microbatches=m,
+            schedule=shape.schedule,
+            weight_s=weight.tolist(),
         )
-        for i in range(len(splits))
+        for forward, backward, weight in passes
     ])  # fmt: skip
+    if 2 * chunks * m <= MAX_PASSES and not made:
+        ends.learn(passes, finish, shape)
     steps = _step_s(row, finish, stages)
     best = int(steps.argmin())
     return float(steps[best]), splits[best]
@@ -227,14 +272,28 @@ def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
 def _simulated_s(row: Rows, splits: list[Split], few: int, ends: Ends) -> FloatArray:
     """About the step time of each split by its first micro-batches; exact where those are all."""
     look()
-    p, stages = int(row.p[0]), _stages(row, splits)
-    chunks = len(splits[0])
-    passes = (stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s)
-    finish = ends.finish_s(
-        np.stack([seconds[:, :chunks] for seconds in passes], axis=1),
-        pp=p,
-        num_microbatches=few,
-        schedule=SCHEDULES[int(row.columns.pipeline_schedule[0])],
-    )
-    further = (row.m[0] - few) * stages.rank_time_s[:, :p]
+    stages, shape = _stages(row, splits), _shape(row, few)
+    finish = ends.finish_s(_passes_s(stages, len(splits[0])), shape)
+    further = (row.m[0] - few) * stages.rank_time_s[:, : shape.pp]
     return _step_s(row, finish + further, stages)
+
+
+def _within(row: Rows, splits: list[Split], ends: Ends, limit_s: float) -> list[Split]:
+    """The splits of a row that may take no longer, as far as known pipelines of its shape tell."""
+    stages = _stages(row, splits)
+    least = _step_s(row, ends.least_s(_passes_s(stages, len(splits[0])), _shape(row)), stages) * SAFETY
+    return [split for split, step in zip(splits, least.tolist(), strict=True) if step <= limit_s]
+
+
+def _shape(row: Rows, num_microbatches: int | None = None) -> Shape:
+    """The shape of a row's pipeline, or of its first micro-batches."""
+    c = row.columns
+    m = int(c.num_microbatches[0]) if num_microbatches is None else num_microbatches
+    schedule = SCHEDULES[int(c.pipeline_schedule[0])]
+    return Shape(pp=int(row.p[0]), num_microbatches=m, schedule=schedule)
+
+
+def _passes_s(stages: Stages, chunks: int) -> FloatArray:
+    """Forward passes, backward passes and weight gradients of every chunk, (k, 3, C)."""
+    passes = (stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s)
+    return np.stack([seconds[:, :chunks] for seconds in passes], axis=1)

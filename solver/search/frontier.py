@@ -18,13 +18,12 @@ import numpy as np
 from meshwright.solver.clock import OutOfTime, look
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.cost.stages import objective_s
-from meshwright.solver.search.bounds import Bounds
+from meshwright.solver.search.bounds import Bounds, split_s
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest
 from meshwright.solver.search.feasible import bound_at_sight_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, tightened_s
 from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
-from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, best_splits
 from meshwright.solver.space.factored import Crossing
 
@@ -59,6 +58,16 @@ class Ranked:
     split: Split  # simulates to the score
 
 
+def _code(columns: Columns, *but: str) -> IntArray:
+    """A number for what rows are, some variables aside, shape (n,): equal for rows that agree."""
+    names = [f.name for f in fields(Columns) if f.name not in but]
+    odd = np.random.default_rng(len(names)).integers(0, 2**62, len(names)) * 2 + 1
+    with np.errstate(over="ignore"):
+        return np.asarray(
+            sum(getattr(columns, name) * factor for name, factor in zip(names, odd, strict=True))
+        )
+
+
 def layouts_of(columns: Columns | Crossing, index: IntArray | list[int]) -> list[Layout]:
     """What tells the plans of rows apart: everything but ``INNER``."""
     taken = columns.take(np.asarray(index, dtype=np.int64))
@@ -86,36 +95,31 @@ def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) 
 # best row of each layout is taken. The better the K-th score is early on, the fewer rows are ever solved.
 
 
-RAISES = (1.02, 1.08, 1.25)  # of a first bound, tried one after the other
-_LONGEST = 1e6  # times a bound: longer than any split takes
-FITS_AT_ALL = (_LONGEST,)  # the same for whoever wants any plan
-_COARSE = (1.02, 1.1, 1.3, 1.7, 2.5)  # for layers of one kind, most of whose first bounds are close
-_LOOKED_AT = {True: 256, False: 1024}  # rows together, of layers of one kind and of several
+_LOOKED_AT, _TRIED = 1024, 64  # rows together whose bounds are raised, or that are solved
 _MOST_LOOKS = 8
+_LACKING = 2  # layers
+_LONGEST = 1e6  # times a bound: longer than any split takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scout:
-    """Rows and the bounds that it raises."""
+    """Rows with layers of several kinds and the bounds that it raises."""
 
-    rows: Priced | Rows
+    rows: Priced
     bound_s: Bounds | FloatArray  # (n,), changed in place; every change is proved
-    shares: tuple[float, ...] = RAISES
+    any_plan: bool = False  # whoever wants any plan has rows refuted by their memory alone
     limit_s: float = np.inf  # a score that is known: rows that cannot beat it promise nothing
 
     def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
         """Up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
 
-        With layers of several kinds only rows without interleaving are tried: those are solved exactly.
+        Only rows without interleaving are tried: those are solved exactly.
         """
-        size, best = _LOOKED_AT[self.rows.is_uniform], dict[Layout, int]()
-        if np.isfinite(self.limit_s):
-            size = max(_LOOKED_AT.values())
-        order = order[: _MOST_LOOKS * max(_LOOKED_AT.values())]
-        if not self.rows.is_uniform:
-            order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
-        for start in range(0, min(len(order), _MOST_LOOKS * size), size):
-            index = order[start : start + size]
+        best = dict[Layout, int]()
+        order = order[: _MOST_LOOKS * _LOOKED_AT]
+        order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
+        for start in range(0, len(order), _LOOKED_AT):
+            index = order[start : start + _LOOKED_AT]
             known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
             if known >= most or self.bound_s[index[0]] > self.limit_s or interrupted():
                 break
@@ -127,33 +131,15 @@ class Scout:
         return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
 
     def _raise(self, index: IntArray) -> None:
-        """Raise the bounds of rows step by step, as far as no split of theirs can beat them."""
-        if not (self.rows.is_uniform or self.rows.only_split) and self.shares == RAISES:
-            self._raise_mixed(index)
-            return
-        index = index[: 0 if self.rows.only_split else len(index)]
-        if np.isfinite(self.limit_s):
-            able = can_beat(self.rows.take(index), np.full(len(index), self.limit_s))
-            self.bound_s[index[~able]] = np.maximum(
-                self.bound_s[index[~able]], np.nextafter(self.limit_s, np.inf)
-            )
-            index = index[able]
-        least, left = self.bound_s[index], np.arange(len(index))
-        coarse = self.rows.is_uniform and self.shares == RAISES
-        for share in _COARSE if coarse else self.shares:
-            step = least[left] * share
-            lost = ~can_beat(self.rows.take(index[left]), step)
-            left = left[lost]
-            self.bound_s[index[left]] = np.nextafter(step[lost], np.inf)
-
-    def _raise_mixed(self, index: IntArray) -> None:
-        """The same closely, and +inf for rows of which memory refutes every split.
+        """Raise the bounds of rows, to +inf for those of which memory refutes every split.
 
         At first sight memory is taken for all ranks together, which most of them pass and fail here.
         """
         rows = self.rows.take(index)
-        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=False)
+        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=self.any_plan)
         self.bound_s[index[~fits]] = np.inf
+        if self.any_plan:
+            return
         left = index[fits]
         unlimited = np.full(len(left), np.inf)
         self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
@@ -180,14 +166,14 @@ class Solved:
 class Frontier:
     """The state of a best-first search over ``rows``."""
 
-    rows: Priced | Rows
+    rows: Priced
     top_k: int
     bound_s: Bounds  # best known lower bound of every row's score; +inf: no split fits
     fits: int = 0
     solved: dict[int, Solved] = field(default_factory=dict)
     ranked: list[Ranked] = field(default_factory=list)  # best first
     finished: bool = False
-    raises: tuple[float, ...] = RAISES
+    any_plan: bool = False  # one is enough, the first that is found
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
@@ -199,10 +185,10 @@ class Frontier:
     _primed_from_s: float = np.inf  # the least bound while rows are ranked out of their order
 
     @classmethod
-    def of(cls, rows: Priced | Rows, top_k: int) -> Frontier:
+    def of(cls, rows: Priced, top_k: int) -> Frontier:
         """Bound every row, or every kind of row; none is solved yet."""
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)))
-        if isinstance(rows, Priced) and rows.kinds is not None:
+        if rows.kinds is not None:
             unopened = frontier._unopened = Unopened.of(rows)
             frontier.fits = unopened.rows_within(np.inf)
             frontier._open_kinds(unopened)
@@ -310,6 +296,8 @@ class Frontier:
 
     def _run(self, interrupted: Interrupt) -> None:
         """The same; raises where the clock is over."""
+        while self._unopened and self._unopened.least_s <= self._open_s < np.inf and not interrupted(self):
+            self._open_kinds(self._unopened)  # as it comes to in any case
         self._primed_from_s = self.waiting_s
         self._prime(interrupted)
         self._primed_from_s = np.inf
@@ -329,19 +317,57 @@ class Frontier:
     def _prime(self, interrupted: Interrupt) -> None:
         """Rank promising rows of different layouts, so that bounds have something to be held against."""
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
-        scout = Scout(rows=self.rows, bound_s=self.bound_s, shares=self.raises, limit_s=self.cutoff_s)
-        waiting = self._order
-        before = int(np.isinf(self.bound_s[waiting]).sum())  # of a run that was cut
-        try:
-            promising = scout.promising(waiting, most, lambda: interrupted(self))
-        finally:
-            self.fits -= int(np.isinf(self.bound_s[waiting]).sum()) - before
+        if self.rows.is_uniform or self.rows.only_split:
+            promising = self._solved_first(most, interrupted)
+        else:
+            promising = self._raised_first(most, interrupted)
         for start in range(0, len(promising), _TOGETHER):
             solved = self.solve(promising[start : start + _TOGETHER])
             for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):
                 if one.bound_s > self.cutoff_s or interrupted(self):
                     break
                 self.simulate(one.row)
+
+    def _raised_first(self, most: int, interrupted: Interrupt) -> list[int]:
+        """Promising rows by bounds that are raised."""
+        limit, waiting = self.cutoff_s, self._order
+        scout = Scout(rows=self.rows, bound_s=self.bound_s, any_plan=self.any_plan, limit_s=limit)
+        before = int(np.isinf(self.bound_s[waiting]).sum())  # of a run that was cut
+        try:
+            return scout.promising(waiting, most, lambda: interrupted(self))
+        finally:
+            self.fits -= int(np.isinf(self.bound_s[waiting]).sum()) - before
+
+    def _solved_first(self, most: int, interrupted: Interrupt) -> list[int]:
+        """Promising rows by the bounds of their splits, which are found at once for layers of one kind."""
+        order, best = self._order[: _MOST_LOOKS * _LOOKED_AT], dict[Layout, tuple[float, int]]()
+        order = order[self._are_simple(self.rows.columns.take(order))]
+        for start in range(0, min(len(order), _LOOKED_AT), _TRIED):
+            index = order[start : start + _TRIED]
+            least = float(self.bound_s[index[0]])
+            enough = sum(bound <= least for bound, _ in best.values()) >= (1 if self.any_plan else most)
+            if enough or least > self.cutoff_s or interrupted(self):
+                break
+            splits = best_splits(self.rows.take(index))
+            index = index[[split is not None for split in splits]]
+            rows = self.rows.take(index)
+            bounds = split_s(rows, rows.stages([one for one in splits if one], with_memory=False))
+            layouts = layouts_of(self.rows.columns, index)
+            for layout, bound, row in zip(layouts, bounds.tolist(), index.tolist(), strict=True):
+                best[layout] = min(best.get(layout, (np.inf, row)), (bound, row))
+        return [row for _, row in sorted(best.values())[:most]]
+
+    def _are_simple(self, columns: Columns) -> BoolArray:
+        """Rows with chunks of one size, (n,), the first of those that differ in shard sets or counts.
+
+        Where chunks of unlike size wait for one another a step takes some per cent more than its bound. The
+        model's first and last chunk, which hold embedding and head, may lack a layer.
+        """
+        chunks = columns.pipeline_parallel_size * columns.virtual_pipeline_size
+        alike = (columns.virtual_pipeline_size == 1) | (-self.rows.layout.num_layers % chunks <= _LACKING)
+        first = np.zeros(len(columns), dtype=np.bool_)
+        first[np.unique(_code(columns, "zero_shard_size", "recompute_layers"), return_index=True)[1]] = True
+        return np.asarray(alike & first)
 
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
@@ -443,9 +469,10 @@ class Frontier:
         known = self._best.get(layout)
         if known is not None and known.score_s < bound:
             return
-        score, split = self.score(self.solved[row])
+        limit = float(self._limit_s(np.array([row]))[0]) + 1.0 / _NS  # scores are compared in whole ones
+        score, split = self.score(self.solved[row], limit)
         self._scored.add(row)
-        if score > self.rows.latest(row):
+        if score > limit:
             return
         entry = ranked(self.rows.columns, row, score, split)
         if known is None or entry < known:
@@ -453,6 +480,6 @@ class Frontier:
             others = [other for other in self.ranked if other is not known]
             self.ranked = sorted([*others, entry])[: self.top_k]
 
-    def score(self, solved: Solved) -> tuple[float, Split]:
-        """The simulated step time of a solved row, and the split that reaches it."""
-        return fastest(self.rows.take([solved.row]), list(solved.candidates), self._ends)
+    def score(self, solved: Solved, limit_s: float = np.inf) -> tuple[float, Split]:
+        """The simulated step of a solved row, and its split; +inf where it is known to exceed a limit."""
+        return fastest(self.rows.take([solved.row]), list(solved.candidates), self._ends, limit_s)

@@ -171,22 +171,17 @@ def layer_caps(rows: Rows) -> Caps:
     return Caps(least=least, most=most)
 
 
-def lightest_chunks(
-    counts: IntArray | list[int], vpp: int, smallest: int, *, in_a_v: bool = False
-) -> tuple[int, ...]:
+def lightest_chunks(counts: IntArray, vpp: int, smallest: int, *, in_a_v: bool = False) -> tuple[int, ...]:
     """Layers of each chunk in model order, laid out over the chunks of each rank with least memory.
 
     Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
     small as it may be.
     """
-    p = len(counts)
-    sizes = np.zeros((vpp, p), dtype=np.int64)
-    for rank, count in enumerate(int(n) for n in counts):
-        begin = int(rank == 0 and vpp > 1)
-        sizes[:begin, rank] = smallest
-        each, more = divmod(count - begin * smallest, vpp - begin)
-        sizes[begin:, rank] = each
-        sizes[vpp - more :, rank] += 1
+    begin = np.zeros(len(counts), dtype=np.int64)  # chunks of a rank that are as small as they may be
+    begin[0] = vpp > 1
+    each, more = np.divmod(counts - begin * smallest, vpp - begin)
+    sizes = each[None, :] + (np.arange(vpp)[:, None] >= (vpp - more)[None, :])
+    sizes[: begin[0], 0] = smallest
     if in_a_v:
         sizes[1] = sizes[1, ::-1].copy()
     return tuple(sizes.ravel().tolist())

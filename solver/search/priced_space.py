@@ -73,6 +73,18 @@ class Priced:
     families: Families | None = None  # of the kinds that memory does not refute at sight
     unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
 
+    @classmethod
+    def of(cls, rows: Rows) -> Priced:
+        """Rows that lie side by side already."""
+        return cls(
+            columns=rows.columns,
+            prices=PriceList(rows.prices, np.arange(len(rows))),
+            layout=rows.layout,
+            budget_bytes=rows.budget_bytes,
+            uneven_stages=rows.uneven_stages,
+            only_split=rows.only_split,
+        )
+
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.columns)
@@ -155,28 +167,24 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
         if is_weighed_by_kind(problem) and len(columns):
             return _priced_kinds(problem, profile, columns)
         columns = columns.take(np.arange(len(columns)))
+    if not len(columns):
+        return _of_none(problem, profile)
     look()
     first, price_of = _distinct(_priced_by(columns, profile))
     parts = list[RowPrices]()
-    for start in range(0, max(len(first), 1), CHUNK):
+    for start in range(0, len(first), CHUNK):
         look()
         some = columns.take(first[start : start + CHUNK])
         parts.append(_bare(price(problem, some, profile)))
-    found = _priced(problem, profile, columns, PriceList(RowPrices.concatenate(parts), price_of))
+    prices = PriceList(RowPrices.concatenate(parts), price_of)
+    found = replace(_of_none(problem, profile), columns=columns, prices=prices)
     return found if is_plain(problem) else weighed(found, weighing_of(problem, profile, columns))
 
 
-def _priced(problem: Problem, profile: Profile, columns: Columns | Crossing, prices: PriceList) -> Priced:
-    """Rows with a list of prices."""
-    rows = priced_rows(problem, profile, columns.take(np.arange(0)))
-    return Priced(
-        columns=columns,
-        prices=prices,
-        layout=rows.layout,
-        budget_bytes=rows.budget_bytes,
-        uneven_stages=rows.uneven_stages,
-        only_split=rows.only_split,
-    )
+def _of_none(problem: Problem, profile: Profile) -> Priced:
+    """No rows of a problem."""
+    none = Columns.nothing()
+    return Priced.of(_rows(problem, profile, none, price_memory(problem, none, profile)))
 
 
 def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Priced:
@@ -190,7 +198,7 @@ def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Pric
         least = replace(weighing, scale=scale, offset=offset)
 
     def find(some: IntArray) -> RowPrices:
-        parts = [some[start : start + CHUNK] for start in range(0, max(len(some), 1), CHUNK)]
+        parts = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
         found = [_bare(price(problem, kinds.quickest(part), profile)) for part in parts]
         prices = RowPrices.concatenate(found)
         return prices if weighing is None else _scaled(prices, weighing, kinds.outer_of(some))
@@ -199,9 +207,10 @@ def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Pric
         prices = price_unsharded(problem, kinds.quickest(some), profile)
         return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
 
-    prices = PriceList(find(np.arange(0)), np.full(len(kinds), -1, dtype=np.int64), find)
+    none = _of_none(problem, profile)
+    prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), find)
     return replace(
-        _priced(problem, profile, columns, prices), weighing=weighing, kinds=kinds, families=families,
+        none, columns=columns, prices=prices, weighing=weighing, kinds=kinds, families=families,
         unsharded=unsharded,
     )  # fmt: skip
 
@@ -446,17 +455,17 @@ class Unopened:
 # From the objective that rows were weighed by back to seconds of a step.
 
 
-def steps_s(rows: Priced | Rows, index: list[int], values: FloatArray) -> FloatArray:
+def steps_s(rows: Priced, index: list[int], values: FloatArray) -> FloatArray:
     """Step seconds of rows from values of the objective."""
-    if isinstance(rows, Rows) or rows.weighing is None:
+    if rows.weighing is None:
         return values
     at = rows.weight_of(np.array(index, dtype=np.int64))
     return np.asarray((values - rows.weighing.offset[at]) / rows.weighing.scale[at])
 
 
-def least_step_s(rows: Priced | Rows, row: int, bound: float | None) -> float | None:
+def least_step_s(rows: Priced, row: int, bound: float | None) -> float | None:
     """From a bound of the objective: no row of as many GPUs and sequences as ``row`` steps faster."""
-    if bound is None or isinstance(rows, Rows) or rows.weighing is None:
+    if bound is None or rows.weighing is None:
         return bound
     columns = rows.columns if isinstance(rows.columns, Columns) else rows.columns.outer
     at = int(rows.weight_of(row))

@@ -38,10 +38,6 @@ class Rows:
         """Number of rows."""
         return len(self.columns)
 
-    def latest(self, index: IntArray | int) -> FloatArray:  # noqa: ARG002 - as ``Priced`` has it
-        """Priced rows that nobody weighed have no deadline."""
-        return np.asarray(np.inf)
-
     def take(self, index: IntArray | list[int]) -> Rows:
         """The rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)

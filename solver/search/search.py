@@ -54,7 +54,7 @@ from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 from meshwright.solver.search.answers import Found, Proof, answer_of, objectives_s, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
-from meshwright.solver.search.frontier import FITS_AT_ALL, Frontier
+from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.placement.search import search_placed
 from meshwright.solver.search.priced_space import least_step_s, priced_rows, priced_space, steps_s
 from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s, rivals_of
@@ -99,9 +99,7 @@ def first_plan(
         rows = priced_space(problem, profile, space.rows.take(index))
         tick()
         frontier = Frontier.of(rows, 1)
-        frontier.covers_all, frontier.raises = len(index) == count, ()
-        if not rows.is_uniform:  # of layers of one kind those that fit are known
-            frontier.raises = FITS_AT_ALL
+        frontier.covers_all, frontier.any_plan = len(index) == count, True
         frontier.run(lambda state: bool(tick() or state.ranked))
         if frontier.ranked:
             return Opening(row=int(index[frontier.ranked[0].row]), frontier=frontier)

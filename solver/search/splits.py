@@ -227,9 +227,7 @@ def best_splits(rows: Rows) -> list[Split | None]:
     if rows.only_split:
         return only_splits(rows)
     if rows.is_uniform:
-        caps = layer_caps(rows)
-        fits = caps.feasible(rows.layout.num_layers)
-        return [_best_of_uniform(rows, caps, row) if fits[row] else None for row in range(len(rows))]
+        return _best_of_uniform(rows)
     several = np.flatnonzero((rows.v > 1) & rows.uneven_stages)
     offered = dict(zip(several.tolist(), best_offered(rows.take(several)), strict=True))
     return [
@@ -237,12 +235,25 @@ def best_splits(rows: Rows) -> list[Split | None]:
     ]
 
 
-def _best_of_uniform(rows: Rows, caps: Caps, row: int) -> Split | None:
-    """The best split of a row with layers of one kind that has one."""
-    look()
-    if rows.per_stage[row]:
-        return _best_with_tables(rows.take([row]))
-    return best_counts(rows, caps, row)
+def _best_of_uniform(rows: Rows) -> list[Split | None]:
+    """The same for layers of one kind."""
+    caps, found = layer_caps(rows), list[Split | None]([None] * len(rows))
+    fits = caps.feasible(rows.layout.num_layers)
+    for row in np.flatnonzero(fits & rows.per_stage).tolist():
+        found[row] = _best_with_tables(rows.take([row]))
+    others = np.flatnonzero(fits & ~rows.per_stage)
+    for pp in np.unique(rows.p[others]).tolist():
+        look()
+        index = others[rows.p[others] == pp]
+        some = rows.take(index)
+        counts = best_counts(some, caps.take(index, pp))
+        for at, (row, v) in enumerate(zip(index.tolist(), some.v.tolist(), strict=True)):
+            if rows.uneven_stages:
+                smallest, shaped = int(some.smallest_chunk[at]), bool(some.in_a_v[at])
+                found[row] = lightest_chunks(counts[at], v, smallest, in_a_v=shaped)
+            else:
+                found[row] = tuple((counts[at] // v).tolist() * v)
+    return found
 
 
 def _best_with_tables(row: Rows) -> Split | None:
@@ -256,22 +267,20 @@ def _best_with_tables(row: Rows) -> Split | None:
     return split if row.stages([split]).peak_memory_bytes.max() <= row.budget_bytes else None
 
 
-def best_counts(rows: Rows, caps: Caps, row: int) -> Split:
-    """Case (1) for a row that has a split that fits."""
-    one = rows.take([row])
-    p, share = int(rows.p[row]), rows.m[row] - rows.phi[row]
-    least, most = caps.least[row, :p], caps.most[row, :p]
-    each = share * rows.layer_s[row, 0] + rows.prices.tail_s[row, 0]
-    levels = np.arange(1, int(most.max()) + 1)[:, None]
-    cost = levels * each + RankCosts.of_all(one).objective_s(one.m - one.phi)
+def best_counts(rows: Rows, caps: Caps) -> IntArray:
+    """Case (1): layers of each rank, (n, p); all rows have p ranks and a split that fits."""
+    num_layers, p = rows.layout.num_layers, int(rows.p[0])
+    share = rows.m - rows.phi
+    each = (share * rows.layer_s[:, 0] + rows.prices.tail_s[:, 0])[:, None, None]
+    levels = np.arange(1, num_layers + 1)[None, :, None]
+    least, most = caps.least[:, None, :], caps.most[:, None, :]
+    cost = levels * each + RankCosts.of_all(rows).objective_s(share)[:, None, :]
     cost = np.where((levels > least) & (levels <= most), cost, np.inf)
-    missing = rows.layout.num_layers - int(least.sum())
-    chosen = np.argsort(cost, axis=None, kind="stable")[:missing]
-    counts = least + np.bincount(chosen % p, minlength=p)
-    if not rows.uneven_stages:
-        return tuple((counts // rows.v[row]).tolist() * int(rows.v[row]))
-    smallest, shaped = int(rows.smallest_chunk[row]), bool(rows.in_a_v[row])
-    return lightest_chunks(counts, int(rows.v[row]), smallest, in_a_v=shaped)
+    missing = num_layers - caps.least.sum(axis=1)
+    order = np.argsort(cost.reshape(len(rows), -1), axis=1, kind="stable")
+    chosen = np.arange(order.shape[1])[None, :] < missing[:, None]
+    cell = (np.arange(len(rows))[:, None] * p + order % p)[chosen]
+    return np.asarray(caps.least + np.bincount(cell, minlength=len(rows) * p).reshape(len(rows), p))
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:

@@ -21,7 +21,8 @@ split has only k: there it is the row that recomputes every layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -202,10 +203,14 @@ def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[Co
 def _outer_of(problem: Problem, meshes: IntArray, pp: int, *, wide: bool) -> Columns:
     """Rows with one chunk of a pipeline size, before they are widened."""
     mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp, wide=wide)
-    i, j = np.divmod(np.arange(len(mesh) * len(step)), len(step))
-    outer = np.concatenate([mesh[i], step[j]], axis=1)
-    smallest, batch = step[:, 0].min(), problem.workload.global_batch_size
-    return _one_chunk(problem, outer[(outer[:, 5] == smallest) | (outer[:, 3] * outer[:, 5] <= batch)])
+    i, j = np.nonzero(_are_tried(problem, mesh, step))
+    return _one_chunk(problem, np.concatenate([mesh[i], step[j]], axis=1))
+
+
+def _are_tried(problem: Problem, mesh: IntArray, step: IntArray) -> BoolArray:
+    """Which micro-batches go with which meshes, (m, s): those within the batch, and the smallest one."""
+    sizes, batch = step[:, 0], problem.workload.global_batch_size
+    return np.asarray((sizes == sizes.min())[None, :] | (mesh[:, 3:4] * sizes[None, :] <= batch))
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
@@ -305,8 +310,7 @@ def enumerate_space(
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
-        enough = len(found) == _MOST_COUNTS or (found and num_gpus < _NEARLY * found[0].num_gpus)
-        if enough:
+        if _are_enough([space.num_gpus for space in found], num_gpus):
             break
         look()
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
@@ -316,45 +320,53 @@ def enumerate_space(
 
 
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
-    """About how many rows without their chunks there are, legal or not, from a few of them.
+    """About how many rows without their chunks are enumerated, legal or not, from a few of them.
 
-    Of every batch and number of GPUs that is enumerated; once they are more than anything is done with,
-    the others are not counted.
+    Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
+    anything is done with, the others are not counted.
     """
-    total = 0.0
-    for num_gpus in _enumerated_counts(problem):
+    counts, total, legal = gpu_counts(problem), 0.0, list[int]()
+    named = len(counts) > 1 or bool(problem.options.num_nodes)
+    for num_gpus in chain(counts, () if named else _fewer_gpus(problem)):
         look()
-        total += _estimated_on(problem, num_gpus, wide=wide)
-        if total > _MOST_WRITTEN:
+        if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
+        size, some = _estimated_on(problem, num_gpus, wide=wide)
+        total += size
+        if not named and _some_legal(problem, some):  # where none is, some other may be: more are counted
+            legal.append(num_gpus)
     return total
 
 
-def _enumerated_counts(problem: Problem) -> Sequence[int]:
-    """The numbers of GPUs that the request leaves open; smaller ones where axes and batch make up none."""
-    counts = gpu_counts(problem)
-    if len(counts) > 1 or problem.options.num_nodes or counts[0] in _products(problem):
-        return counts
-    return (*counts, *_fewer_gpus(problem)[:_MOST_COUNTS])
+def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
+    """Whether fewer GPUs need not be tried, after those numbers of them that have a legal row."""
+    return len(legal) == _MOST_COUNTS or (bool(legal) and num_gpus < _NEARLY * legal[0])
 
 
-def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> float:
-    """The same of one number of GPUs: meshes are counted, what ``widening`` adds is probed."""
-    batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
-    meshes = _meshes(problem, num_gpus, wide=wide)
-    sizes, counts = np.unique(meshes[:, 2], return_counts=True)
-    if not len(sizes):
-        return 0.0
-    most = int(sizes[counts.argmax()])
-    total = 0.0
-    for batch in batches:
-        steps = {several: len(_steps(batch, 1 + several, wide=wide)) for several in (False, True)}
-        number = sum(
-            count * steps[pp > 1] for pp, count in zip(sizes.tolist(), counts.tolist(), strict=True)
-        )
-        few = _thinned(_outer_of(batch, meshes, most, wide=wide), _PROBED)
-        total += number * len(widened(batch, few, wide=wide)) / max(len(few), 1)
-    return float(total)
+def _some_legal(problem: Problem, outer: Columns) -> bool:
+    """Whether some of these rows is legal with one of its chunkings."""
+    rules = rules_of(problem)
+    left = outer.take(outer_legal(rules, outer))
+    for pp in np.unique(left.pipeline_parallel_size).tolist():
+        some = left.take(left.pipeline_parallel_size == pp)
+        written = crossed(some, _some_chunkings(chunkings_of(problem, pp)))
+        if (violation_masks(rules, written) == 0).any():
+            return True
+    return False
+
+
+def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
+    """The same of one number of GPUs, and some of its rows: what widening adds is probed."""
+    meshes, total, probed = _meshes(problem, num_gpus, wide=wide), 0.0, list[Columns]()
+    for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
+        for staged in (False, True):
+            mesh, step = meshes[(meshes[:, 2] > 1) == staged], _steps(batch, 1 + staged, wide=wide)
+            i, j = np.nonzero(_are_tried(batch, mesh, step))
+            kept = _among(len(i), _PROBED)
+            few = _one_chunk(batch, np.concatenate([mesh[i[kept]], step[j[kept]]], axis=1))
+            probed.append(widened(batch, few, wide=wide))
+            total += len(i) * len(probed[-1]) / max(len(few), 1)
+    return float(total), Columns.concatenate(probed)
 
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
@@ -402,23 +414,17 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
             parts.append(written.take(kept))
             masks.append(broken[kept])
             refuted += len(written) - int(kept.sum())
-    rows = Columns.concatenate(parts) if parts else _nothing()
+    rows = Columns.concatenate(parts) if parts else Columns.nothing()
     return Space(
         rows=rows, masks=np.concatenate([np.zeros(0, dtype=np.int64), *masks]), rules=rules,
         num_gpus=gpu_counts(problem)[0], warnings=(), refuted=refuted, whole=False,
     )  # fmt: skip
 
 
-def _nothing() -> Columns:
-    """No rows."""
-    none = np.zeros(0, dtype=np.int64)
-    return Columns(**{f.name: none for f in fields(Columns)})
-
-
 def empty_space(problem: Problem) -> Space:
     """A space of which nothing was enumerated yet."""
     return Space(
-        rows=_nothing(), masks=np.zeros(0, dtype=np.int64), rules=rules_of(problem),
+        rows=Columns.nothing(), masks=np.zeros(0, dtype=np.int64), rules=rules_of(problem),
         num_gpus=gpu_counts(problem)[0], warnings=(), whole=False,
     )  # fmt: skip
 

@@ -72,10 +72,10 @@ class Crossing:
         lines, place = dict[str, IntArray](), self.begin[row] + index - self.first[row]
         for name in _OUTER:
             look()
-            lines[name] = getattr(self.outer, name)[row]
+            lines[name] = getattr(self.outer, name).take(row)
         for at, name in enumerate(OF_CHUNKS):
             look()
-            lines[name] = self.inner[place, at]
+            lines[name] = self.inner[:, at].take(place)
         return Columns(**lines)
 
     def recomputed(self, index: IntArray) -> IntArray:

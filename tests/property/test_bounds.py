@@ -22,6 +22,7 @@ from meshwright.solver.search.branch import (
 )
 from meshwright.solver.search.fill import can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
 from tests.problems.strategies import priced_rows
@@ -141,7 +142,7 @@ def test_mixed_layers_in_several_chunks_a_rank_are_bounded_by_their_fastest_spli
         fastest = float(every.simulated_s.min())
         bounds = Bounds(1)
         bounds[0] = 0.0
-        solved = Frontier(rows=rows, top_k=1, bound_s=bounds).solve([0])
+        solved = Frontier(rows=Priced.of(rows), top_k=1, bound_s=bounds).solve([0])
         found = least_of_candidates_s(rows, solved, 2.0 * fastest)
         assert fastest / ROUNDING <= found <= fastest
         assert least_of_candidates_s(rows, solved, 0.5 * fastest) == 0.5 * fastest

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from meshwright.solver.search.candidates import candidates
 from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from tests.problems.strategies import priced_rows
@@ -14,7 +15,7 @@ from tests.property.exhaustive import simulated_s
 
 def ranked(rows: Rows, top_k: int) -> list[int]:
     """Rows in the order of the best-first search."""
-    frontier = Frontier.of(rows, top_k)
+    frontier = Frontier.of(Priced.of(rows), top_k)
     frontier.run(lambda _: False)
     assert frontier.finished
     assert frontier.settled == len(rows)
@@ -68,7 +69,9 @@ def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) 
 def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
     backwards = np.arange(len(rows))[::-1]
     scores = [
-        f.ranked[0].score_s for f in (Frontier.of(rows, 1), Frontier.of(rows.take(backwards), 1)) if run(f)
+        f.ranked[0].score_s
+        for f in (Frontier.of(Priced.of(some), 1) for some in (rows, rows.take(backwards)))
+        if run(f)
     ]
     assert len(set(scores)) <= 1
 

@@ -8,6 +8,7 @@ from meshwright.profiles.cluster import BUSY_SHARE, WAITING_SHARE, Reliability, 
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.explain.remedies import fastest_run
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import score_s
 from meshwright.solver.problem import Objective, Problem
@@ -192,6 +193,24 @@ def test_a_deadline_that_nobody_meets_is_infeasible_and_says_how_long_the_fastes
     days = float(change.split()[3])
     relaxed = replace(problem, options=replace(problem.options, deadline_days=days))
     assert answered(relaxed).status == "optimal"
+
+
+def test_the_fastest_run_is_that_of_fewest_days_not_of_the_shortest_step() -> None:
+    # 16 GPUs step faster than 8, by less than half. An interruption in 10 GPU hours, each of 10^6 s, comes
+    # twice as often: they run 1 + 10^6 / 2250 = 445 times as long as their steps, 8 GPUs 223 times.
+    often = Reliability(gpu_hours_per_interruption=10.0, restart_s=1e6)
+    problem = small(total_tokens=10**9, num_nodes=(1, 2), reliability=often)
+    runs = {
+        nodes: answered(replace(problem, options=replace(problem.options, num_nodes=(nodes,)))).plans[0]
+        for nodes in (1, 2)
+    }
+    assert runs[2].prediction.step_time_s < runs[1].prediction.step_time_s
+    days = {nodes: plan.outlook.days for nodes, plan in runs.items() if plan.outlook and plan.outlook.days}
+    assert days[1] < days[2]
+    run = fastest_run(problem, profile_of(problem))
+    assert run is not None
+    assert run.days == pytest.approx(days[1])
+    assert run.plan.config == runs[1].config
 
 
 def test_a_deadline_that_all_miss_is_said_of_the_candidates_that_were_searched(

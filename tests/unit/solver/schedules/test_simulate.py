@@ -1,5 +1,6 @@
 """Event simulation by hand."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 
 from meshwright.solver.configuration import SCHEDULES, FloatArray
 from meshwright.solver.problem import InvalidPlanError
-from meshwright.solver.schedules.schedule import AUTOMATIC, V_SHAPED, takes_chunks
+from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED, takes_chunks
 from meshwright.solver.schedules.simulate import finish_of_many_s, rank_finish_s, rank_order, waves_of
 from meshwright.solver.search import candidates as arrange
-from meshwright.solver.search.candidates import Ends
+from meshwright.solver.search.candidates import Ends, Shape
 from meshwright.solver.search.splits import windows
 
 
@@ -130,20 +131,37 @@ def test_pipelines_with_the_same_passes_are_simulated_once(monkeypatch: pytest.M
     passes = np.random.default_rng(0).uniform(0.5, 2.0, (7, 3, 8))
     passes[:, 2] = 0.0
     ends = Ends()
-    kept: dict[str, Any] = {"schedule": "interleaved_1f1b", "pp": 4, "num_microbatches": 8}
+    kept = Shape(pp=4, num_microbatches=8, schedule="interleaved_1f1b")
     expected = finish_of_many_s(
         passes[:, 0], passes[:, 1], pp=4, num_microbatches=8, schedule="interleaved_1f1b"
     )
     for _ in range(2):
-        assert np.array_equal(ends.finish_s(passes.copy(), **kept), expected)
+        assert np.array_equal(ends.finish_s(passes.copy(), kept), expected)
     assert simulated == [7]
-    ends.finish_s(passes, **{**kept, "num_microbatches": 12})
+    ends.finish_s(passes, replace(kept, num_microbatches=12))
     assert simulated == [7, 7]
     passes[3:5] = passes[3:5, :, ::-1]  # two splits with other passes
-    found = ends.finish_s(passes, **kept)
+    found = ends.finish_s(passes, kept)
     assert simulated == [7, 7, 2]
     assert np.array_equal(found[[0, 1, 2, 5, 6]], expected[[0, 1, 2, 5, 6]])
-    assert np.array_equal(found, Ends().finish_s(passes, **kept))
+    assert np.array_equal(found, Ends().finish_s(passes, kept))
+
+
+@given(st.sampled_from([one for one in STATIC if one not in BYPASSES_SYNC]), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_no_pipeline_ends_before_others_of_its_shape_let_it(schedule: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vpp = 2 if schedule in V_SHAPED or takes_chunks(schedule, 3, 2) else 1
+    shape, ends = Shape(pp=3, num_microbatches=6, schedule=schedule), Ends()
+    passes = rng.uniform(0.5, 2.0, (9, 3, 3 * vpp))
+    passes[:, 2] = rng.uniform(0.0, 0.5, (9, 3 * vpp)) * passes[:, 1]
+    simulated = ends.finish_s(passes, shape)
+    ends.learn(passes[:4], simulated[:4], shape)
+    least = ends.least_s(passes, shape)
+    assert (least <= simulated).all()
+    assert np.allclose(least[:4], simulated[:4])  # known themselves
+    assert np.allclose(ends.least_s(1.5 * passes[:4], shape), 1.5 * simulated[:4])
+    assert (least > 0.0).all()
 
 
 def test_micro_batches_that_do_not_fit_the_groups_are_refused() -> None:

@@ -12,8 +12,8 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver import clock as watch
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import ALL_LAYERS
-from meshwright.solver.search.frontier import RAISES, Frontier
-from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.priced_space import Priced, priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space
@@ -57,8 +57,8 @@ def test_a_promising_row_without_a_split_leaves_the_search_to_the_other_rows() -
     # so long that the first way looks better however closely its bound is raised before it is solved.
     rows = two_ways_to_run_one_layout(3.0 * GB)
     assert [split is not None for split in best_splits(rows)] == [False, True]
-    frontier = Frontier.of(rows, 1)
-    assert frontier.bound_s[0] * max(RAISES) < frontier.bound_s[1] < np.inf
+    frontier = Frontier.of(Priced.of(rows), 1)
+    assert frontier.bound_s[0] * 1.25 < frontier.bound_s[1] < np.inf
     frontier.run(lambda _: False)
     assert frontier.finished
     assert [one.row for one in frontier.ranked] == [1]
@@ -74,7 +74,7 @@ def test_a_run_that_was_cut_anywhere_and_went_on_counts_every_row_that_fits_once
     rows = priced_rows(problem, default_profile(problem.cluster, problem.launcher), space.columns)
     refuted = 0
     for looks in range(0, 2000, 40):
-        frontier, asked = Frontier.of(rows, 3), count()
+        frontier, asked = Frontier.of(Priced.of(rows), 3), count()
         first = frontier.fits
         with Watch(time_limit_s=math.inf, should_stop=lambda: next(asked) >= looks).cut():  # noqa: B023
             frontier.run(lambda _: False)

@@ -12,7 +12,7 @@ from tests.problems.strategies import priced_rows
 
 def test_lightest_chunks_are_small_at_first_and_large_at_last() -> None:
     # ranks with 6 and 4 layers in 3 chunks: 1, then 5 as 2 3; and 1 1 2; chunk by chunk in model order
-    assert lightest_chunks([6, 4], 3, 1) == (1, 1, 2, 1, 3, 2)
+    assert lightest_chunks(np.array([6, 4]), 3, 1) == (1, 1, 2, 1, 3, 2)
 
 
 @given(priced_rows(mixed=False, any_schedule=True))
@@ -28,7 +28,7 @@ def test_caps_are_the_most_layers_whose_memory_fits(rows: Rows) -> None:
             others = _others(layers - count, p, rank, int(caps.least[0, 0]))
             counts = [*others[:rank], count, *others[rank:]]
             shaped = bool(rows.in_a_v[0])
-            split = lightest_chunks(counts, v, int(rows.smallest_chunk[0]), in_a_v=shaped)
+            split = lightest_chunks(np.array(counts), v, int(rows.smallest_chunk[0]), in_a_v=shaped)
             peak = rows.stages([split]).peak_memory_bytes[0, rank]
             assert (peak <= rows.budget_bytes) == (count <= high)
 

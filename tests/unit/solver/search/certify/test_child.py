@@ -17,7 +17,7 @@ from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES
 from meshwright.solver.search.certify.judge import Judge
 from meshwright.solver.search.certify.request import row_request
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 from tests.processes.postgres_server import is_alive
@@ -32,7 +32,7 @@ def frontier() -> Frontier:
     problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)
     space = enumerate_space(problem)
     profile = default_profile(problem.cluster, problem.launcher)
-    found = Frontier.of(priced_rows(problem, profile, space.columns.take(space.legal)), 1)
+    found = Frontier.of(priced_space(problem, profile, space.columns.take(space.legal)), 1)
     found.run(lambda _: False)
     return found
 

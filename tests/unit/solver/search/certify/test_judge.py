@@ -14,7 +14,7 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
 from meshwright.solver.search.certify.judge import Certificate, Judge, _compare
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 
@@ -26,7 +26,7 @@ def frontier() -> Frontier:
     problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=32)
     space = enumerate_space(problem)
     profile = default_profile(problem.cluster, problem.launcher)
-    found = Frontier.of(priced_rows(problem, profile, space.columns.take(space.legal)), 3)
+    found = Frontier.of(priced_space(problem, profile, space.columns.take(space.legal)), 3)
     found.run(lambda _: False)
     return found
 
