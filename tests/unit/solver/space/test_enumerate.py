@@ -169,6 +169,7 @@ SHALLOW = a_model(num_layers=8, num_attention_heads=16, hidden_size=2048, ffn_hi
     (13, {"num_nodes": (13, 12, 8)}, 64),  # 104 GPUs need a factor of 13, which none of the axes has
     (13, {}, 64),  # the same of the whole cluster: GPUs are left over
     (8, {"batch_sizes": (97, 96, 64)}, 97),  # a prime batch is cut into fewest micro-batches
+    (8, {"constraints": ("data_parallel_size == 3",)}, 48),  # 64 GPUs factor, but no row of them is legal
 ])  # fmt: skip
 def test_the_estimate_bounds_all_batches_and_gpu_counts_that_are_enumerated(
     nodes: int, asked: dict[str, object], batch: int
@@ -177,4 +178,5 @@ def test_the_estimate_bounds_all_batches_and_gpu_counts_that_are_enumerated(
     columns = enumerate_space(problem).columns
     chunked = {"virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule"}
     outer = np.stack([getattr(columns, f.name) for f in fields(Columns) if f.name not in chunked])
-    assert estimated_outer(problem) >= 0.9 * np.unique(outer, axis=1).shape[1]  # some are probed
+    number = np.unique(outer, axis=1).shape[1]
+    assert 0.9 * number <= estimated_outer(problem) <= 3.0 * number  # some are probed
