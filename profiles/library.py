@@ -19,6 +19,7 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.reading import FieldReader
@@ -105,15 +106,34 @@ def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model of that name.
+    """The model of that name, or of a Hugging Face hub id such as ``meta-llama/Llama-3.1-8B-Instruct``.
 
     Raises:
         UnknownNameError: no such model; lists the nearest names.
     """
     wanted = name[:MAX_NAME].lower()
     if wanted not in model_names():
-        raise UnknownNameError.among("/model/name", name[:MAX_NAME], model_names())
+        wanted = _hub_ids().get(_without_tuning(wanted), "")
+    if not wanted:
+        known = tuple(_hub_ids()) if "/" in name else model_names()
+        raise UnknownNameError.among("/model/name", name[:MAX_NAME], known)
     return _model(wanted)
+
+
+# What a fine-tuned or converted model's name adds; its architecture is the base model's.
+_TUNING = re.compile(r"-(?:hf|base|pt|it|instruct|chat|thinking|v\d\.\d|\d{4})(?=-|$)")
+
+
+def _without_tuning(hub_id: str) -> str:
+    """A hub id without the words that say how the weights were trained."""
+    return _TUNING.sub("", hub_id.lower())
+
+
+@cache
+def _hub_ids() -> Mapping[str, str]:
+    """The catalog's name of each hub id (``model_hub_ids.yaml``)."""
+    raw = yaml.load((CATALOG / "model_hub_ids.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
+    return {_without_tuning(hub_id): str(name) for name, ids in raw.items() for hub_id in ids}
 
 
 def usual_group(gpu: GpuSpec, num_nodes: int) -> NodeGroup:
@@ -219,9 +239,14 @@ def _cluster(name: str) -> ClusterSpec:
 
 @cache
 def _model(name: str) -> ModelSpec:
+    """A shape in our own field names, or the keys of a Hugging Face config under ``config``."""
     path = CATALOG / "models" / f"{name}.yaml"
+    raw = yaml.load(path.read_text("utf-8"), Loader=_Loader)  # noqa: S506 (a safe loader)
     try:
-        return model_from_shape(yaml.load(path.read_text("utf-8"), Loader=_Loader), name=name)  # noqa: S506
+        if "config" not in raw:
+            return model_from_shape(raw, name=name)
+        texts = {key: raw[key] for key in ("display_name", "source")}
+        return replace(model_from_config(raw["config"], name=name), **texts)
     except InvalidProblemError as error:
         raise ProfileError(f"catalog: {name}: {error}") from error
 

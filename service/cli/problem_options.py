@@ -211,8 +211,11 @@ def with_sweep(request: Request, texts: Sequence[str]) -> bool:
     return request.get("sweep") is not None
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/NAME on the Hugging Face hub
+
+
 def model_part(name_or_path: str) -> dict[str, object]:
-    """A catalog name, or the content of a Hugging Face ``config.json`` (or of the folder that holds it).
+    """A catalog name or hub id, or the content of a ``config.json`` (or of the folder that holds it).
 
     A catalog name always means the catalog's model, whatever the current directory holds; a file or folder
     of that name is given as ``./NAME``.
@@ -222,7 +225,11 @@ def model_part(name_or_path: str) -> dict[str, object]:
         return {"name": name_or_path}
     if name_or_path and path.is_dir():
         path = path / "config.json"
-    if path.suffix != ".json" and "/" not in name_or_path and not path.is_file():
+    if (
+        path.suffix != ".json"
+        and not path.is_file()
+        and (_HUB_ID.fullmatch(name_or_path) or not path.parts[1:])
+    ):
         return {"name": name_or_path}
     config = dict(read_problem_file(path))
     if not config:

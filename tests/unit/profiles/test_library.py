@@ -15,6 +15,7 @@ from meshwright.profiles import library
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import (
+    _hub_ids,
     cluster_names,
     find_cluster,
     find_gpu,
@@ -266,3 +267,34 @@ def test_a_device_name_means_one_type_of_the_catalog_or_none(name: str, mib: int
 
 def test_a_name_without_an_end_is_none() -> None:
     assert gpu_of_device("x" * 100_000, 80 * GIB) is None
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+    ],
+)
+def test_a_hub_id_names_the_architecture_whatever_its_weights_were_trained_for(
+    hub_id: str, name: str
+) -> None:
+    assert find_model(hub_id) is find_model(name)
+
+
+def test_an_unknown_hub_id_lists_the_nearest_ones_and_every_known_one_has_an_entry() -> None:
+    with pytest.raises(UnknownNameError, match="meta-llama/llama-3.1-8b"):
+        find_model("meta-lama/Llama-3.1-8B")
+    assert set(_hub_ids().values()) <= set(model_names())
+
+
+def test_the_catalog_counts_what_model_cards_print() -> None:
+    # parameters of the published safetensors
+    published = {
+        "qwen2.5-14b": 14_770_033_664, "qwen2.5-72b": 72_706_203_648, "qwen3-4b": 4_022_468_096,
+        "qwen3-1.7b": 1_720_574_976, "mistral-7b": 7_241_732_096, "dbrx": 131_596_523_520,
+    }  # fmt: skip
+    assert {name: find_model(name).num_parameters() for name in published} == published
