@@ -36,6 +36,7 @@ _MOST_ROWS = 400_000  # that are written down; of more some are searched, and no
 _MOST_PRICED = 640_000  # rows times berths, some 700 bytes each
 MOST_USED = 6  # groups of one pipeline, whose exact program has 2^n states of n groups
 _MOST_SHARED = 10  # groups of which every set may share a batch; of more only pairs, and all or all but one
+_SMALL_MICRO_BATCH = 8  # up to here a class may have any, whatever divides the whole batch
 _FULL = RECOMPUTE.index("full")
 
 
@@ -54,6 +55,7 @@ class Outer:
     sent_bytes: FloatArray  # (K, n) of one activation, by one rank
     known_s: dict[tuple[int, int, float], float] = field(default_factory=dict)  # transfers between groups
     whole: bool = True  # not a sample of rows that are too many to be priced
+    wide: bool = False  # every slice of the sequence and every micro-batch
 
     @classmethod
     def of_nothing(cls, fleet: Fleet) -> Outer:
@@ -259,6 +261,7 @@ def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
         room=room,
         sent_bytes=np.stack(sent),
         whole=whole,
+        wide=wide,
     ), number
 
 
@@ -290,34 +293,58 @@ def options_of(outer: Outer, group: int) -> Rows:
 def _at_berth(outer: Outer, berth: Berth) -> Rows:
     """The options of one tensor-parallel size."""
     fleet = outer.fleet
-    columns = _distinct(fleet, outer.columns, berth)
-    rows = rows_at(fleet, columns, berth)
     problem = fleet.problems[berth.group]
+    columns = _filled(fleet, _class_sizes(outer, berth), berth)
     late = {BATCH_RULE, *(rule.name for rule in late_rules(problem))}
-    rules = [rule for rule in rules_of(problem) if rule.name not in late]
-    legal = np.flatnonzero(violation_masks(tuple(rules), rows.columns) == 0)
-    return rows.take(legal[fitting(rows.take(legal))])
+    rules = tuple(rule for rule in rules_of(problem) if rule.name not in late)
+    rows = rows_at(fleet, columns.take(np.flatnonzero(violation_masks(rules, columns) == 0)), berth)
+    return rows.take(np.flatnonzero(fitting(rows)))
 
 
-def _distinct(fleet: Fleet, columns: Columns, berth: Berth) -> Columns:
-    """The rows of a space with the number of replicas that fill the group, each once."""
-    each = berth.tensor_parallel_size * columns.context_parallel_size * columns.pipeline_parallel_size
-    replicas = fleet.groups[berth.group].num_gpus // each
-    shard = np.where(columns.zero_stage > 0, replicas * columns.context_parallel_size, 1)
-    filled = replace(
-        columns,
-        data_parallel_size=replicas,
-        zero_shard_size=shard,
-        num_microbatches=np.ones_like(replicas),
-    )
-    names = (
-        "context_parallel_size", "expert_parallel_size", "pipeline_parallel_size", "micro_batch_size",
-        "zero_stage", "recompute",
-    )  # fmt: skip
-    keys = np.stack([getattr(filled, name) for name in names])
-    _, first = np.unique(keys, axis=1, return_index=True)
-    first = np.sort(first)
-    return filled.take(first[replicas[first] > 0])
+def _class_sizes(outer: Outer, berth: Berth) -> IntArray:
+    """(cp, ep, micro-batch, ZeRO stage, recompute, pp) that a class may have, each once, (n, 6).
+
+    Its share of the batch is not known yet, so a micro-batch need not divide the whole batch. Of a sample
+    of rows, what these have.
+    """
+    if not outer.whole:
+        known = outer.columns
+        sizes = [
+            known.context_parallel_size, known.expert_parallel_size, known.micro_batch_size,
+            known.zero_stage, known.recompute, known.pipeline_parallel_size,
+        ]  # fmt: skip
+        return np.unique(np.stack(sizes, axis=1), axis=0)
+    problem = outer.fleet.problem
+    gpus = outer.fleet.groups[berth.group].num_gpus // berth.tensor_parallel_size
+    contexts = [cp for cp in _contexts(problem, wide=outer.wide) if cp <= gpus]
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    zeros = launcher_capabilities(problem.launcher).zero_stages
+    micro = _class_micro_batches(problem, wide=outer.wide)
+    found = []
+    for cp in contexts:
+        look()
+        stages = range(1, min(gpus // cp, problem.model.num_layers) + 1)
+        grid = np.meshgrid([cp], experts, micro, zeros, range(_FULL + 1), stages, indexing="ij")
+        found.append(np.stack([axis.ravel() for axis in grid], axis=1))
+    return np.concatenate(found) if found else np.zeros((0, 6), dtype=np.int64)
+
+
+def _class_micro_batches(problem: Problem, *, wide: bool) -> list[int]:
+    """Small ones, and those that divide the whole batch; where they are named, or wide, others too."""
+    batch, most = problem.workload.global_batch_size, _largest_micro_batch(problem, wide=wide)
+    small = _SMALL_MICRO_BATCH if most == MAX_MICRO_BATCH_SIZE else MAX_MICRO_BATCH_SIZE
+    sizes = {size for size in divisors(batch) if size <= most} | {*range(1, min(batch, small) + 1)}
+    return sorted(sizes | {int(problem.options.pin.get("micro_batch_size", 1))})
+
+
+def _filled(fleet: Fleet, sizes: IntArray, berth: Berth) -> Columns:
+    """Options with as many replicas as fill the group, and one micro-batch."""
+    cp, ep, micro, zero, again, pp = sizes.T
+    replicas = fleet.groups[berth.group].num_gpus // (berth.tensor_parallel_size * cp * pp)
+    kept = (replicas > 0) & ((zero == 0) | (replicas * cp > 1))
+    rows = np.stack([cp, replicas, ep, micro, zero, again, pp], axis=1)[kept]
+    columns = at_berth(_as_columns(fleet, rows), berth)
+    return replace(columns, num_microbatches=np.ones_like(rows[:, 0]))
 
 
 # --------------------------------------------------------------------------------------------------

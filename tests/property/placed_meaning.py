@@ -1,0 +1,177 @@
+"""Every placement on unlike node groups that a request means, from its documentation alone.
+
+docs/how-the-search-works.md ("Mixed clusters") and docs/requests.md say what it is: pipelines whose
+replicas are all alike, every stage on one group, the stages of a group neighbours with one tensor-parallel
+size; or classes of replicas, each on one group of its own with as many as fit, that share the batch.
+Written without the product's enumeration, program or bounds. Whether one is legal and fits its memory is
+what ``meshwright.solver.check`` says, what it takes is ``meshwright.solver.predict``.
+"""
+
+from ast import literal_eval
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, pairwise, permutations, product
+from random import Random
+from typing import Any
+
+from meshwright.profiles.cluster import NodeGroup
+from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.profile import Profile
+from meshwright.profiles.units import GB
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
+from meshwright.solver.predict import predict_mixed
+from meshwright.solver.problem import Problem
+from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
+from tests.property.meaning import divisors
+
+MOST = 100  # placements of a request, legal or not: limits are added until there are no more
+LIMITED = ("zero_stage", "recompute_granularity", "micro_batch_size", "context_parallel_size",
+           "pipeline_parallel_size", "tensor_parallel_size", "expert_parallel_size")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One legal placement that fits."""
+
+    config: Configuration
+    step_s: float
+
+
+def a_placed_request(random: Random) -> Problem:
+    """Two or three unlike groups of one to four GPUs, a small model, and limits around one placement."""
+    groups = tuple(
+        a_group(
+            speed=random.choice([0.2, 0.5, 1.0, 1.7]),
+            memory_gib=random.choice([4.0, 5.0, 6.0, 8.0, 79.0]),
+            nodes=random.randint(1, 2),
+            gpus=random.choice([1, 2]),
+            slug=f"gpu-{at}",
+        )
+        for at in range(random.choice([2, 2, 3]))
+    )
+    layers, batch = random.randint(2, 4), random.choice([2, 4, 6, 8])
+    between = replace(SLOW, bytes_per_s=random.choice([0.1, 3.0, 100.0]) * GB)
+    problem = a_mixed_problem(
+        groups, num_layers=layers, batch=batch, between=between,
+        certify="none", top_k=random.randint(1, 4), time_limit_s=600.0,
+    )  # fmt: skip
+    if random.randint(0, 2) == 0:
+        moe = MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=2048, num_dense_layers=random.randint(0, 1))
+        problem = replace(problem, model=replace(problem.model, moe=moe))
+    return _limited(random, problem)
+
+
+def _limited(random: Random, problem: Problem) -> Problem:
+    """Limits that one of the first placements keeps, until there are few."""
+    anchor = random.choice(list(islice(placements(problem), 2000)))
+    one = anchor.replicas[0] if anchor.replicas else anchor
+    for name in random.sample(LIMITED, len(LIMITED)):
+        if len(list(islice(placements(problem), MOST + 1))) <= MOST:
+            break
+        value, options = getattr(one, name), problem.options
+        form = random.choice(["pin", "pin", "constraint"])
+        if form == "pin":
+            options = replace(options, pin={**options.pin, name: value})
+        else:
+            options = replace(options, constraints=(*options.constraints, f"{name} == {value!r}"))
+        problem = replace(problem, options=options)
+    return problem
+
+
+def placements(problem: Problem) -> Iterator[Configuration]:
+    """Everything that the request may mean, legal or not, without what its limits exclude."""
+    batch = problem.workload.global_batch_size
+    groups = dict(zip(problem.cluster.group_names, problem.cluster.groups, strict=True))
+    yield from _pipelines(problem, groups, batch)
+    for size in range(2, len(groups) + 1):
+        for some in combinations(groups, size):
+            for cut in combinations(range(1, batch), size - 1):
+                parts = [end - start for start, end in pairwise((0, *cut, batch))]
+                classes = [
+                    list(_pipelines(problem, {name: groups[name]}, part, fill=True))
+                    for name, part in zip(some, parts, strict=True)
+                ]
+                yield from map(joined, product(*classes))
+
+
+def _pipelines(
+    problem: Problem, groups: dict[str, NodeGroup], batch: int, *, fill: bool = False
+) -> Iterator[Configuration]:
+    """Pipelines with all their replicas on these groups; ``fill``: as many as there is room for."""
+    gpus = {name: group.num_gpus for name, group in groups.items()}
+    for stages in _stages(problem, gpus):
+        needed = {name: sum(tp for one, tp in stages if one == name) for name in gpus}
+        for cp in divisors(max(gpus.values())):
+            most = min(gpus[name] // (cp * count) for name, count in needed.items() if count)
+            for dp in range(1, most + 1) if not fill else range(most, most + 1):
+                for run in _runs(problem, dp, cp, batch):
+                    yield from _splits(problem, stages, {"data_parallel_size": dp, **run}, batch)
+
+
+def _stages(problem: Problem, gpus: dict[str, int]) -> Iterator[list[tuple[str, int]]]:
+    """A group and a tensor-parallel size for each stage; those of a group are neighbours."""
+    for count in range(1, len(gpus) + 1):
+        for order in permutations(gpus, count):
+            for sizes in product(*(divisors(gpus[name]) for name in order)):
+                rooms = [range(1, gpus[name] // tp + 1) for name, tp in zip(order, sizes, strict=True)]
+                for runs in product(*rooms):
+                    pp = sum(runs)
+                    allowed = all(_allows(problem, tensor_parallel_size=tp) for tp in sizes)
+                    if (
+                        pp <= problem.model.num_layers
+                        and allowed
+                        and _allows(problem, pipeline_parallel_size=pp)
+                    ):
+                        berths = zip(order, sizes, runs, strict=True)
+                        yield [(name, tp) for name, tp, run in berths for _ in range(run)]
+
+
+def _fixed(problem: Problem) -> dict[str, Any]:
+    """What the request pins or constrains to one value."""
+    said = (text.split(" == ") for text in problem.options.constraints)
+    return {**problem.options.pin, **{name: literal_eval(value) for name, value in said}}
+
+
+def _allows(problem: Problem, **values: int | str) -> bool:
+    """Whether the request's limits keep these values."""
+    fixed = _fixed(problem)
+    return all(fixed.get(name, value) == value for name, value in values.items())
+
+
+def _runs(problem: Problem, dp: int, cp: int, batch: int) -> Iterator[dict[str, Any]]:
+    """Micro-batches, experts, ZeRO and recomputation of all layers or none."""
+    experts = divisors(problem.model.moe.num_experts) if problem.model.moe else [1]
+    if dp < 1 or batch % dp:
+        return
+    for size, ep, zero, word in product(
+        divisors(batch // dp), experts, (0, 1, 2, 3) if dp * cp > 1 else (0,), ("none", "selective", "full")
+    ):
+        run: dict[str, Any] = {
+            "micro_batch_size": size, "expert_parallel_size": ep, "zero_stage": zero,
+            "recompute_granularity": word, "context_parallel_size": cp,
+        }  # fmt: skip
+        if _allows(problem, **run):
+            yield run
+
+
+def _splits(
+    problem: Problem, stages: list[tuple[str, int]], sizes: dict[str, Any], batch: int
+) -> Iterator[Configuration]:
+    """Every split of the layers over the stages."""
+    layers = problem.model.num_layers
+    groups = tuple(
+        StageGroup(group=name, num_gpus=0, num_nodes=0, tensor_parallel_size=size) for name, size in stages
+    )
+    for cut in combinations(range(1, layers), len(stages) - 1):
+        split = tuple(end - start for start, end in pairwise((0, *cut, layers)))
+        one = Configuration(**sizes, stage_layers=split, stage_groups=groups)
+        yield settled(problem.cluster, one, batch)
+
+
+def all_placed(problem: Problem, profile: Profile) -> list[Placed]:
+    """All placements that are legal and fit, each with its predicted step."""
+    every = list(placements(problem))
+    faults = violations_of_all(problem, profile, every)
+    right = [config for config, wrong in zip(every, faults, strict=True) if not wrong]
+    return [Placed(config, predict_mixed(problem, profile, config).step_time_s) for config in right]

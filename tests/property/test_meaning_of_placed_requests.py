@@ -1,0 +1,87 @@
+"""Answers on unlike node groups against every placement that a request means (``placed_meaning``).
+
+Nothing here imports the product's enumeration, its exact program or its bounds. ``SEARCH_EXAMPLES=5000``
+tries a tenth as many requests as that.
+"""
+
+import os
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from tests.property.placed_meaning import Placed, a_placed_request, all_placed
+
+EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "200")) // 10
+PARTS = 4
+ROUNDING = 1 + 1e-9
+RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
+LEAST_SLICE = 2048  # tokens; shorter ones are tried where a limit names them (docs/requests.md)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_placement_that_a_request_means_is_better_than_what_is_proved(part: int) -> None:
+    for seed in range(part, EXAMPLES, PARTS):
+        problem = a_placed_request(Random(seed))
+        profile = default_profile(problem.cluster, "none")
+        try:
+            judge(problem, search(problem, profile), all_placed(problem, profile))
+        except AssertionError as fault:
+            fault.add_note(f"the request is a_placed_request(Random({seed}))")
+            raise
+
+
+def judge(problem: Problem, answer: Answer, every: list[Placed]) -> None:
+    """Hold an answer against all placements that are legal and fit."""
+    able = [one for one in every if answer.space == "every" or is_usual(problem, one.config)]
+    assert answer.status == ("optimal" if able else "infeasible")
+    if not able:
+        assert not every
+        return
+    known, shown = {one.config: one.step_s for one in able}, [plan.config for plan in answer.plans]
+    steps = [plan.prediction.step_time_s for plan in answer.plans]
+    assert steps == pytest.approx([known[config] for config in shown], rel=1e-9)
+    assert all(one <= other * RANKING for one, other in pairwise(steps))
+    assert answer.bound_step_time_s is not None
+    assert answer.bound_step_time_s <= min(known.values()) * ROUNDING
+    # of a field the score is some placement's step, so none is larger than its slowest
+    fields: dict[object, list[Placed]] = defaultdict(list)
+    for one in able:
+        fields[field_of(one.config)].append(one)
+    slowest = [max(some, key=lambda one: one.step_s) for some in fields.values()]
+    # layouts are ranked once, with their best recomputation; groups that share a batch once
+    ranked: dict[object, float] = {}
+    for one in slowest:
+        shared = frozenset(each.stage_groups[0].group for each in one.config.replicas)
+        name = shared or field_of(replace(one.config, recompute_granularity="none"))
+        ranked[name] = min(ranked.get(name, one.step_s), one.step_s)
+    surely = sorted(ranked.values())
+    assert all(step <= sure * RANKING for step, sure in zip(steps, surely, strict=False))
+
+
+def is_usual(problem: Problem, config: Configuration) -> bool:
+    """Whether it is tried unasked (docs/requests.md).
+
+    Context parallelism in powers of two that leave enough tokens. Batches are too small here for the limits
+    on micro-batches.
+    """
+    limits = " ".join((*problem.options.pin, *problem.options.constraints))
+    size, seq = config.context_parallel_size, problem.workload.seq_length
+    return "context_parallel_size" in limits or (size & (size - 1) == 0 and size * LEAST_SLICE <= seq)
+
+
+def field_of(config: Configuration) -> object:
+    """What placements have in common that are ranked as one: berths and sizes, not order and split."""
+    if config.replicas:
+        return frozenset(map(field_of, config.replicas))
+    berths = frozenset((one.group, one.tensor_parallel_size) for one in config.stage_groups)
+    return (berths, config.pipeline_parallel_size, config.data_parallel_size, config.context_parallel_size,
+            config.expert_parallel_size, config.micro_batch_size, config.num_microbatches,
+            config.zero_stage, config.recompute_granularity)  # fmt: skip
