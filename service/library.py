@@ -23,7 +23,7 @@ from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.documents import FILE, read_json, shown_path
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.measured.profile import MeasuredProfile
-from meshwright.profiles.profile import Profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.files import save_export, write_text
 from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.launchers.registry import export as export_plan
@@ -40,7 +40,7 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.parts import places_stages
-from meshwright.service.requests.profiles import CATALOG, LATEST, GivenProfile, profile_with, read_given
+from meshwright.service.requests.profiles import GivenProfile, named_file, profile_with, read_given
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
 from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why
@@ -470,7 +470,10 @@ def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...
     if isinstance(given, Profile):
         return given, ()
     if given is None:
-        given = () if problem.profile in {None, LATEST, CATALOG} else str(problem.profile)
+        named, warnings = named_file(problem)
+        if named is None:
+            return default_profile(problem.cluster, problem.launcher), warnings
+        given = named
     if isinstance(given, str) or not isinstance(given, Sequence):
         given = (given,)
     return profile_with(problem, [_read(one) for one in given])

@@ -100,7 +100,7 @@ def choose(
     asked = question_of(problem, nodes, limit_s)
     folder = Path(save_dir)
     digest = _digest({**problem, "cluster": asked["cluster"]}, launcher)
-    if nodes.node_rank > 0:
+    if nodes.rank > 0:
         return _awaited(folder, digest, nodes.run_id, until)
     asking = _Asking(
         url=url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL),

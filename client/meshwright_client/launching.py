@@ -26,8 +26,8 @@ def start(command: Sequence[str], choice: Choice, *, report: bool = True) -> int
 
     The flags that the plan's launcher takes are appended (``plan_flags``), unless the command places them
     itself with the word ``{plan_flags}``; ``{save_dir}`` and ``{tensor_parallel_size}``, or any other size,
-    are filled in wherever they stand. Without a command the plan's own ``launch.sh`` runs. The first node
-    reads the log on the way and reports step time and memory.
+    are filled in wherever they stand. Without a command the plan's own ``launch.sh`` runs. The log is read
+    on the way: the node on which steps are logged (Megatron-LM's last) reports them, once for all nodes.
 
     Raises:
         LaunchError: there is no such program, or no ``launch.sh``.

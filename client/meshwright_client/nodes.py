@@ -29,7 +29,7 @@ class Nodes:
 
     source: str  # slurm, k8s, torchelastic or a path
     run_id: str  # of this start of the job, the same on all of its nodes
-    node_rank: int  # of this node; 0 asks, the others wait
+    rank: int  # of this process, or of this node where one process starts it; 0 asks, the others wait
     num_nodes: int | None = None  # None: the cluster file says
     gpus_per_node: int | None = None
     gpu: str | None = None  # type, where the scheduler names it
@@ -96,7 +96,7 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     return Nodes(
         source="slurm",
         run_id=_run(environ, f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
-        node_rank=_count(environ, "slurm", "SLURM_NODEID", least=0, default=0),
+        rank=_count(environ, "slurm", "SLURM_PROCID", "SLURM_NODEID", least=0, default=0),
         num_nodes=_count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
         gpus_per_node=_count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0)
         or installed(environ),
@@ -128,7 +128,7 @@ def _torchelastic(environ: Mapping[str, str]) -> Nodes:
     return Nodes(
         source="torchelastic",
         run_id=_run(environ, f"torchelastic-{name}-{place}-{restarts}"),
-        node_rank=_count(environ, "torchelastic", "GROUP_RANK", least=0, default=0),
+        rank=_count(environ, "torchelastic", "RANK", least=0),
         num_nodes=world // local,
         gpus_per_node=local,
     )
@@ -144,7 +144,7 @@ def _k8s(environ: Mapping[str, str]) -> Nodes:
     return Nodes(
         source="k8s",
         run_id=_run(environ, f"k8s-{name}-{environ.get('JOB_ATTEMPT', '0')}"),
-        node_rank=_count({"node rank": index}, "k8s", "node rank", least=0),
+        rank=_count({"node rank": index}, "k8s", "node rank", least=0),
         num_nodes=_count(environ, "k8s", "PET_NNODES", "NNODES"),
         gpus_per_node=int(per_node) if per_node.isdecimal() else installed(environ),
     )
@@ -162,10 +162,10 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
         raise UnknownNodesError(
             f'{path}: states no cluster; {{"name": …, "num_nodes": …}} or {{"groups": […]}}'
         )
-    names = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "PET_NODE_RANK")
+    names = ("RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NODEID", "PET_NODE_RANK")
     rank = _count(environ, "the environment", *names, least=0, default=0)
     run_id = environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or "file"
-    return Nodes(source=str(path), run_id=_run(environ, run_id), node_rank=rank, cluster=cluster)
+    return Nodes(source=str(path), run_id=_run(environ, run_id), rank=rank, cluster=cluster)
 
 
 _READERS = {"torchelastic": _torchelastic, "slurm": _slurm, "k8s": _k8s}

@@ -263,6 +263,7 @@ class PricedConfiguration:
     breaks: tuple[str, ...]  # rules of the search space
     why: Mapping[str, Any]
     profile: str
+    model: Mapping[str, Any] = field(default_factory=dict)  # exact counts of parameters
     launcher: str | None = None
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from typing import Any
 
 from meshwright_client.choosing import CHOICE, DEFAULT_URL, Choice, read_choice
 from meshwright_client.client import Client
-from meshwright_client.errors import MeshwrightError
+from meshwright_client.errors import IdempotencyConflictError, MeshwrightError
 from meshwright_client.plans import Learnt
 
 WARM_UP_STEPS = 3
@@ -46,6 +46,7 @@ class Reporter:
         self.plan_id, self.run_id = plan_id, run_id
         self.seconds: list[float] = []
         self.peak_memory_bytes: int | None = None
+        self.memory_rank = "first"  # whose peak that is
         self.learnt: Learnt | None = None  # what came of the report
         self.fault: Exception | None = None  # why there was none
         self._url, self._key = url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL), key
@@ -103,7 +104,7 @@ class Reporter:
         body: dict[str, Any] = {"step_time_s": median(self.seconds)}
         if self.peak_memory_bytes:
             body |= {"peak_memory_bytes": self.peak_memory_bytes, "memory_kind": "allocated"}
-            body |= {"memory_rank": "first"}
+            body |= {"memory_rank": self.memory_rank}
         return body
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -123,6 +124,8 @@ class Reporter:
             key = hashlib.sha256(f"{self.plan_id} {self.run_id}".encode()).hexdigest()
             with Client(self._url, self._key or os.environ.get("MESHWRIGHT_KEY") or None) as service:
                 self.learnt = service.measure(self.plan_id, body, idempotency_key=key)
+        except IdempotencyConflictError:
+            _log.info("meshwright: another node has reported this start")
         except (MeshwrightError, ValueError) as fault:
             self.fault = fault
             _log.warning("meshwright: the step time was not reported: %s", fault)
@@ -213,6 +216,7 @@ class LogTail:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
+        reporter.memory_rank = "unknown"  # of those whose lines are in this log
         self._last: tuple[int, float] | None = None  # step and when its line came
         self._rank: str | None = None  # whose lines count: all ranks log the same steps
 

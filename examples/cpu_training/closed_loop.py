@@ -192,7 +192,7 @@ class Loop:
 
     def predict(self, plans: list[Trained], origin: str, profile: str | None) -> None:
         """Price every plan again."""
-        problem = self.problem if profile is None else {**self.problem, "profile": profile}
+        problem = {**self.problem, "profile": profile or "catalog"}  # not what this service has learnt
         for one in plans:
             found = self.post("/v1/predictions", {"problem": problem, "configuration": one.plan["config"]})
             seen = found["prediction"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias
 
 from meshwright.profiles.calibration import FORMAT as CALIBRATION
@@ -39,6 +41,16 @@ def read_given(document: Mapping[str, object]) -> GivenProfile:
     if not calibration.fits_features(NUM_FEATURES):
         raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")
     return calibration
+
+
+def named_file(problem: Problem) -> tuple[str | None, tuple[str, ...]]:
+    """The profile file that a problem names; none, and what to know, where only a service has it."""
+    named = problem.profile
+    if named in {None, LATEST, CATALOG}:
+        return None, ()
+    if re.fullmatch("[0-9a-f]{32}", str(named)) and not Path(str(named)).exists():
+        return None, (f"the service's profile {named} is not here: the catalog's costs are used instead",)
+    return named, ()
 
 
 def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profile, tuple[str, ...]]:

@@ -27,8 +27,10 @@ SLURM = {"SLURM_JOB_ID": "7001", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE
 PROBLEM = {**TINY_PROBLEM, "workload": {"global_batch_size": 32, "seq_length": 512}}
 # A training script as Megatron-LM logs its steps: 10 of them, 250 ms each, 12 GiB.
 TRAIN = """
-import sys
+import os, sys
 print("flags", len(sys.argv) - 1)
+if os.environ["RANK"] == "0":
+    sys.exit()  # Megatron-LM logs on its last rank
 for step in range(1, 11):
     print(f" iteration {step:8}/ 10 | elapsed time per iteration (ms): 250.0 | loss: 2.0", flush=True)
 print("[Rank 0] (after 1 iterations) memory (MB) | allocated: 9000.0 | max allocated: 12288.0", flush=True)
@@ -47,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def node(rank: int = 0, *, run_id: str = "start-1", num_nodes: int = 2) -> Nodes:
-    return Nodes(source="slurm", run_id=run_id, node_rank=rank, num_nodes=num_nodes, gpus_per_node=8)
+    return Nodes(source="slurm", run_id=run_id, rank=rank, num_nodes=num_nodes, gpus_per_node=8)
 
 
 def with_batch(batch: int) -> dict[str, object]:
@@ -174,6 +176,18 @@ def test_a_run_out_of_memory_is_reported_as_such(server: RunningServer, tmp_path
     assert plan.measured.out_of_memory
 
 
+def test_profiles_and_reports_are_calls_of_the_client(server: RunningServer, tmp_path: Path) -> None:
+    chosen = choose(with_batch(128), nodes=node(), save_dir=tmp_path, url=server.url)
+    with Client(server.url) as client:
+        learnt = client.measure(chosen.plan_id, {"step_time_s": 0.5}, idempotency_key="run-128")
+        assert client.measure(chosen.plan_id, {"step_time_s": 0.5}, idempotency_key="run-128") == learnt
+        kept = client.profile(learnt.profile)
+        assert kept.version == learnt.profile_version
+        assert kept.document is not None
+        assert client.keep_profile(kept.document).id == learnt.profile
+        assert client.report(client.job(chosen.job_id)).startswith("<!doctype html>")
+
+
 def test_a_report_that_nobody_takes_leaves_the_job_alone(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     reporter = Reporter("aaa", run_id="1", url=url, warm_up=0, steps=3)
@@ -212,9 +226,9 @@ def example_environment(server: RunningServer, folder: Path, **variables: str) -
     }  # fmt: skip
 
 
-def both_ended(nodes: list[subprocess.Popen[str]]) -> list[str]:
+def all_ended(nodes: list[subprocess.Popen[str]]) -> list[str]:
     outputs = [one.communicate(timeout=60) for one in nodes]
-    assert [one.returncode for one in nodes] == [0, 0], outputs
+    assert {one.returncode for one in nodes} == {0}, outputs
     return [out for out, _ in outputs]
 
 
@@ -256,7 +270,7 @@ def test_the_example_for_kubernetes_starts_every_pod_with_one_plan(
                 text=True,
             )
         )
-    assert len({out.partition("\n")[0] for out in both_ended(nodes)}) == 1
+    assert len({out.partition("\n")[0] for out in all_ended(nodes)}) == 1
 
 
 def test_the_example_of_a_script_of_ones_own_asks_and_reports(
@@ -267,12 +281,12 @@ def test_the_example_of_a_script_of_ones_own_asks_and_reports(
         subprocess.Popen(
             [sys.executable, EXAMPLES / "torchrun_train.py", "problem.json", "run"], cwd=tmp_path,
             env={**environment, "TORCHELASTIC_RUN_ID": "own", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8",
-                 "GROUP_RANK": str(node), "RANK": str(8 * node)},
+                 "RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for node in (1, 0)
+        for rank in (8, 1, 0)  # of the other node, of this one, and who asks
     ]  # fmt: skip
-    told = {out.partition(", ")[0] for out in both_ended(nodes)}
+    told = {out.partition(", ")[0] for out in all_ended(nodes)}
     (plan,) = {line.rpartition(" ")[2] for line in told}
     with Client(server.url) as client:
         reported = {one.plan_id: one for one in client.find_plans(measured=True)}

@@ -38,6 +38,10 @@ EVENT = {"job_id": "a", "state": "running", "at": "2026-11-20T14:00:00Z", "cance
         (plans.Prediction, "Prediction"),
         (plans.StagePrediction, "StagePrediction"),
         (plans.PricedConfiguration, "PredictionView"),
+        (plans.PlanSummary, "PlanSummary"),
+        (plans.Measured, "MeasuredView"),
+        (plans.Learnt, "MeasurementView"),
+        (plans.StoredProfile, "ProfileDetail"),
     ],
 )
 def test_a_record_has_fields_that_the_service_documents_and_all_that_it_promises(

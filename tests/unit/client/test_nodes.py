@@ -14,7 +14,7 @@ SLURM = {
     "SLURM_NODEID": "3",
 }
 TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1",
+    "TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8", "RANK": "9",
     "MASTER_ADDR": "a", "MASTER_PORT": "29500",
 }  # fmt: skip
 PYTORCHJOB = {
@@ -28,7 +28,7 @@ PYTORCHJOB = {
     [
         ("slurm", SLURM, (3, 4, 8)),
         ("slurm", {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "4"}, (0, 2, 4)),
-        ("torchelastic", TORCHRUN, (1, 4, 8)),  # 32 processes, 8 on each node
+        ("torchelastic", TORCHRUN, (9, 4, 8)),  # 32 processes, 8 on each node; one of them asks
         ("k8s", PYTORCHJOB, (2, 4, 8)),
         ("k8s", {"JOB_COMPLETION_INDEX": "1", "NNODES": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, (1, 2, 4)),
     ],
@@ -37,7 +37,7 @@ def test_each_scheduler_tells_this_nodes_rank_and_how_many_there_are(
     source: str, environ: dict[str, str], found: tuple[int, int, int]
 ) -> None:
     nodes = detect(source, environ)
-    assert (nodes.node_rank, nodes.num_nodes, nodes.gpus_per_node) == found
+    assert (nodes.rank, nodes.num_nodes, nodes.gpus_per_node) == found
 
 
 def test_the_innermost_scheduler_counts_unless_one_is_named() -> None:
@@ -70,7 +70,7 @@ def test_unlike_nodes_need_a_file(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text('{"name": "dgx-a100", "num_nodes": 3}')
     nodes = detect(file, {"NODE_RANK": "1"})
-    assert (nodes.node_rank, nodes.cluster_of({"name": "dgx-h100"})["num_nodes"]) == (1, 3)
+    assert (nodes.rank, nodes.cluster_of({"name": "dgx-h100"})["num_nodes"]) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ def test_unlike_nodes_need_a_file(tmp_path: Path) -> None:
         ("slurm", {**SLURM, "SLURM_HET_SIZE": "2"}, "heterogeneous"),
         ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "no multiple"),
         ("torchelastic", {"WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),
+        ("torchelastic", {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "RANK"),
         ("k8s", {}, "PET_NNODES or NNODES"),
         ("nowhere.json", {}, "nowhere.json"),
     ],

@@ -1,14 +1,26 @@
 """The Python interface: plain requests in, typed results out."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.profile import default_profile
 from meshwright.service import library
 from meshwright.service.jobs.answers import stored_answer
-from meshwright.service.library import PlanResult, calibrate, explain, export, plan, predict, validate
+from meshwright.service.library import (
+    PlanResult,
+    calibrate,
+    costs_of,
+    explain,
+    export,
+    plan,
+    predict,
+    validate,
+)
+from tests.builders import a_problem
 
 REQUEST = {
     "model": {"name": "llama-3.1-8b"},
@@ -148,3 +160,13 @@ def test_bad_input_names_field_and_nearest_value(
 def test_a_rank_that_no_plan_has_is_refused_with_the_ranks_that_there_are(found: PlanResult) -> None:
     with pytest.raises(InvalidProblemError, match=r"no plan of rank 9.*Allowed: 1 to 3"):
         found.plan(9)
+
+
+def test_costs_that_only_a_service_has_are_said_to_be_the_catalogs() -> None:
+    """A job that a service answered with what it had learnt is explained here without that."""
+    stored = replace(a_problem(), profile="0123456789abcdef" * 2)
+    profile, (warning,) = costs_of(stored, None)
+    assert profile == default_profile(stored.cluster, stored.launcher)
+    assert "0123456789abcdef" in warning
+    for word in ("latest", "catalog"):
+        assert costs_of(replace(stored, profile=word), None) == (profile, ())
