@@ -55,6 +55,7 @@ class Capabilities:
     balances_stages: bool = (
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
+    built_types: tuple[str, ...] = ()  # model types of which its own builder made the weights priced
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
     constraints: tuple[
         str, ...

@@ -225,11 +225,8 @@ def model_part(name_or_path: str) -> dict[str, object]:
         return {"name": name_or_path}
     if name_or_path and path.is_dir():
         path = path / "config.json"
-    if (
-        path.suffix != ".json"
-        and not path.is_file()
-        and (_HUB_ID.fullmatch(name_or_path) or not path.parts[1:])
-    ):
+    is_name = _HUB_ID.fullmatch(name_or_path) or "/" not in name_or_path
+    if is_name and path.suffix != ".json" and not path.is_file():
         return {"name": name_or_path}
     config = dict(read_problem_file(path))
     if not config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from meshwright.service.reference.models import models_page
 from meshwright.service.reference.pages import api_page, cli_page, files_page, glossary_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -12,6 +13,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cli.md": cli_page,
     "reference/api.md": api_page,
     "reference/files.md": files_page,
+    "reference/models.md": models_page,
     "glossary.md": glossary_page,
 }
 

@@ -286,7 +286,7 @@ def test_a_hub_id_names_the_architecture_whatever_its_weights_were_trained_for(
 
 
 def test_an_unknown_hub_id_lists_the_nearest_ones_and_every_known_one_has_an_entry() -> None:
-    with pytest.raises(UnknownNameError, match="meta-llama/llama-3.1-8b"):
+    with pytest.raises(UnknownNameError, match=r"meta-llama/llama-3\.1-8b"):
         find_model("meta-lama/Llama-3.1-8B")
     assert set(_hub_ids().values()) <= set(model_names())
 

@@ -1,0 +1,77 @@
+"""docs/reference/models.md: which model types are planned, and what each launcher makes of them."""
+
+from __future__ import annotations
+
+from meshwright.profiles.capabilities import (
+    Capabilities,
+    lacking_facts,
+    launcher_capabilities,
+    launchers_of,
+)
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.importers.huggingface_families import FAMILIES
+from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
+from meshwright.profiles.model import ModelSpec
+
+# What a config of these types has to state, because their classes leave it open.
+_STATED: dict[str, dict[str, object]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "dbrx": {"ffn_config": {"hidden_size": 2048}},
+}
+
+_HEAD = """\
+# Model types
+
+Made from code by `make reference`. A Hugging Face `config.json` of one of these types is planned; its
+count of parameters equals that of the model which `transformers` builds from it (`make test WITH=torch`
+draws configs of every type and compares them). What a config leaves out is its class's default.
+
+- **exact**: the launch file states the model, and the launcher itself has built models of this type rank
+  by rank with exactly the weights that are priced (`make launchers`).
+- priced: the launch file states the model, or your own script builds it; no builder has confirmed it.
+- anything else: **refused** with these facts of the type, which the launcher's files cannot state.
+  `--launcher none` plans it all the same.
+
+Each type stands with its class's own defaults; a config with other switches may have other facts.
+
+"""
+
+
+def models_page() -> str:
+    """The page."""
+    launchers = [launcher_capabilities(name) for name in launchers_of("any")]
+    lines = [
+        "| model type | " + " | ".join(able.launcher for able in launchers) + " |",
+        "|---|" + "---|" * len(launchers),
+    ]
+    for model_type in sorted(FAMILIES):
+        model = model_from_config(
+            {"model_type": model_type, **_STATED.get(model_type, {})}, name=model_type
+        )
+        cells = [_cell(able, model_type, model) for able in launchers]
+        lines.append(f"| `{model_type}` | " + " | ".join(cells) + " |")
+    return _HEAD + "\n".join(lines) + "\n\n" + _refused()
+
+
+def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
+    """What one launcher makes of one type."""
+    lacking = lacking_facts(able, model)
+    if lacking:
+        return "; ".join(lacking)
+    return "**exact**" if model_type in able.built_types else "priced"
+
+
+def _refused() -> str:
+    """Types that are refused whatever the launcher."""
+    head = """\
+## Types that are refused
+
+Any other type is refused as unknown, with the types that are planned. Of a model inside a model (vision,
+audio) give the `text_config` as a config of its own; a type whose layers are those of a planned one is
+planned under that one's `model_type`, or as [a shape](../howto/own-model.md).
+
+| model type | why |
+|---|---|
+"""
+    return head + "".join(f"| `{name}` | {why} |\n" for name, why in sorted(REFUSED_TYPES.items()))
