@@ -68,7 +68,9 @@ def test_a_row_of_every_value_that_a_launcher_offers_is_exported(launcher: str) 
     able, drawn = launcher_capabilities(launcher), {name: set[object]() for name in WORDS}
     for model in MODELS:
         plain = problem_of(launcher, find_model(model), num_nodes=4)
-        problem = replace(plain, options=replace(plain.options, allow=("offload",)))
+        named = {"offload_modules": "core_attn"} if able.offloads_modules else {}
+        workload = replace(plain.workload, framework_options={**plain.workload.framework_options, **named})
+        problem = replace(plain, workload=workload, options=replace(plain.options, allow=("offload",)))
         if list(problem_faults(problem, able)):
             continue
         space = enumerate_space(problem)
