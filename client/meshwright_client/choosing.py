@@ -30,6 +30,7 @@ from meshwright_client.plans import Configuration
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 LIMIT_S = 120.0
+ASK_SHARE = 0.9  # of the limit; in the rest the others still see what was chosen without an answer
 SEARCH_SHARE = 0.5  # of the limit that the search may use; the rest is for queue, network and files
 SEARCH_LIMIT_S = 30.0  # the service's own
 LOOK_S = 0.2  # between two looks for the file of rank 0
@@ -95,19 +96,21 @@ def choose(
         NoPlanError: nothing fits on these nodes.
         NoAnswerError: no answer within ``limit_s``, and none was accepted before for this question.
     """
-    until = time.monotonic() + limit_s
+    began_s = time.monotonic()
     nodes = nodes or detect(cluster_from)
     asked = question_of(problem, nodes, limit_s)
     folder = Path(save_dir)
     digest = _digest({**problem, "cluster": asked["cluster"]}, launcher)
     if nodes.rank > 0:
-        return _awaited(folder, digest, nodes.run_id, until)
+        return _awaited(folder, digest, nodes.run_id, began_s + limit_s)
     asking = _Asking(
         url=url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL),
         key=key or os.environ.get("MESHWRIGHT_KEY") or None,
         problem=asked, launcher=launcher, question=digest, run_id=nodes.run_id, limit_s=limit_s,
     )  # fmt: skip
-    choice = asking.answer(until) or _last(folder, digest, nodes.run_id, asking.why, limit_s)
+    choice = asking.answer(began_s + ASK_SHARE * limit_s) or _last(
+        folder, digest, nodes.run_id, asking.why, limit_s
+    )
     return _accepted(choice, folder)
 
 

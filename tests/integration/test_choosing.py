@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,30 @@ def test_a_service_that_never_answers_holds_up_a_start_no_longer_than_the_limit(
             choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=url, limit_s=1.0)
         assert time.monotonic() - began < 2.0
     assert not list(tmp_path.iterdir())  # nothing half-written
+
+
+@pytest.mark.alone
+def test_nodes_that_wait_for_a_silent_service_together_all_get_the_last_answer_within_the_limit(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    accepted = choose(with_batch(144), nodes=node(run_id="1"), save_dir=tmp_path, url=server.url)
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as threads:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        starts = [
+            threads.submit(
+                choose,
+                with_batch(144),
+                nodes=node(rank, run_id="2"),
+                save_dir=tmp_path,
+                url=url,
+                limit_s=3.0,
+            )
+            for rank in (1, 0)
+        ]  # fmt: skip
+        choices = [one.result() for one in starts]
+    assert [(one.plan_id, one.source, one.run_id) for one in choices] == [
+        (accepted.plan_id, "last answer", "2")
+    ] * 2
 
 
 def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_before(
