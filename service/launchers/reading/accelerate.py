@@ -18,7 +18,7 @@ from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.shell import Word
+from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload

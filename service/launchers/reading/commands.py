@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
-from meshwright.service.launchers.reading.shell import Script, Word, read_script
+from meshwright.service.launchers.reading.shell import read_script
+from meshwright.service.launchers.reading.shell_values import Script, Word
 
 _BATCH = re.compile(r"^#SBATCH\s+(--?[\w-]+)[=\s]\s*(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
@@ -116,14 +116,6 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     nodes, per_node = (_first(names, said, batch) for names in (_NODES, _PER_NODE))
     usual = [_variable(script, names) for names in _VARIABLES]
     return World(nodes or usual[0], per_node or usual[1], _first(_TOTAL, said))
-
-
-def conditional_notes(script: Script) -> Iterator[str]:
-    """Variables that a condition changes, those aside that hold nothing but flags that decide no plan."""
-    for variable, line in sorted(script.conditional.items()):
-        flags = [word.text for word in script.words[variable] if word.text.startswith("--")]
-        if not flags or any(flag.partition("=")[0].replace("_", "-") in FLAGS for flag in flags):
-            yield f"line {line}: {variable} is set under a condition: its last value is read"
 
 
 def _command(words: Sequence[Word]) -> Command | None:

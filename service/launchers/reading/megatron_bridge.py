@@ -16,7 +16,6 @@ from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, 
 from meshwright.service.launchers.reading.commands import (
     best,
     commands_of,
-    conditional_notes,
     script_of,
     world_of,
 )
@@ -177,7 +176,7 @@ class MegatronBridgeReader:
             command, count = best(commands_of(script), _is_override)
             if count < _LEAST_NAMES:
                 raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
-            for note in conditional_notes(script):
+            for note in script.notes:
                 given.note(note)
             started = world_of(source.text, script, command)
             world = started if started.num_gpus else world

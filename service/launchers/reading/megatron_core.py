@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, Given, Value
-from meshwright.service.launchers.reading.shell import UNKNOWN
+from meshwright.service.launchers.reading.shell_values import UNKNOWN
 
 _RENAMED: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",

@@ -16,7 +16,6 @@ from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
-    conditional_notes,
     script_of,
     world_of,
 )
@@ -61,7 +60,7 @@ class MegatronLmReader:
                 "(pretrain_gpt.py --num-layers …)"
             )
         given = given_flags(command.words)
-        for note in conditional_notes(script):
+        for note in script.notes:
             given.note(note)
         world = world_of(source.text, script, command)
         return launch_file(self.name, given, told, world, name=source.name.partition(".")[0])

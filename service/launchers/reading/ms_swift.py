@@ -15,7 +15,6 @@ from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
-    conditional_notes,
     script_of,
     world_of,
 )
@@ -29,7 +28,7 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
-from meshwright.service.launchers.reading.shell import Word
+from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.solver.problem import ATTENTION_TARGETS
 
 _LEAST_NAMES = 2
@@ -78,7 +77,7 @@ class MsSwiftReader:
         if count < _LEAST_NAMES:
             raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
         given, others = _given(command.words)
-        for note in conditional_notes(script):
+        for note in script.notes:
             given.note(note)
         known = known_of(source, told)
         started = world_of(source.text, script, command)

@@ -32,7 +32,7 @@ from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
 from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.service.launchers.reading.shell import Script, Word
+from meshwright.service.launchers.reading.shell_values import Script, Word
 from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 

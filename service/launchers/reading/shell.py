@@ -1,296 +1,38 @@
-"""As much of a shell script as a launch file needs: words, quotes, variables, arrays, continued lines.
+"""As much of a shell as a launch file needs: variables, arrays, conditions, loops, functions, texts below.
 
-Nothing is run. Commands are read from top to bottom as if every one of them were reached; what only a
-running shell knows (command substitution, positional parameters, variables of the environment) stays
-unknown and is named where it is needed.
+Nothing is run. Commands are followed from top to bottom as a shell started without arguments would follow
+them; programs are taken to succeed. What only a running shell knows (command substitution, files, variables
+of the environment) stays unknown and is named where it is needed; so is what hangs on a condition of it.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
-# --------------------------------------------------------------------------------------------------
-# Whole-number arithmetic of a shell: ``$((8 * NODES))``.
+from meshwright.service.launchers.reading.shell_values import (
+    MAX_DEPTH,
+    MAX_TURNS,
+    UNKNOWN,
+    Script,
+    Status,
+    Values,
+    Variables,
+    Word,
+    both,
+    either,
+    opposite,
+    unknown_value,
+)
+from meshwright.service.launchers.reading.shell_words import REDIRECTIONS, Token, lex, whole_number
 
-
-_LARGEST = 2**62
-_MAX_TEXT = 200
-_OPERATIONS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def whole_number(text: str) -> int | None:
-    """The value of an expression of whole numbers, + - * / % and brackets; None for anything else."""
-    if len(text) > _MAX_TEXT:
-        return None
-    try:
-        return _number(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        return None
-
-
-def _number(node: ast.expr) -> int:
-    """One node; ValueError for what is no arithmetic."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        found = node.value
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        found = -_number(node.operand)
-    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        found = _OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
-    else:
-        raise ValueError
-    if abs(found) > _LARGEST:
-        raise OverflowError
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Words and separators of a shell script, with their quotes resolved and their expansions set apart.
-
-
-_SEPARATORS = "\n;&|<>"
-_PAIRS = {"{": "}", "(": ")"}
-Kind = Literal["word", "end", "open", "close"]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a word: text, or an expansion such as ``${NAME:-8}``."""
-
-    text: str
-    expands: bool = False
-    quoted: bool = False
-
-
-@dataclass(slots=True)
-class Token:
-    """A word with its parts, or what separates words."""
-
-    kind: Kind
-    line: int
-    parts: list[Part] = field(default_factory=list)
-
-    @property
-    def raw(self) -> str:
-        """The word before expansion."""
-        return "".join(part.text for part in self.parts)
-
-
-def lex(text: str) -> list[Token]:
-    """The tokens of a script; comments are gone, continued lines are joined.
-
-    Raises:
-        ValueError: a quote or a bracket stays open; the message names its line.
-    """
-    return _Lexer(text).tokens()
-
-
-class _Lexer:
-    """One pass over the characters."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._line = 1
-        self._tokens: list[Token] = []
-        self._word: Token | None = None
-
-    def tokens(self) -> list[Token]:
-        """All of them."""
-        while self._at < len(self._text):
-            self._step()
-        self._close()
-        return self._tokens
-
-    def _step(self) -> None:
-        """Take what comes next."""
-        char = self._text[self._at]
-        if char == "\\":
-            self._escape()
-        elif char in _SEPARATORS + "()":
-            self._separate("open" if char == "(" else "close" if char == ")" else "end")
-        elif char in "'\"":
-            self._quote(char)
-        elif char in "$`":
-            self._add(Part(self._expansion(), expands=True))
-        elif char in " \t\r":
-            self._close()
-            self._move(1)
-        elif char == "#" and self._word is None:
-            end = self._text.find("\n", self._at)
-            self._move((end if end >= 0 else len(self._text)) - self._at)
-        else:
-            self._add(Part(char))
-            self._move(1)
-
-    def _separate(self, kind: Kind) -> None:
-        """End the word, and the command or the list; the number of a redirected stream is no word."""
-        if self._text[self._at] in "<>" and self._word is not None and self._word.raw.isdecimal():
-            self._word = None
-        self._close()
-        self._tokens.append(Token(kind, self._line))
-        self._move(1)
-
-    def _move(self, count: int) -> None:
-        """Go on, counting lines."""
-        self._line += self._text.count("\n", self._at, self._at + count)
-        self._at += count
-
-    def _add(self, part: Part) -> None:
-        """Add to the word, or begin one."""
-        if self._word is None:
-            self._word = Token("word", self._line)
-        self._word.parts.append(part)
-
-    def _close(self) -> None:
-        """End the word."""
-        if self._word is not None:
-            self._tokens.append(self._word)
-            self._word = None
-
-    def _escape(self) -> None:
-        """A backslash outside quotes: joins lines, or takes the next character as it is."""
-        following = self._text[self._at + 1 : self._at + 2]
-        if following == "\r" and self._text[self._at + 2 : self._at + 3] == "\n":
-            self._move(3)
-        elif following == "\n":
-            self._move(2)
-        else:
-            self._add(Part(following, quoted=True))
-            self._move(2)
-
-    def _quote(self, mark: str) -> None:
-        """Text in quotes; expansions only in double ones."""
-        opened = self._line
-        self._add(Part("", quoted=True))
-        self._move(1)
-        while self._at < len(self._text) and self._text[self._at] != mark:
-            char = self._text[self._at]
-            if mark == '"' and char in "$`":
-                self._add(Part(self._expansion(), expands=True, quoted=True))
-                continue
-            if (
-                mark == '"'
-                and char == "\\"
-                and self._text[self._at + 1 : self._at + 2] in ('"', "$", "\\", "`")
-            ):
-                self._move(1)
-                char = self._text[self._at]
-            elif mark == '"' and char == "\\" and self._text[self._at + 1 : self._at + 2] == "\n":
-                self._move(2)
-                continue
-            self._add(Part(char, quoted=True))
-            self._move(1)
-        if self._at >= len(self._text):
-            raise ValueError(f"line {opened}: a quote stays open")
-        self._move(1)
-
-    def _expansion(self) -> str:
-        """``$NAME``, ``${…}``, ``$(…)``, ``$((…))``, or a back-quoted command, as it is written."""
-        text, start = self._text, self._at
-        following = text[start + 1 : start + 2]
-        if text[start] == "`":
-            end = text.find("`", start + 1)
-            return self._taken((end if end >= 0 else len(text) - 1) + 1 - start)
-        if following in _PAIRS:
-            return self._taken(self._balanced(start + 1) - start)
-        length = 1
-        while (
-            text[start + length : start + length + 1].isalnum()
-            or text[start + length : start + length + 1] == "_"
-        ):
-            length += 1
-        if length == 1 and following and following in "@*#?!$-":
-            length = 2
-        return self._taken(length)
-
-    def _taken(self, length: int) -> str:
-        """The next characters."""
-        found = self._text[self._at : self._at + length]
-        self._move(length)
-        return found
-
-    def _balanced(self, start: int) -> int:
-        """Where the bracket that opens at ``start`` is closed, one further."""
-        opens = self._text[start]
-        closes, depth = _PAIRS[opens], 0
-        for at in range(start, len(self._text)):
-            depth += (self._text[at] == opens) - (self._text[at] == closes)
-            if depth == 0:
-                return at + 1
-        raise ValueError(f"line {self._line}: a bracket stays open")
-
-
-UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
-MAX_WORDS = 40_000  # of all commands and arrays
-MAX_TEXT = 200_000  # characters of one variable
-_MAX_WRITTEN = 2_000_000  # characters that all expansions, assignments and commands of a script make
-_MAX_WITHIN = 300_000  # characters of sourced files, of defaults and of arithmetic, each time one is read
-_MAX_DEPTH = 8  # of files that read one another, and of defaults in defaults
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)  # positional ones are never set
-_WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
-_OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
-_KEYWORDS = {*_OPENS, *_CLOSES, "then", "else", "elif", "do", "{", "}", "!"}
-_BEFORE_ASSIGNMENT = {"export", "readonly", "declare", "local", "typeset", "-a", "-x", "-i"}
+_DECLARES = ("export", "readonly", "declare", "local", "typeset")
+_ENDS = ("\n", ";", "&", "&&", "||", "|", ")", ";;", ";&", ";;&")
+_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
 Include = Callable[[str], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """One word after expansion, and where it stands."""
-
-    text: str
-    line: int
-
-    @property
-    def unknown(self) -> str | None:
-        """The name of a variable that is not known here, if one is part of it."""
-        return self.text.split(UNKNOWN)[1] if UNKNOWN in self.text else None
-
-
-@dataclass(slots=True)
-class Script:
-    """What a script would run, and what it sets."""
-
-    variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    words: dict[str, tuple[Word, ...]] = field(default_factory=dict)  # of each variable, where it is set
-    commands: list[tuple[Word, ...]] = field(default_factory=list)
-    conditional: dict[str, int] = field(default_factory=dict)  # set differently under a condition: line
-    conditions: int = 0  # open ones
-    line: int = 0  # that is read
-    num_words: int = 0
-    written: int = 0  # characters so far
-    within: int = 0  # characters so far
-
-    def write(self, texts: Iterable[str], *, words: int = 0) -> None:
-        """Add to what was written; ValueError beyond any script's size."""
-        self.written += sum(map(len, texts))
-        self.num_words += words
-        if self.written > _MAX_WRITTEN:
-            raise ValueError(f"line {self.line}: the script expands beyond {_MAX_WRITTEN} characters")
-        if self.num_words > MAX_WORDS:
-            raise ValueError(f"line {self.line}: the script has more than {MAX_WORDS} words")
-
-    def look_into(self, text: str) -> str:
-        """The text of a sourced file or of a nested value; ValueError beyond any script's size."""
-        self.within += len(text)
-        if self.within > _MAX_WITHIN:
-            what = "files that it sources and values in values"
-            raise ValueError(f"line {self.line}: {what} have more than {_MAX_WITHIN} characters")
-        return text
 
 
 def read_script(
@@ -300,194 +42,510 @@ def read_script(
 
     Args:
         text: of the script.
-        variables: known from outside; the script's own assignments replace them.
+        variables: told from outside, positional ones by their number; they count before the script's own.
         include: the text of a file that is sourced, by its base name; None where there is none.
 
     Raises:
         ValueError: a quote or a bracket stays open, or the script expands without end.
     """
-    script = Script(variables={name: (value,) for name, value in (variables or {}).items()})
-    _run(script, text, include, 0)
+    told = dict(variables or {})
+    script = Script(variables={name: (value,) for name, value in told.items()}, told=frozenset(told))
+    _Shell(script, include, in_slurm="#SBATCH" in text).run(lex(text))
     return script
 
 
-def _run(script: Script, text: str, include: Include, depth: int) -> None:
-    """Read one file into the script."""
-    command: list[Token] = []
-    tokens = lex(text)
-    index = 0
-    while index < len(tokens):
-        token = tokens[index]
-        if token.kind == "open" and command and _is_array(command[-1]):
-            end = next((at for at in range(index, len(tokens)) if tokens[at].kind == "close"), len(tokens))
-            inside = [one for one in tokens[index + 1 : end] if one.kind == "word"]
-            _assign_array(script, command.pop(), inside)
-            index = end
-        elif token.kind == "word":
-            command.append(token)
+class _Shell(Variables):
+    """Follows the tokens of a script; ``_live`` says whether they are reached."""
+
+    def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
+        super().__init__(script, in_slurm=in_slurm)
+        self._include = include
+        self._tokens: Sequence[Token] = ()
+        self._at = 0
+        self._live: Status = True
+        self._left = False  # an exit under a condition that is not known
+        self._depth = 0
+        self._functions: dict[str, list[Token]] = {}
+
+    def run(self, tokens: Sequence[Token]) -> Status:
+        """All of these tokens, such as a file's or a function's."""
+        before = self._tokens, self._at
+        self._tokens, self._at, self._depth = tokens, 0, self._depth + 1
+        status: Status = True
+        while self._at < len(self._tokens):
+            status = self._block(())
+            self._at += 1  # a word or bracket that closes nothing
+        self._tokens, self._at = before
+        self._depth -= 1
+        return status
+
+    # ---------------------------------------------------------------- grammar
+
+    def _peek(self) -> Token | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
+
+    def _is(self, *which: str) -> bool:
+        """Whether a keyword or operator comes next."""
+        token = self._peek()
+        return token is not None and (token.plain in which if token.kind == "word" else token.raw in which)
+
+    def _block(self, stops: Sequence[str]) -> Status:
+        """Commands until one of the words or operators that end them, which stays."""
+        status: Status = True
+        while (token := self._peek()) is not None:
+            if self._is(*stops):
+                break
+            if token.kind == "operator" and token.raw in _ENDS:
+                if token.raw in (")", ";;", ";&", ";;&") and not stops:
+                    break
+                self._at += 1
+            elif token.kind == "heredoc":
+                self._at += 1
+            else:
+                start = self._at
+                status = self._list()
+                self._at = max(self._at, start + 1)
+        return status
+
+    def _list(self) -> Status:
+        """Commands joined by && and ||."""
+        status = self._pipeline()
+        while self._is("&&", "||"):
+            and_too = self._is("&&")
+            self._at += 1
+            while self._is("\n"):
+                self._at += 1
+            with self._under(status if and_too else opposite(status)):
+                following = self._pipeline()
+            status = both(status, following) if and_too else either(status, following)
+        return status
+
+    def _pipeline(self) -> Status:
+        """Commands whose output others read; the last one's status counts."""
+        negated = self._is("!")
+        self._at += negated
+        status = self._command()
+        while self._is("|", "|&"):
+            self._at += 1
+            while self._is("\n"):
+                self._at += 1
+            status = self._command()
+        return opposite(status) if negated else status
+
+    def _command(self) -> Status:
+        """One command, simple or compound."""
+        token = self._peek()
+        word = token.plain if token is not None and token.kind == "word" else ""
+        compound = {"if": self._if, "for": self._for, "select": self._for, "while": self._while,
+                    "until": self._while, "case": self._case}.get(word)  # fmt: skip
+        if compound is not None:
+            status: Status = compound()
+        elif word == "{":
+            self._at += 1
+            status = self._block(("}",))
+            self._at += 1
+        elif self._is("("):
+            status = self._bracket()
+        elif word == "[[":
+            return self._double_bracket()
+        elif word == "function" or self._defines():
+            return self._define()
         else:
-            _finish(script, command, include, depth)
-            command = []
-        index += 1
-    _finish(script, command, include, depth)
+            return self._simple()
+        while (
+            (token := self._peek()) is not None and token.kind == "operator" and token.raw in REDIRECTIONS
+        ):
+            self._at += 2
+        return status
 
+    @contextmanager
+    def _under(self, reached: Status) -> Iterator[None]:
+        """What runs only where a status holds; where that is not known, what it sets is in doubt."""
+        live, self._live = self._live, both(self._live, reached)
+        unsure = live is not False and reached is None
+        before = dict(self._script.words) if unsure else {}
+        line, left, self._left = self._script.line, self._left, False
+        yield
+        if unsure and not self._left:
+            self.merge([before, dict(self._script.words)], line)
+        elif unsure:
+            self.restore(before)
+        self._live, self._left = live, left
 
-def _is_array(token: Token) -> bool:
-    """Whether a word is ``NAME=`` or ``NAME+=``."""
-    return _ASSIGNMENT.fullmatch(token.raw) is not None
+    def _if(self) -> Status:
+        """``if … then … elif … else … fi``."""
+        branches: list[Values] = []
+        live, start, line = self._live, dict(self._script.words), self._line()
+        remaining: Status = True
+        while not self._is("fi") and self._peek() is not None:
+            last = self._is("else")
+            self._at += 1
+            self._live = both(live, remaining)
+            condition: Status = True if last else self._block(("then",))
+            self._at += not last
+            remaining = self._branch(branches, start, (live, remaining, condition), ("elif", "else", "fi"))
+        self._at += 1
+        self._settle(branches, start, (live, remaining), line)
+        return True
 
+    def _branch(
+        self,
+        branches: list[Values],
+        start: Values,
+        known: tuple[Status, Status, Status],
+        ends: Sequence[str],
+    ) -> Status:
+        """One branch, from the values before all of them; whether those that follow are reached."""
+        live, remaining, condition = known
+        self._live = both(live, both(remaining, condition))
+        before = dict(self._script.words)
+        left, self._left = self._left, False
+        if self._live is None:
+            self.restore(start)
+        self._block(ends)
+        if self._live is not False:
+            if self._live is None and not self._left:
+                branches.append(dict(self._script.words))
+            elif self._live is None:
+                branches.append({})  # it ends the script: what it sets is seen by nobody
+                self.restore(before)
+        self._left = left
+        return both(remaining, opposite(condition))
 
-def _assign_array(script: Script, target: Token, inside: Sequence[Token]) -> None:
-    """``NAME=(…)`` or ``NAME+=(…)``."""
-    words = [word for token in inside for word in _expanded(script, token)]
-    _store(script, target.raw, words, target.line)
+    def _settle(
+        self, branches: list[Values], start: Values, known: tuple[Status, Status], line: int
+    ) -> None:
+        """The values behind all branches."""
+        live, remaining = known
+        self._live = live
+        if branches and live is not False:
+            others = [one for one in branches if one]
+            self.merge([*([start] if remaining is not False or not others else []), *others], line)
 
+    def _for(self) -> Status:
+        """``for NAME in …; do … done``: once for each word, once where they are not known."""
+        self._at += 1
+        token, values = self._peek(), None
+        if self._is("("):
+            self._skip_to(")")
+            while self._is(")"):
+                self._at += 1
+        elif token is not None:
+            self._at += 1
+            if self._is("in"):
+                self._at += 1
+                values = self._expanded_until(";", "\n")
+            else:
+                values = [Word(text, token.line) for text in self._script.variables.get("@", ())]
+        while self._is(";", "\n"):
+            self._at += 1
+        self._at += self._is("do")
+        name = token.raw if token is not None and values is not None else ""
+        if values is None or any(value.unknown is not None for value in values):
+            values = [Word(unknown_value(name or "loop"), token.line if token else 0)]
+        self._turns(name, values)
+        return True
 
-def _store(script: Script, head: str, words: Sequence[Word], line: int) -> None:
-    """Set or extend a variable."""
-    name = head.rstrip("=").rstrip("+")
-    old = script.words.get(name, ())
-    new = (*old, *words) if head.endswith("+=") else tuple(words)
-    if script.conditions and old and new != old:
-        script.conditional[name] = line
-    if sum(len(word.text) for word in new) > MAX_TEXT or len(new) > MAX_WORDS:
-        raise ValueError(f"line {line}: {name[:40]} grows beyond {MAX_TEXT} characters")
-    script.write(word.text for word in new)
-    script.words[name] = new
-    script.variables[name] = tuple(word.text for word in new)
-
-
-def _finish(script: Script, tokens: Sequence[Token], include: Include, depth: int) -> None:
-    """One whole command: an assignment, a sourced file, or something to run."""
-    rest = _after_assignments(script, list(tokens))
-    words = [word for token in rest for word in _expanded(script, token)]
-    sourced = len(words) > 1 and words[0].text in ("source", ".") and depth < _MAX_DEPTH
-    text = include(words[1].text.rsplit("/", 1)[-1]) if sourced else None
-    if text is not None:
-        _run(script, script.look_into(text), include, depth + 1)
-    elif words:
-        script.commands.append(tuple(words))
-
-
-def _after_assignments(script: Script, tokens: list[Token]) -> list[Token]:
-    """What is left of a command when its keywords and assignments are taken."""
-    while tokens and tokens[0].raw in _KEYWORDS:
-        first = tokens.pop(0).raw
-        script.conditions += (first in _OPENS) - (first in _CLOSES)
-    while tokens and tokens[0].raw in _BEFORE_ASSIGNMENT:
-        tokens.pop(0)
-    while tokens and (match := _ASSIGNMENT.match(tokens[0].raw)):
-        token = tokens.pop(0)
-        value = _joined(script, token, skip=match.end())
-        _store(script, match.group(), [Word(value, token.line)], token.line)
-    return tokens
-
-
-def _joined(script: Script, token: Token, skip: int) -> str:
-    """The value of an assignment: no splitting, the first ``skip`` characters left out."""
-    text, script.line = "", token.line
-    for part in token.parts:
-        text += " ".join(_value(script, part.text, 0)) if part.expands else part.text
-    return text[skip:]
-
-
-def _expanded(script: Script, token: Token) -> list[Word]:
-    """A word after expansion: none, one or several."""
-    script.line = token.line
-    found = _whole_variable(script, token)
-    if found is None:
-        found = _pieced(script, token)
-    script.write((word.text for word in found), words=len(found))
-    return found
-
-
-def _pieced(script: Script, token: Token) -> list[Word]:
-    """A word of several parts after expansion."""
-    done: list[str] = [""]
-    any_quoted = False
-    for part in token.parts:
-        any_quoted = any_quoted or part.quoted
-        values = _value(script, part.text, 0) if part.expands else (part.text,)
-        if part.expands and not part.quoted:
-            values = tuple(piece for value in values for piece in value.split())
+    def _turns(self, name: str, values: Sequence[Word]) -> None:
+        """The body, once for each value; not reached where there is none."""
+        body, live = self._at, self._live
+        if name in self._script.told:
+            values = [Word(" ".join(self._script.variables[name]), self._line())]
         if not values:
-            continue
-        done[-1] += values[0]
-        done += values[1:]
-    return [Word(text, token.line) for text in done if text or any_quoted]
+            self._live = False
+        for value in values[:MAX_TURNS] or [Word("", 0)]:
+            self._at = body
+            if name and self._live is not False:
+                self.store(name + "=", [value], value.line)
+            self._block(("done",))
+        self._at += 1
+        self._live = live
 
+    def _while(self) -> Status:
+        """``while … do … done``: while the condition holds, once where it is not known or always holds."""
+        ends_on = self._is("until")
+        self._at += 1
+        start, live = self._at, self._live
+        for turn in range(MAX_TURNS):
+            self._at = start
+            seen = dict(self._script.words)
+            condition = self._block(("do",))
+            condition = opposite(condition) if ends_on else condition
+            self._at += 1
+            with self._under(condition):
+                self._block(("done",))
+            again = condition is True and live is not False and not self._script.stopped
+            if not again or (turn and seen == self._script.words) or self._script.words == seen:
+                break
+        self._at += 1
+        return True
 
-def _whole_variable(script: Script, token: Token) -> list[Word] | None:
-    """The words of a variable that is all of a word, each with the line on which it was set."""
-    parts = [part for part in token.parts if part.text]
-    if len(parts) != 1 or not parts[0].expands:
+    def _case(self) -> Status:
+        """``case WORD in pattern) … ;; esac``."""
+        self._at += 1
+        token = self._peek()
+        self._at += 1
+        live, start, line = self._live, dict(self._script.words), self._line()
+        value = self.joined(token) if token is not None and live is not False else ""
+        if UNKNOWN in value:
+            value = self.assumed(value) or ""
+        while self._is("\n"):
+            self._at += 1
+        self._at += self._is("in")
+        branches: list[Values] = []
+        remaining: Status = True
+        while self._next_pattern():
+            condition = self._matches(value)
+            ends = (";;", ";&", ";;&", "esac")
+            remaining = self._branch(branches, start, (live, remaining, condition), ends)
+        self._at += 1
+        self._settle(branches, start, (live, remaining), line)
+        return True
+
+    def _next_pattern(self) -> bool:
+        """Go to the next pattern; whether there is one."""
+        while self._is("\n", ";;", ";&", ";;&", "("):
+            self._at += 1
+        return self._peek() is not None and not self._is("esac")
+
+    def _matches(self, value: str) -> Status:
+        """Whether one of the patterns before a bracket fits."""
+        fits: Status = False
+        while (token := self._peek()) is not None and not self._is(")"):
+            if token.kind == "word" and self._live is not False:
+                pattern = self.joined(token)
+                known = UNKNOWN not in pattern and UNKNOWN not in value
+                fits = fits or (fnmatchcase(value, pattern) if known else None)
+            self._at += 1
+        self._at += 1
+        return fits
+
+    def _bracket(self) -> Status:
+        """``( … )``, whose variables nobody else sees, or ``(( … ))``."""
+        self._at += 1
+        if self._is("(") and (token := self._peek()) is not None and token.joined:
+            start = self._at + 1
+            self._skip_to(")")
+            text = " ".join(token.raw for token in self._tokens[start : self._at])
+            self._at += 2
+            number = whole_number(self.substituted(text, 0)) if self._live is not False else None
+            return None if number is None else number != 0
+        before, stopped = dict(self._script.words), self._script.stopped
+        status = self._block((")",))
+        self._at += 1
+        self._script.stopped = stopped
+        self.restore(before)
+        return status
+
+    def _double_bracket(self) -> Status:
+        """``[[ … ]]``: operators in it are words."""
+        self._at += 1
+        words: list[Word] = []
+        while (token := self._peek()) is not None and not self._is("]]"):
+            if token.kind == "word" and self._live is not False:
+                words.append(Word(self.joined(token), token.line))
+            elif token.kind == "operator" and token.raw != "\n":
+                words.append(Word(token.raw, token.line))
+            self._at += 1
+        self._at += 1
+        return None if self._live is False else self.test(words)
+
+    def _defines(self) -> bool:
+        """Whether ``name()`` comes next."""
+        following = self._tokens[self._at + 1 : self._at + 3]
+        return (
+            len(following) == 2  # noqa: PLR2004 - the brackets
+            and following[0].operates("(")
+            and following[0].joined
+            and following[1].operates(")")
+        )
+
+    def _define(self) -> Status:
+        """``name() { … }``: kept until it is called."""
+        self._at += self._is("function")
+        token = self._peek()
+        self._at += 1
+        while self._is("(", ")", "\n"):
+            self._at += 1
+        start, live = self._at, self._live
+        self._live = False
+        self._command()
+        self._live = live
+        if token is not None and live is not False:
+            self._functions[token.raw] = list(self._tokens[start : self._at])
+        return True
+
+    def _skip_to(self, *which: str) -> None:
+        """Go to one of the words or operators."""
+        while self._peek() is not None and not self._is(*which):
+            self._at += 1
+
+    def _expanded_until(self, *ends: str) -> list[Word]:
+        """The words until an operator."""
+        found: list[Word] = []
+        while (token := self._peek()) is not None and not self._is(*ends):
+            if token.kind == "word" and self._live is not False:
+                found += self.expanded(token)
+            self._at += 1
+        return found
+
+    def _line(self) -> int:
+        """Of what comes next."""
+        return self._tokens[min(self._at, len(self._tokens) - 1)].line
+
+    # ---------------------------------------------------------------- commands
+
+    def _simple(self) -> Status:
+        """Assignments, and words to run; where they are not reached they are only passed by."""
+        tokens: list[Token] = []
+        below, written_to = None, ""
+        while (token := self._peek()) is not None:
+            if token.kind == "heredoc":
+                below = token
+            elif token.kind == "word":
+                tokens.append(token)
+            elif token.raw in REDIRECTIONS:
+                self._at += 1
+                target = self._peek()
+                if target is not None and target.kind == "word" and token.raw in (">", ">>", ">|"):
+                    written_to = self.joined(target) if self._live is not False else ""
+            elif token.raw == "(" and tokens and _ASSIGNMENT.fullmatch(tokens[-1].raw):
+                self._array(tokens.pop())
+                continue
+            elif token.raw in _ENDS:
+                break
+            self._at += 1
+        if self._live is False or self._script.stopped:
+            return None
+        return self._execute(tokens, below, written_to)
+
+    def _array(self, target: Token) -> None:
+        """``NAME=(…)`` or ``NAME+=(…)``."""
+        self._at += 1
+        words = self._expanded_until(")")
+        self._at += 1
+        if self._live is not False and not self._script.stopped:
+            self.store(target.raw, words, target.line, is_text=False)
+
+    def _execute(self, tokens: list[Token], below: Token | None, written_to: str) -> Status:
+        """One simple command."""
+        script = self._script
+        while tokens and (tokens[0].plain in _DECLARES or _ASSIGNMENT.match(tokens[0].raw)):
+            self._assign(tokens.pop(0))
+            while tokens and tokens[0].raw.startswith("-") and len(tokens[0].raw) == 2:  # noqa: PLR2004
+                tokens.pop(0)  # declare -a
+        words = [word for token in tokens for word in self.expanded(token)]
+        if below is not None and written_to:
+            base = written_to.rsplit("/", 1)[-1]
+            script.files[base] = self.joined(below)
+        if not words:
+            return True
+        name, rest = words[0].text, words[1:]
+        builtin = {"source": self._source, ".": self._source, "set": self._set, "shift": self._shift,
+                   "eval": self._eval, "exit": self._exit, "return": self._exit, "unset": self._unset,
+                   "read": self._unset}.get(name)  # fmt: skip
+        if name in ("[", "test"):
+            return self.test(rest[:-1] if name == "[" else rest)
+        if name in ("true", ":", "false"):
+            return name != "false"
+        if builtin is not None:
+            return builtin(words)
+        if name in self._functions and self._depth < MAX_DEPTH:
+            return self._call(words)
+        script.commands.append(tuple(words))
+        self._look_inside(words)
+        return None if name in ("grep", "command", "which", "type", "ping", "diff") else True
+
+    def _assign(self, token: Token) -> None:
+        """``NAME=value``."""
+        match = _ASSIGNMENT.match(token.raw)
+        if match is not None:
+            self.store(match.group(), [Word(self.joined(token)[match.end() :], token.line)], token.line)
+
+    def _source(self, words: Sequence[Word]) -> Status:
+        """A file of the same folder, or one that the script wrote."""
+        base = words[1].text.rsplit("/", 1)[-1] if len(words) > 1 else ""
+        text = self._script.files.get(base) if base in self._script.files else None
+        if text is None and base and self._depth <= MAX_DEPTH:
+            text = self._include(base)
+        if text is None:
+            self._script.commands.append(tuple(words))
+            return True
+        return self.run(lex(self._script.look_into(text)))
+
+    def _eval(self, words: Sequence[Word]) -> Status:
+        """A text as commands."""
+        return self._run_text(" ".join(word.text for word in words[1:]), words[0].line)
+
+    def _run_text(self, text: str, line: int) -> Status:
+        """Commands in a text; one that does not parse is passed by."""
+        if self._depth > MAX_DEPTH:
+            return None
+        try:
+            tokens = lex(self._script.look_into(text))
+        except ValueError:
+            return None
+        for token in tokens:
+            token.line = line
+        return self.run(tokens)
+
+    def _look_inside(self, words: Sequence[Word]) -> None:
+        """``srun … bash -c 'torchrun …'`` runs that text too."""
+        for at in range(len(words) - 2):
+            if words[at].text in _SHELLS and words[at + 1].text in ("-c", "-lc", "-xc", "-ec"):
+                before = dict(self._script.words)
+                self._run_text(words[at + 2].text, words[at + 2].line)
+                self.restore(before)
+                return
+
+    def _set(self, words: Sequence[Word]) -> Status:
+        """``set -- a b``: the positional parameters."""
+        if len(words) > 1 and words[1].text == "--":
+            self._position([word.text for word in words[2:]])
+        return True
+
+    def _shift(self, words: Sequence[Word]) -> Status:
+        """``shift 2``."""
+        count = whole_number(words[1].text) if len(words) > 1 else 1
+        self._position(list(self._script.variables.get("@", ()))[count or 1 :])
+        return True
+
+    def _position(self, texts: Sequence[str]) -> None:
+        """Set ``$1``, ``$2``, … and ``$@``."""
+        variables = self._script.variables
+        for name in [name for name in variables if name.isdecimal()]:
+            del variables[name]
+        variables["@"] = tuple(texts)
+        variables |= {str(place): (text,) for place, text in enumerate(texts, start=1)}
+
+    def _call(self, words: Sequence[Word]) -> Status:
+        """A function, with positional parameters of its own."""
+        variables = self._script.variables
+        outside = {name: value for name, value in variables.items() if name == "@" or name.isdecimal()}
+        self._position([word.text for word in words[1:]])
+        stopped = self._script.stopped
+        status = self.run(self._functions[words[0].text])
+        if self._script.stopped < 0:  # it returned
+            self._script.stopped = stopped
+        self._position(outside.get("@", ()))
+        variables |= outside
+        return status
+
+    def _exit(self, words: Sequence[Word]) -> Status:
+        """``exit`` and ``return``: what follows is not reached."""
+        if self._live is None:
+            self._left = True
+            self._live = False
+        elif words[0].text == "exit":
+            self._script.stopped = words[0].line
+        else:
+            self._script.stopped = -1
         return None
-    match = _WHOLE.fullmatch(parts[0].text)
-    words = script.words.get(match.group(1) or match.group(2)) if match else None
-    if words is None or (parts[0].quoted and not parts[0].text.endswith(("[@]}", "[*]}"))):
-        return None
-    if parts[0].quoted:
-        return list(words)
-    return [Word(piece, word.line) for word in words for piece in word.text.split()]
 
-
-def _value(script: Script, expression: str, depth: int) -> tuple[str, ...]:
-    """What ``$…`` stands for; ValueError where it, with all others, goes beyond any script's size."""
-    found = _looked_up(script, expression, depth)
-    script.write(found)
-    return found
-
-
-def _looked_up(script: Script, expression: str, depth: int) -> tuple[str, ...]:
-    """What ``$…`` stands for."""
-    if expression.startswith("$(("):
-        number = whole_number(_substituted(script, expression[3:-2], depth))
-        return (_unknown(expression) if number is None else str(number),)
-    body = expression[2:-1] if expression.startswith("${") else expression[1:]
-    match = _PARAMETER.match(body)
-    if expression.startswith(("$(", "`")) or match is None:
-        return () if body in ("@", "*") else (_unknown(expression),)
-    return _parameter(script, match.group(), body[match.end() :], depth)
-
-
-def _parameter(script: Script, name: str, rest: str, depth: int) -> tuple[str, ...]:
-    """A variable with what follows its name: nothing, ``[@]``, a default, or a message."""
-    known = script.variables.get(name)
-    if rest in ("[@]", "[*]"):
-        return known or ()
-    mark = next((mark for mark in (":-", ":=", "-", "=") if rest.startswith(mark)), None)
-    if mark is not None:
-        if known is None or (mark.startswith(":") and not "".join(known)):
-            return (_substituted(script, rest[len(mark) :], depth + 1),)
-        return known
-    if known is None or not (rest == "" or rest.startswith((":?", "?"))):
-        return (_unknown(name),)
-    return known
-
-
-def _substituted(script: Script, text: str, depth: int) -> str:
-    """Text with the variables in it replaced; ``NAME`` alone counts in arithmetic."""
-    if depth > _MAX_DEPTH:
-        raise ValueError("defaults in defaults without end")
-    done = ""
-    for part in _parts_of(script.look_into(text)):
-        done += " ".join(_value(script, part.text, depth)) if part.expands else part.text
-    return done if depth else _NAME.sub(lambda found: _bare(script, found.group()), done)
-
-
-def _bare(script: Script, name: str) -> str:
-    """A variable in arithmetic without its dollar sign."""
-    value = script.variables.get(name, (name,))
-    script.write(value)
-    return " ".join(value)
-
-
-def _parts_of(text: str) -> list[Part]:
-    """The parts of one word; blanks in it stay."""
-    tokens = lex(f'"{text}"') if '"' not in text else lex(text)
-    return [part for token in tokens for part in token.parts]
-
-
-def _unknown(name: str) -> str:
-    """The mark of what is not known."""
-    return f"{UNKNOWN}{name[:40]}{UNKNOWN}"
+    def _unset(self, words: Sequence[Word]) -> Status:
+        """``unset NAME``; what ``read NAME`` sets is not known either."""
+        for word in words[1:]:
+            if word.text not in self._script.told:
+                self._script.words.pop(word.text, None)
+                self._script.variables.pop(word.text, None)
+        return words[0].text == "unset" or None

@@ -8,7 +8,9 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.documents import Found
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
-from meshwright.service.launchers.reading.shell import Word
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.given import given_flags
+from meshwright.service.launchers.reading.shell_values import Word
 
 
 @pytest.mark.parametrize("text", ["--micro-batch-size -1", "--micro-batch-size 0", "--micro-batch-size"])
