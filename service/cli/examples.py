@@ -12,11 +12,16 @@ EXAMPLES = {
     "predict": (
         f"meshwright predict {_ASKED} --set tp=2 --set pp=2 --set mbs=1",
         "meshwright predict --from-args train.sh --cluster dgx-h100 --num-nodes 4",
+        "meshwright predict --from-args run.json --cluster dgx-h100 --num-nodes 4",
     ),
     "explain": (
         f"meshwright explain {_ASKED} --set tp=8 --set pp=4 --set mbs=1",
         "meshwright explain --from-args train.sh --cluster dgx-h100 --num-nodes 4 --var TP=8",
         "meshwright explain --plan 992b",
+    ),
+    "capture": (
+        "meshwright capture --out run.json -- bash train.sh 8 4",
+        "TP=8 meshwright capture --out run.json -- bash train.sh",
     ),
     "compare": ("meshwright compare 992b 41c0", "meshwright compare 1 3 --from run/answer.json"),
     "shapes": (f"meshwright shapes {_ASKED} --tolerance 0.01",),

@@ -30,6 +30,10 @@ COMMANDS = {
         "explain:explain",
         "Price your own configuration beside the best plan, and say what each difference buys.",
     ),
+    "capture": (
+        "capture:capture_command",
+        "Write down what a launch command would start: its shell runs, its launchers do not.",
+    ),
     "compare": (
         "compare:compare",
         "Say what each difference between two plans buys, in seconds that add up.",

@@ -64,6 +64,7 @@ class Told:
     num_gpus: int | None = None  # of the cluster
     variables: Mapping[str, str] = field(default_factory=dict)  # of the shell
     values: Mapping[str, int | str | bool] = field(default_factory=dict)  # of configuration and workload
+    ignored: tuple[str, ...] = ()  # flags to pass by, as the file calls them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,10 @@ _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
+_STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_PARALLEL = ("mpirun", "mpiexec", "srun")
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
+_COUNTED_BY_KIND = ("--gres", "--gpus-per-node")  # gpu:h100:8
 _Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
 
@@ -108,14 +111,33 @@ def files_named(script: Script, *, programs: bool = True) -> Iterator[Word]:
 def world_of(text: str, script: Script, command: Command | None = None) -> World:
     """How many processes start: from the launcher's own words, Slurm's header, or the usual variables."""
     said: dict[str, str] = {}
-    for words in [command.before] if command else script.commands:
+    lists = [command.before] if command else script.commands
+    for words in lists:
         for at, word in enumerate(words):
             name, equals, value = word.text.replace("_", "-").partition("=")
             said.setdefault(name, value if equals else words[at + 1].text if at + 1 < len(words) else "")
     batch = dict(_BATCH.findall(text))
     nodes, per_node = (_first(names, said, batch) for names in (_NODES, _PER_NODE))
     usual = [_variable(script, names) for names in _VARIABLES]
-    return World(nodes or usual[0], per_node or usual[1], _first(_TOTAL, said))
+    started = any(word.text.rsplit("/", 1)[-1] in _STARTERS for words in lists for word in words)
+    parallel = any(word.text in _PARALLEL for words in lists for word in words)
+    if started and usual[0] is None and "--nnodes" not in said and not batch:
+        nodes = nodes or 1  # torchrun's own default
+    if started and usual[1] is None and "--nproc-per-node" not in said and not batch:
+        per_node = per_node or 1
+    return World(nodes or usual[0], per_node or usual[1], _first(_TOTAL, said) or _tasks(said, parallel))
+
+
+def _tasks(said: Mapping[str, str], parallel: bool) -> int | None:
+    """All processes of ``mpirun -np 64`` and ``srun -n 64``."""
+    return _first(("-np", "--np", "-n", "--ntasks"), said) if parallel else None
+
+
+def started_gpus(world: World, told: Told, note: Callable[[str], None]) -> int | None:
+    """All GPUs: those that are told count before those that the script starts, which is noted."""
+    if told.num_gpus and world.num_gpus and told.num_gpus != world.num_gpus:
+        note(f"the script starts {world.num_gpus} processes; {told.num_gpus} GPUs are told and counted")
+    return told.num_gpus or world.num_gpus
 
 
 def _command(words: Sequence[Word]) -> Command | None:
@@ -152,7 +174,9 @@ def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
     for name in names:
         for place in places:
             text = place.get(name, "")
-            number = _number(text.rpartition(":")[2] if name == "--gres" else text.partition(":")[0])
+            number = _number(
+                text.rpartition(":")[2] if name in _COUNTED_BY_KIND else text.partition(":")[0]
+            )
             if number:
                 return number
     return None

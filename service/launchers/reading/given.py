@@ -44,6 +44,7 @@ class Given:
     faults: list[FieldError] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)  # flags that the file calls otherwise
     left: dict[str, tuple[str, int]] = field(default_factory=dict)  # not understood: plain name and line
+    others: dict[str, Value] = field(default_factory=dict)  # flags that decide no plan, as tokenizers
 
     def has(self, name: str) -> bool:
         """Whether a flag is given; ``name`` without its dashes."""
@@ -58,6 +59,11 @@ class Given:
         """All values of a flag."""
         value = self.values.get(f"--{name}")
         return value.texts if value else ()
+
+    def other(self, *names: str) -> str:
+        """The value of the first of some flags that decide no plan; empty where none is given."""
+        found = (self.others.get(f"--{name}") for name in names)
+        return next((value.texts[0] for value in found if value is not None and value.texts), "")
 
     def integer(self, name: str, default: int) -> int:
         """The value of a flag that takes a whole number."""
@@ -82,6 +88,10 @@ class Given:
                 FieldError(pointer=called, message=where + message, allowed=allowed, nearest=near)
             )
 
+    def fault_of(self, name: str, value: Value, message: str, *, allowed: str | None = None) -> None:
+        """Remember what is wrong with a flag that is not kept."""
+        self._refuse(_shown(name), f"line {value.line}: {message}", allowed=allowed)
+
     def place(self, name: str) -> Place:
         """A flag as the file calls it, with its line."""
         value = self.values.get(f"--{name}")
@@ -101,6 +111,7 @@ class Given:
             message = f"line {value.line}: cannot be read: {REFUSED[name]}"
             self._refuse(shown, message)
         elif name not in FLAGS:
+            self.others[name] = value
             self.leave(shown, name, value.line)
         elif problem := _wrong(name, value):
             text, allowed = problem
@@ -159,8 +170,10 @@ class Given:
             raise InvalidProblemError(self.faults)
 
 
-def given_flags(words: Sequence[Word]) -> Given:
+def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
     """Sort the words behind a training script's name into flags and their values.
+
+    ``ignored``: flags that somebody wants passed by.
 
     Raises:
         InvalidProblemError: a flag lacks its value, has a wrong or an unknown one, or cannot be read.
@@ -172,7 +185,9 @@ def given_flags(words: Sequence[Word]) -> Given:
         end = at + 1
         while end < len(words) and not words[end].text.startswith("--"):
             end += 1
-        if name.startswith("--"):
+        if name.startswith("--") and name in ignored:
+            given.note(f"line {words[at].line}: {_shown(name)} is passed by, as told (--ignore)")
+        elif name.startswith("--"):
             texts = ((attached,) if "=" in words[at].text else ()) + tuple(
                 w.text for w in words[at + 1 : end]
             )

@@ -9,12 +9,14 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from meshwright.profiles.documents import read_json
+from meshwright.profiles.documents import read_json, shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.commands import World, script_of, world_of
+from meshwright.service.launchers.reading.shell_values import Word
 
 # --------------------------------------------------------------------------------------------------
 # The comment on top of exported files: what the launcher's own file has no place for.
@@ -137,16 +139,50 @@ class Known:
         """All GPUs: started ones, else the header's, else the cluster's."""
         return self.world.num_gpus or self.header.value("num_gpus") or self.told.num_gpus
 
-    def model(self) -> ModelSpec:
-        """The told model, else the header's.
+    def model(self, named: Word | None = None) -> ModelSpec:
+        """The told model, else the header's, else the one that the files name.
 
         Raises:
-            InvalidProblemError: nobody names one.
+            InvalidProblemError: nobody names one, or one that is not in the catalog.
         """
         found = self.told.model or self.header.model
+        if found is None and named is not None and not named.unknown and named.text:
+            found = named_model(named.text)
+            if found is None:
+                where = f"line {named.line}: " if named.line else ""
+                raise InvalidProblemError.of(
+                    "/model",
+                    f"{where}{shown(named.text)} is not in the catalog",
+                    allowed="--model with a catalog name or the model's config.json",
+                )
+            self.notes.append(f"the model is {found.name}: {shown(named.text)} of the files")
         if found is None:
             raise InvalidProblemError.of("/model", _NO_MODEL)
         return found
+
+
+# What a checkpoint's name adds to the model's: how it was tuned, stored or dated.
+_ADDED = re.compile(
+    r"[-_](instruct|chat|base|it|hf|sft|dpo|gguf|awq|gptq|int[48]|4bit|8bit|bnb|bf16|fp8|thinking|text|"
+    r"zero|v0\.\d|\d{4}|pt)(?=$|[-_])",
+    re.IGNORECASE,
+)
+_OTHER_NAMES = {"deepseek-r1": "deepseek-v3", "zephyr-7b-beta": "mistral-7b", "qwq-32b": "qwen2.5-32b"}
+
+
+def named_model(name: str) -> ModelSpec | None:
+    """The catalog's model by a hub id, or a path that ends in such a name; None: none.
+
+    What the name says of tuning, storing and dates is left out: ``Qwen/Qwen3-8B-Base`` is ``qwen3-8b``.
+    """
+    base = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    plain = _ADDED.sub("", base)
+    for one in (name, base, plain, plain.removeprefix("meta-"), _OTHER_NAMES.get(plain, "")):
+        try:
+            return find_model(one)
+        except InvalidProblemError:
+            continue
+    return None
 
 
 def known_of(source: Source, told: Told) -> Known:

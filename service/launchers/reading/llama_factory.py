@@ -12,9 +12,15 @@ from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
 from meshwright.service.launchers.reading.ms_swift import completed
+from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.trainer import trainer_run
 from meshwright.solver.problem import ATTENTION_TARGETS, LORA_TARGETS
 
+_CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+         "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",
+         "sequence_parallel", "recompute_granularity")  # fmt: skip
 _OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps", "finetuning_type")
+_ITS = ("finetuning_type", "cutoff_len", "template", "stage", *_CORE)
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _IRRELEVANT = (
     "model_name", "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train",
@@ -35,7 +41,7 @@ class LlamaFactoryReader:
         if source.suffix not in (".yaml", ".yml"):
             return False
         names = looks_like_document(source)
-        return sum(name in names for name in _OWN) > 1
+        return sum(name in names for name in _OWN) > 1 and any(name in names for name in _ITS)
 
     def read(self, source: Source, told: Told) -> LaunchFile:
         """The run that the file configures.
@@ -45,10 +51,8 @@ class LlamaFactoryReader:
         """
         document, known = document_of(source), known_of(source, told)
         fields = Fields(source.name, document)
-        if fields.has("deepspeed") or fields.has("fsdp"):
-            name = "deepspeed" if fields.has("deepspeed") else "fsdp"
-            fields.fault(name, "without Megatron-Core's adapter: give that file with --launcher deepspeed")
-        fields.stop()
+        if not any(name in document for name in _CORE):
+            return trainer_run(fields, known)
         given = Given()
         for name, found in document.items():
             key = name.removeprefix("additional_configs.")
@@ -63,7 +67,9 @@ class LlamaFactoryReader:
         fields.stop()
         given.stop()
         adapters = _adapters(fields)
-        return completed(self.name, given, known, known.world, adapters=adapters)
+        named = fields.word("model_name_or_path", "")
+        word = Word(named, fields.place("model_name_or_path")[1]) if named else None
+        return completed(self.name, given, known, known.world, adapters=adapters, named=word)
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:
@@ -83,7 +89,11 @@ def _take_batch(given: Given, fields: Fields, known: Known) -> None:
 
 
 def _take_defaults(given: Given) -> None:
-    """What runs where the file says nothing: bf16, and the precision's own accumulation."""
+    """What runs where the file says nothing: bf16, and full recomputation layer by layer."""
+    if given.word("recompute-granularity") == "full" and not given.has("recompute-method"):
+        for name, value in (("recompute-method", "uniform"), ("recompute-num-layers", "1")):
+            given.take(f"--{name}", Value((value,), 0), called=name.replace("-", "_"))
+        given.note("recompute_granularity full without a method: every layer is taken to recompute")
     if not (given.has("bf16") or given.has("fp16")):
         given.take("--bf16", Value((), 0), called="bf16")
         given.note("neither bf16 nor fp16 is given: bf16 is assumed")

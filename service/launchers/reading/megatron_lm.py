@@ -11,15 +11,17 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.megatron_names import FLAGS
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import Include, LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
     script_of,
+    started_gpus,
     world_of,
 )
-from meshwright.service.launchers.reading.given import Given, given_flags
+from meshwright.service.launchers.reading.given import Given, Value, given_flags
+from meshwright.service.launchers.reading.megatron_forks import translate
 from meshwright.service.launchers.reading.megatron_lm_refusals import refuse_contradictions
 from meshwright.service.launchers.reading.megatron_model import model_of
 from meshwright.service.launchers.reading.megatron_run import (
@@ -59,34 +61,48 @@ class MegatronLmReader:
                 f"{source.name[:64]}: no command with flags of Megatron-LM is in it "
                 "(pretrain_gpt.py --num-layers …)"
             )
-        given = given_flags(command.words)
+        given = given_flags(command.words, ignored=told.ignored)
         for note in script.notes:
             given.note(note)
         world = world_of(source.text, script, command)
-        return launch_file(self.name, given, told, world, name=source.name.partition(".")[0])
+        launcher = translate(given, lambda name: script.files.get(name) or source.other(name))
+        return launch_file(
+            launcher, given, told, world, name=source.name.partition(".")[0], include=source.other
+        )
 
 
-def launch_file(launcher: str, given: Given, told: Told, world: World, *, name: str) -> LaunchFile:
+def launch_file(
+    launcher: str,
+    given: Given,
+    told: Told,
+    world: World,
+    *,
+    name: str,
+    include: Include = lambda _: None,
+) -> LaunchFile:
     """What flags in Megatron-LM's names say, whichever launcher they come from.
 
     Raises:
         InvalidProblemError: sizes are missing or contradict one another.
     """
-    shape = told.model or model_of(given, name[:64] or "launch file")
+    gpus = started_gpus(world, told, given.note)
+    _override(given, told)
+    _take_default_batch(given, gpus)
+    shape = told.model or model_of(given, name[:64] or "launch file", include)
     if told.model is not None:
         _agree(given, told.model)
     if launcher == "megatron-lm":
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
-    configuration = configuration_of(given, shape, workload, world.num_gpus or told.num_gpus)
+    configuration = configuration_of(given, shape, workload, gpus)
     given.stop()
     return LaunchFile(
         launcher=launcher,
         model=shape,
         workload=settled(workload, configuration, shape),
         configuration=configuration,
-        num_nodes=world.num_nodes,
-        gpus_per_node=world.gpus_per_node,
+        num_nodes=world.num_nodes if gpus == world.num_gpus else None,
+        gpus_per_node=world.gpus_per_node if gpus == world.num_gpus else None,
         notes=tuple(given.notes),
         unread=tuple(given.unread),
         batch_ramp=batch_ramp(given),
@@ -95,6 +111,40 @@ def launch_file(launcher: str, given: Given, told: Told, world: World, *, name: 
             "seq_length": given.place("seq-length"),
         },
     )
+
+
+def _override(given: Given, told: Told) -> None:
+    """What is told counts before what the script says, which is noted."""
+    for name, flag in _TOLD_FLAGS.items():
+        value = told.values.get(name)
+        if value is None:
+            continue
+        old = given.values.get(flag)
+        if isinstance(value, bool):
+            if not value:
+                given.values.pop(flag, None)
+            texts: tuple[str, ...] = ()
+        else:
+            texts = (str(value),)
+        if value is not False:
+            given.values[flag] = Value(texts, 0)
+        if old is not None and old.texts != texts:
+            given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is told otherwise: {value}")
+    wrong = {flag for name, flag in _TOLD_FLAGS.items() if name in told.values}
+    given.faults = [fault for fault in given.faults if fault.pointer not in wrong]
+
+
+def _take_default_batch(given: Given, gpus: int | None) -> None:
+    """One micro-batch a replica, where the script names no batch (Megatron-LM's ``validate_args``)."""
+    if given.has("global-batch-size") or given.has("step-batch-size-schedule") or gpus is None:
+        return
+    ranks = 1
+    for name in ("tensor-model", "pipeline-model"):
+        ranks *= given.integer(f"{name}-parallel-size", 1)
+    ranks *= given.integer("context-parallel-size", 1)
+    batch = max(gpus // ranks, 1) * given.integer("micro-batch-size", 1)
+    given.take("--global-batch-size", Value((str(batch),), 0))
+    given.note(f"no --global-batch-size: one micro-batch a replica, {batch}, is Megatron-LM's default")
 
 
 def _count(source: Source, told: Told) -> int:
@@ -107,6 +157,19 @@ def _is_flag(text: str) -> bool:
     return text.partition("=")[0] in FLAGS
 
 
+_TOLD_FLAGS = {
+    "tensor_parallel_size": "--tensor-model-parallel-size",
+    "pipeline_parallel_size": "--pipeline-model-parallel-size",
+    "context_parallel_size": "--context-parallel-size",
+    "expert_parallel_size": "--expert-model-parallel-size",
+    "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
+    "virtual_pipeline_size": "--num-virtual-stages-per-pipeline-rank",
+    "micro_batch_size": "--micro-batch-size",
+    "global_batch_size": "--global-batch-size",
+    "seq_length": "--seq-length",
+    "vocab_size": "--vocab-size",
+    "sequence_parallel": "--sequence-parallel",
+}
 _SIZES = {
     "num-layers": "num_layers",
     "hidden-size": "hidden_size",

@@ -17,22 +17,32 @@ from meshwright.profiles.model import (
     expert_placement,
     spaced,
 )
+from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.given import Given
+from meshwright.service.launchers.reading.shell_values import UNKNOWN
+from meshwright.service.launchers.reading.vocabulary import vocabulary_of
 
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
 _MAX_LAYERS = 10_000
 _MAX_TEXT = 100_000
+_USUAL_MULTIPLE = 128
+# Flags that name the tokenizer; the last ones are those of forks (Megatron-DeepSpeed, Pai-Megatron-Patch).
+_TOKENIZERS = (
+    "tokenizer-model", "vocab-file", "tokenizer-name-or-path", "tokenizer-file", "hf-tokenizer-path",
+    "tokenizer-hf-path", "load",
+)  # fmt: skip
 
 
-def model_of(given: Given, name: str) -> ModelSpec:
-    """The shape; where the vocabulary is the tokenizer's, it must be stated.
+def model_of(given: Given, name: str, include: Include = lambda _: None) -> ModelSpec:
+    """The shape; the vocabulary is the tokenizer's where no flag states it.
 
     Raises:
         InvalidProblemError: a size is missing, or the shape is none that can be priced.
     """
-    for flag in (*_NEEDED, "vocab-size"):
+    for flag in _NEEDED:
         if not given.has(flag):
             given.fault(flag, "is not given; add it, or name the model with --model")
+    vocabulary = _vocabulary(given, include)
     given.stop()
     hidden, heads = given.integer("hidden-size", 0), given.integer("num-attention-heads", 0)
     ffn = given.integer("ffn-hidden-size", _usual_ffn(hidden, gated=given.has("swiglu")))
@@ -52,7 +62,7 @@ def model_of(given: Given, name: str) -> ModelSpec:
         num_attention_heads=heads,
         num_kv_heads=_kv_heads(given, heads),
         head_dim=head_dim,
-        vocab_size=given.integer("vocab-size", 0),
+        vocab_size=vocabulary,
         gated_mlp=given.has("swiglu") or given.has("quick-geglu"),
         activation=_activation(given),
         activation_clamp=_number(given, "activation-func-clamp-value"),
@@ -68,7 +78,9 @@ def model_of(given: Given, name: str) -> ModelSpec:
         **({} if learned else _no_rotary(given)),
         rotary_fraction=1.0 if learned else _number(given, "rotary-percent") or 1.0,
         rotary_scaling=None if learned else _rotary_scaling(given, mla),
-        normalization="rmsnorm" if given.word("normalization", "LayerNorm") == "RMSNorm" else "layernorm",
+        normalization="rmsnorm"
+        if given.word("normalization", "LayerNorm").lower() == "rmsnorm"
+        else "layernorm",
         norm_epsilon=_number(given, "norm-epsilon"),
         zero_centered_norm=given.has("apply-layernorm-1p"),
         query_key_norm="per_head" if given.has("qk-layernorm") and not mla else "none",
@@ -78,6 +90,34 @@ def model_of(given: Given, name: str) -> ModelSpec:
         mlp_bias=biased,
     )
     return _with_experts(given, model, ffn)
+
+
+def _vocabulary(given: Given, include: Include) -> int:
+    """Tokens of the model: stated, or the tokenizer's, padded as the command says.
+
+    ``vocab_size_with_padding`` of Megatron-LM: up to a multiple of --make-vocab-size-divisible-by times the
+    tensor-parallel size. A multiple of 128 is every price's own and is left to it.
+    """
+    kind = given.other("tokenizer-type")
+    size = given.optional("vocab-size")
+    if size is None:
+        names = tuple(given.other(name) for name in _TOKENIZERS)
+        found = vocabulary_of(kind, names, include)
+        if found is None:
+            called = f"the tokenizer {kind or names[0] or 'of the command'}"[:60].replace(UNKNOWN, "$")
+            given.fault(
+                "vocab-size",
+                f"is not given, and {called} is not one whose size is known",
+                allowed="--set vocab_size=…, --model, or tokenizer.json beside the file",
+            )
+            return 0
+        size, whose = found
+        given.note(f"the vocabulary is {size}, the tokenizer's ({whose})")
+    multiple = given.integer("make-vocab-size-divisible-by", _USUAL_MULTIPLE)
+    if multiple == _USUAL_MULTIPLE:
+        return size
+    multiple *= given.integer("tensor-model-parallel-size", 1)
+    return -(-size // multiple) * multiple
 
 
 def _usual_ffn(hidden: int, *, gated: bool) -> int:

@@ -17,6 +17,7 @@ from meshwright.service.launchers.megatron_names import (
     may_overlap_experts,
 )
 from meshwright.service.launchers.reading.given import Given
+from meshwright.service.launchers.reading.megatron_forks import DEEPSPEED, partition
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.solver.configuration import Configuration, plain_order
 from meshwright.solver.problem import Workload
@@ -34,6 +35,8 @@ def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     if pp > num_layers:
         given.fault("pipeline-model-parallel-size", f"{pp} stages for {num_layers} layers")
         return ()
+    if f"--{DEEPSPEED}" in given.others:
+        return partition(given, num_layers, pp)
     if given.has("pipeline-model-parallel-layout"):
         return _layout(given, num_layers, pp)
     if given.has("decoder-first-pipeline-num-layers") or given.has("decoder-last-pipeline-num-layers"):
@@ -165,11 +168,8 @@ def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
     """The workload; its options are where the command differs from the catalog's facts of ``framework``."""
     if not given.has("seq-length"):
         given.fault("seq-length", "is not given")
-    if given.has(_SCHEDULE):
-        if given.has("global-batch-size"):
-            given.fault(_SCHEDULE, "contradicts --global-batch-size: Megatron-LM takes one of them")
-    elif not given.has("global-batch-size"):
-        given.fault("global-batch-size", "is not given; Megatron-LM would take one micro-batch a replica")
+    if given.has(_SCHEDULE) and given.has("global-batch-size"):
+        given.fault(_SCHEDULE, "contradicts --global-batch-size: Megatron-LM takes one of them")
     given.stop()
     precision, recipe = _precision(given)
     options = {name: value for name, value in _options(given, framework).items() if value is not None}
@@ -553,6 +553,8 @@ def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:
     """ZeRO stage and ranks of one shard set."""
     stage = int(given.has("use-distributed-optimizer"))
+    if f"--{DEEPSPEED}" in given.others:
+        stage = int(given.other("zero-stage"))
     if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
         strategy = given.word("data-parallel-sharding-strategy", "no_shard")
         if strategy not in _STRATEGIES:

@@ -38,6 +38,7 @@ _DEFAULTS = {
     "use_distributed_optimizer": ("true", "the optimizer is sharded: ms-swift's default"),
     "recompute_granularity": ("selective", "core attention recomputes: ms-swift's default"),
     "expert_tensor_parallel_size": ("1", "experts are not split over tensor ranks: ms-swift's default"),
+    "global_batch_size": ("16", "the global batch is 16: ms-swift's default"),
     "overlap_grad_reduce": (
         "false",
         "gradients are reduced after the last backward pass: ms-swift's default",
@@ -82,11 +83,19 @@ class MsSwiftReader:
         known = known_of(source, told)
         started = world_of(source.text, script, command)
         world = started if started.num_gpus else known.world
-        return completed(self.name, given, known, world, adapters=_adapters(others))
+        named = next((others[key] for key in ("model", "load", "model_id_or_path") if key in others), "")
+        model = Word(named, 0) if named else None
+        return completed(self.name, given, known, world, adapters=_adapters(others), named=model)
 
 
 def completed(
-    launcher: str, given: Given, known: Known, world: World, *, adapters: tuple[int, tuple[str, ...]]
+    launcher: str,
+    given: Given,
+    known: Known,
+    world: World,
+    *,
+    adapters: tuple[int, tuple[str, ...]],
+    named: Word | None = None,
 ) -> LaunchFile:
     """The run of arguments in Megatron's names that name no model's shape.
 
@@ -97,7 +106,9 @@ def completed(
     if length and not given.has("seq-length"):
         given.take("--seq-length", Value((str(length),), 0), called="seq_length")
     take_usual(given)
-    told = replace(known.told, model=known.model(), num_gpus=known.num_gpus())
+    told = replace(known.told, model=known.model(named), num_gpus=known.told.num_gpus or known.num_gpus())
+    for note in known.notes:
+        given.note(note)
     found = launch_file(launcher, given, told, world, name="launch file")
     rank, targets = adapters
     return replace(found, workload=replace(found.workload, lora_rank=rank, lora_targets=targets))
@@ -137,6 +148,7 @@ def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
             take(given, key, value, 0, called=f"--{key}")
             if key not in _QUIET:
                 given.note(note)
+    _take_precision(given, others)
     given.stop()
     return given, others
 
@@ -153,6 +165,20 @@ def _take_extra(given: Given, text: str, line: int) -> None:
         return
     for name, value in list(found.items())[:_MAX_EXTRA]:
         take(given, str(name)[:64], text_of(value), line, called=f"--{_EXTRA} {str(name)[:64]}")
+
+
+def _take_precision(given: Given, others: dict[str, str]) -> None:
+    """What ``torch_dtype`` says; without it the type of the model's own weights, taken for bfloat16."""
+    if given.has("bf16") or given.has("fp16"):
+        return
+    name = others.get("torch_dtype", "")
+    if not name:
+        given.note(
+            "no torch_dtype: the type of the model's weights is ms-swift's default, taken for bfloat16"
+        )
+    take(given, "fp16" if name == "float16" else "bf16", "true", 0, called="--torch_dtype")
+    if name not in ("", "bfloat16", "float16"):
+        given.fault("bf16", f"{name[:20]} is not priced", allowed="bfloat16, float16")
 
 
 def _off(key: str, text: str) -> str:

@@ -23,6 +23,7 @@ from meshwright.service.launchers.reading.base import (
     Told,
     refused,
 )
+from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import files_named, script_of, world_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
@@ -34,6 +35,7 @@ from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
 from meshwright.service.launchers.reading.shell_values import Script, Word
 from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
+from meshwright.service.launchers.reading.trainer import TrainerReader
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 
 # In the order in which a file is tried: names that only one launcher has go first.
@@ -41,12 +43,12 @@ _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
         TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AccelerateReader(), LlamaFactoryReader(),
-        MegatronBridgeReader(), MsSwiftReader(), MegatronLmReader(),
+        MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
-    "accelerate, nanotron or LLaMA-Factory YAML"
+    "accelerate, nanotron or LLaMA-Factory YAML, arguments of transformers' Trainer"
 )
 
 
@@ -70,6 +72,8 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     told = told or Told()
     if launcher is not None and launcher not in _READERS:
         raise UnknownNameError.among("/launcher", launcher, reader_names())
+    if is_capture(source.text):
+        source = source_of_capture(source)
     _require_bounded(source)
     found, reader = _recognised(source, launcher)
     try:

@@ -352,9 +352,11 @@ class _Shell(Variables):
 
     def _defines(self) -> bool:
         """Whether ``name()`` comes next."""
-        following = self._tokens[self._at + 1 : self._at + 3]
+        token, following = self._peek(), self._tokens[self._at + 1 : self._at + 3]
         return (
-            len(following) == 2  # noqa: PLR2004 - the brackets
+            token is not None
+            and _ASSIGNMENT.match(token.raw) is None
+            and len(following) == 2  # noqa: PLR2004 - the brackets
             and following[0].operates("(")
             and following[0].joined
             and following[1].operates(")")

@@ -1,0 +1,50 @@
+"""A capture as a launch file: the calls that it holds as commands of a script, with the files beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from meshwright.service.launchers.reading.base import Source, refused
+
+FORM = "meshwright_capture"
+VERSION = 1
+
+
+def is_capture(text: str) -> bool:
+    """Whether a text may be what ``capture`` wrote."""
+    return text.lstrip()[:40].startswith("{") and f'"{FORM}"' in text[:200]
+
+
+def source_of_capture(source: Source) -> Source:
+    """The calls of a capture as a shell script, with the files beside it.
+
+    Raises:
+        InvalidProblemError: it is no capture of this version.
+    """
+    try:
+        raw = json.loads(source.text)
+    except (ValueError, RecursionError):
+        raise refused("the capture is no JSON") from None
+    calls, files = (raw.get("calls"), raw.get("files")) if isinstance(raw, dict) else (None, None)
+    if not isinstance(calls, list) or not isinstance(files, dict) or raw.get(FORM) != VERSION:
+        raise refused(f"is no capture of version {VERSION}: run meshwright capture again")
+    lines = ["# What meshwright capture saw"]
+    for call in calls:
+        lines += _lines_of(call)
+    beside = {str(name): str(text) for name, text in files.items()}
+    return Source(name=f"{source.name.rpartition('.')[0]}.sh", text="\n".join(lines) + "\n", files=beside)
+
+
+def _lines_of(call: object) -> list[str]:
+    """One call: its environment, and its words behind those that it ran within."""
+    if not isinstance(call, dict) or not isinstance(call.get("argv"), list):
+        raise refused("the capture has a call without argv")
+    environment = call.get("environment") or {}
+    names = [name for name in environment if str(name).isidentifier()]
+    before = [str(word) for words in call.get("before") or () for word in words]
+    words = [*before, *map(str, call["argv"])]
+    return [
+        *(f"export {name}={shlex.quote(str(environment[name]))}" for name in names),
+        " ".join(shlex.quote(word) for word in words),
+    ]

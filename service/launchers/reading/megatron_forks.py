@@ -1,0 +1,169 @@
+"""Flags of older Megatron-LM and of its forks, as the flags of today that mean the same.
+
+Megatron-LM before 2022 and Megatron-DeepSpeed (``--checkpoint-activations``, ``--num-key-value-heads``),
+BigScience's (``--pp-partition-method``, ``--pad-vocab-size-to``) and BigCode's (``--attention-head-type``):
+their megatron/arguments.py. What they train that no flag of today says is refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.service.launchers.reading.base import Include, Source
+from meshwright.service.launchers.reading.documents import looks_like_document
+from meshwright.service.launchers.reading.given import Given, Value
+from meshwright.service.launchers.reading.split import first_larger
+
+DEEPSPEED = "deepspeed"  # the switch that hands the model to DeepSpeed's engine
+_MAX_STAGE_WITH_PIPELINE = 1
+_PLAIN_NAMES = {
+    "num-key-value-heads": "num-query-groups",
+    "pad-vocab-size-to": "vocab-size",
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "checkpoint-num-layers": "recompute-num-layers",
+    "model-parallel-size": "tensor-model-parallel-size",
+}
+_REFUSED = {
+    "ds-sequence-parallel-size": "Ulysses sequence parallelism of Megatron-DeepSpeed is not priced",
+    "expert-interval": "experts of Megatron-DeepSpeed are not read",
+    "moe-expert-parallel-size": "experts of Megatron-DeepSpeed are not read",
+    "bitfit": "training biases alone is not priced",
+    "glu-activation": "gated activations of BigScience's fork are not read",
+    "use-cpu-initialization-model": "is not read",
+}
+_HARMLESS = (
+    "deepspeed", "deepspeed_config", "zero-stage", "no-pipeline-parallel",
+    "use-rotary-position-embeddings", "deepspeed-activation-checkpointing", "checkpoint-activations",
+    "attention-head-type", "hysteresis", "pp-partition-method", "no-position-embedding",
+    "deepspeed-config", "abort-on-unmet-fused-kernel-constraints", "kill-switch-path",
+    "valid-num-workers", "sync-tp-duplicated-parameters", "embed-layernorm",
+    "no-query-key-layer-scaling", "no-async-tensor-model-parallel-allreduce", "create-moe-param-group",
+    "mlp-type", "moe-loss-coeff", "moe-train-capacity-factor", "moe-eval-capacity-factor",
+    "moe-min-capacity", "disable-moe-token-dropping", "moe-token-dropping", "structured-logs",
+    "structured-logs-dir", "fim-rate", "fim-spm-rate", "fim-split-sample",
+    "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
+    "universal-checkpoint", "curriculum-learning", *_PLAIN_NAMES,
+)  # fmt: skip
+_STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
+_UNCHANGED = ("1", "0", "")
+
+
+def translate(given: Given, include: Include) -> str:
+    """Put older and forked flags into today's; whose run it is: ``megatron-lm`` or ``deepspeed``.
+
+    Faults are left in ``given``. ``include``: the text of a file that stands beside, or that the script
+    writes, by base name.
+    """
+    with_deepspeed = f"--{DEEPSPEED}" in given.others
+    for old, new in _PLAIN_NAMES.items():
+        value = given.others.get(f"--{old}")
+        if value is not None and not given.has(new):
+            given.take(f"--{new}", value, called=f"--{old}")
+    for rule in (_recompute, _attention, _positions, _experts):
+        rule(given)
+    for name, why in _REFUSED.items():
+        value = given.others.get(f"--{name}")
+        if value is not None and not (value.texts and value.texts[0] in _UNCHANGED):
+            given.fault_of(f"--{name}", value, f"cannot be read: {why}")
+    harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED)}
+    given.unread = [name for name in given.unread if not any(one.startswith(name) for one in harmless)]
+    if with_deepspeed:
+        _take_stage(given, include)
+    return "deepspeed" if with_deepspeed else "megatron-lm"
+
+
+def _recompute(given: Given) -> None:
+    """``--checkpoint-activations``: every layer recomputes."""
+    whole = "--checkpoint-activations" in given.others or "--activations-checkpoint-method" in given.others
+    if not whole or given.has("recompute-granularity"):
+        return
+    line = given.others.get("--checkpoint-activations", Value((), 0)).line
+    given.take("--recompute-granularity", Value(("full",), line), called="--checkpoint-activations")
+    if not given.has("recompute-method"):
+        given.take("--recompute-method", Value(("uniform",), line), called="--checkpoint-activations")
+    if not given.has("recompute-num-layers"):
+        given.take("--recompute-num-layers", Value(("1",), line), called="--checkpoint-activations")
+
+
+def _attention(given: Given) -> None:
+    """One key for all queries, or as many as are said."""
+    kind = given.other("attention-head-type")
+    if kind == "multiquery":
+        value = given.others["--attention-head-type"]
+        given.take("--num-query-groups", Value(("1",), value.line), called="--attention-head-type")
+    fewer = given.has("num-query-groups") and "--num-key-value-heads" in given.others
+    if kind == "multiquery" or fewer:
+        given.take("--group-query-attention", Value((), 0))
+
+
+def _positions(given: Given) -> None:
+    """Rotary positions by their older switch."""
+    if "--use-rotary-position-embeddings" in given.others and not given.has("position-embedding-type"):
+        line = given.others["--use-rotary-position-embeddings"].line
+        given.take("--position-embedding-type", Value(("rope",), line))
+
+
+def _experts(given: Given) -> None:
+    """One expert is none (Megatron-DeepSpeed); more of them are none of Megatron-Core's."""
+    if f"--{DEEPSPEED}" not in given.others or not given.has("num-experts"):
+        return
+    if any(text != "1" for text in given.words("num-experts")):
+        given.fault("num-experts", "cannot be read: experts of Megatron-DeepSpeed are not read")
+    given.values.pop("--num-experts")
+    given.others.pop("--moe-expert-parallel-size", None)
+
+
+def _take_stage(given: Given, include: Include) -> None:
+    """The ZeRO stage: DeepSpeed's file says it; ``--zero-stage`` alone only sets the model up."""
+    name = given.other("deepspeed_config", "deepspeed-config")
+    base = name.rsplit("/", 1)[-1]
+    text = include(base) if base.endswith(".json") else None
+    said = given.other("zero-stage")
+    found = _stage_of(base, text) if text else None
+    if found is None:
+        found = said or "0"
+        given.note(
+            f"ZeRO stage {found}: of --zero-stage, {base[:60] or 'a configuration'} is not beside it"
+        )
+    elif said and said != found:
+        line = given.others["--zero-stage"].line
+        given.note(f"line {line}: --zero-stage {said}, but {base[:60]} says {found}, which counts")
+    given.others["--zero-stage"] = Value((found,), 0)
+    stages = given.integer("pipeline-model-parallel-size", 1)
+    if found.isdecimal() and int(found) > _MAX_STAGE_WITH_PIPELINE and stages > 1:
+        given.fault(
+            "pipeline-model-parallel-size", f"{stages} stages beside ZeRO {found}: DeepSpeed refuses it"
+        )
+    elif not (found.isdecimal() and int(found) <= 3):  # noqa: PLR2004 - ZeRO's stages
+        given.fault("pipeline-model-parallel-size", f"beside ZeRO stage {found[:20]}, which there is not")
+
+
+def _stage_of(name: str, text: str) -> str | None:
+    """The stage that DeepSpeed's JSON says."""
+    values = looks_like_document(Source(name=name, text=text))
+    stage = values.get("zero_optimization.stage")
+    match = None if stage is not None else _STAGE.search(text)
+    return str(stage.value) if stage is not None else match[1] if match else "0"
+
+
+def partition(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage by ``--pp-partition-method``; faults are left in ``given``.
+
+    DeepSpeed's ``PipelineModule._partition_layers``: layers whose class matches weigh 1 and are balanced;
+    ``type:transformer|embedding`` counts the embedding and the head, which is one, too.
+    """
+    method = given.other("pp-partition-method").strip("'\"").lower() or "type:transformer"
+    counted = {"type:transformer": 0, "type:transformer|embedding": 1, "type:embedding|transformer": 1}
+    if method not in counted:
+        value = given.others["--pp-partition-method"]
+        given.fault_of("--pp-partition-method", value, "is not read", allowed=", ".join(counted))
+        return ()
+    ends = counted[method]
+    split = list(first_larger(num_layers + 2 * ends, pp, field="--pipeline-model-parallel-size"))
+    split[0] -= ends
+    split[-1] -= ends
+    if min(split) < 1:
+        given.fault("pipeline-model-parallel-size", "leaves a stage without a layer, which is not priced")
+        return ()
+    return tuple(split)

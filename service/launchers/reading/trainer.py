@@ -1,0 +1,456 @@
+"""Reads training scripts on transformers' Trainer: their arguments in a command, or in a YAML file.
+
+Fine-tuning as LLaMA-Factory, ms-swift (``swift sft``), TRL, DeepSpeed-Chat and plain ``Trainer`` scripts
+start it: replicas, ZeRO by DeepSpeed, or FSDP. Names and defaults: ``TrainingArguments``; those of
+LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they differ, marked below.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.commands import Command, best, commands_of, script_of, world_of
+from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import ATTENTION_TARGETS, LORA_TARGETS, Workload
+
+_MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
+_MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
+_LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
+_OWN = (
+    _MICRO, _COUNT, "model_name_or_path", "finetuning_type", "tuner_type", "train_type", "deepspeed",
+    "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
+)  # fmt: skip
+_LEAST_NAMES = 2
+_IRRELEVANT = (
+    "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train", "lr_", "warmup",
+    "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_", "report_to",
+    "trust_remote", "max_samples", "ddp_timeout", "resume", "seed", "max_steps", "weight_decay", "adam_",
+    "max_grad_norm", "lora_", "tokenized_path", "push_to_hub", "hub_", "run_name", "log_", "system",
+    "model_", "split_dataset", "remove_unused", "chat_template", "per_device_eval", "metric", "load_best",
+    "streaming", "num_warmup", "data_", "tokenizer", "use_hf", "attn_im", "flash_attn", "torch_dtype",
+    "per_device_ev", "use_reentrant", "gradient_checkpointing_kwargs", "ddp_find", "enable_thinking",
+    "local_rank", "data", "print_loss", "tf32", "target_modules", "bf16", "fp16", "tensorboard", "ray_",
+)  # fmt: skip
+_OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
+    "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "sgd": "sgd-momentum",
+}  # fmt: skip
+_NOT_PRICED = {  # what trains otherwise than a plan can say
+    "quantization_bit": "quantised base weights are not priced from launch files yet",
+    "quant_method": "quantised base weights are not priced from launch files yet",
+    "quant_bits": "quantised base weights are not priced from launch files yet",
+    "load_in_4bit": "quantised base weights are not priced from launch files yet",
+    "load_in_8bit": "quantised base weights are not priced from launch files yet",
+    "use_galore": "GaLore is not priced", "use_badam": "BAdam is not priced",
+    "use_apollo": "APOLLO is not priced", "mixture_of_depths": "mixtures of depths are not priced",
+    "use_unsloth": "Unsloth's kernels are not priced", "use_kt": "KTransformers is not priced",
+    "sequence_parallel_size": "Ulysses sequence parallelism is not read",
+    "use_adam_mini": "Adam-mini is not priced",
+}  # fmt: skip
+_STAGES = ("sft", "pt", "pretrain", "")
+_SWIFT = ("swift", "megatron")
+_BUILT_IN = re.compile(r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_(offload))?(?:_config)?(?:\.json)?")
+_FSDP_STAGES = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "true": 3, "fsdp2": 3, "fsdp": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tool:
+    """Whose arguments they are, and its defaults."""
+
+    name: str
+    micro: int = 8  # TrainingArguments
+    recomputes: bool = False
+    tuner: str = "full"
+    length: int | None = None
+
+
+_PLAIN = _Tool(name="transformers")
+_LLAMA_FACTORY = _Tool(name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048)
+_MS_SWIFT = _Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
+
+
+_PROGRAMS = (
+    ("swift", _MS_SWIFT),
+    ("llamafactory", _LLAMA_FACTORY),
+    ("llamafactory/launcher", _LLAMA_FACTORY),
+)
+
+
+class TrainerReader:
+    """Reads commands and YAML of scripts on transformers' Trainer."""
+
+    name = "transformers"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether there are names of TrainingArguments."""
+        if source.is_script:
+            try:
+                return best(_commands(script_of(source, Told())), _is_name)[1] >= _LEAST_NAMES
+            except InvalidProblemError:
+                return False
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return _MICRO in names and any(name in names for name in _MODELS)
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that a command or a YAML file starts.
+
+        Raises:
+            InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
+        """
+        known = known_of(source, told)
+        if not source.is_script:
+            fields = Fields(source.name, document_of(source))
+            tool = _LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
+            return trainer_run(fields, known, tool)
+        script = script_of(source, told)
+        command, count = best(_commands(script), _is_name)
+        if count < _LEAST_NAMES:
+            raise refused(
+                f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
+            )
+        known.world = world_of(source.text, script, command)
+        fields = Fields(source.name, _values(command.words))
+        for note in script.notes:
+            fields.note(note)
+        tool = next((tool for name, tool in _PROGRAMS if name in command.program), _PLAIN)
+        started = _started(script, command)
+        return trainer_run(fields, known, tool, started=started)
+
+
+def trainer_run(
+    fields: Fields, known: Known, tool: _Tool | None = None, *, started: int | None = None
+) -> LaunchFile:
+    """The run of arguments, of a command or of a file.
+
+    Raises:
+        InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
+    """
+    tool = tool or _LLAMA_FACTORY
+    _refuse_unpriced(fields)
+    named = next((name for name in _MODELS if fields.has(name)), None)
+    text = str(fields.raw(named)) if named else ""
+    model = known.model(Word(text, fields.place(named)[1]) if named and text else None)
+    world = known.told.num_gpus or known.num_gpus() or started
+    if world is None:
+        known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")
+    micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
+    if micro is None:
+        micro = tool.micro
+        fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
+    count = _told(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
+        tool, micro, world or 1
+    )
+    length = _length(fields, known, tool)
+    precision, optimizer = _precision(fields, known, tool), _optimizer(fields)
+    adapters = _adapters(fields, tool)
+    recompute = _recomputes(fields, tool)
+    fields.stop()
+    told = replace(
+        known.told,
+        model=model,
+        num_gpus=world,
+        values={
+            **known.told.values,
+            "micro_batch_size": micro,
+            "num_microbatches": count,
+            "seq_length": length,
+            "recompute_granularity": "full" if recompute else "none",
+        },
+    )
+    if fields.has("deepspeed") or fields.has("deepspeed_config"):
+        found = _by_deepspeed(fields, known, told, precision)
+    else:
+        zero = _zero(fields)
+        fields.stop()
+        found = _replicas(told, zero, precision)
+    workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
+    whole = known.world.num_gpus == world
+    return replace(
+        found,
+        workload=workload,
+        num_nodes=known.world.num_nodes if whole else None,
+        gpus_per_node=known.world.gpus_per_node if whole else None,
+        notes=(*fields.notes, *known.notes, *found.notes),
+        unread=(*fields.unread(_IRRELEVANT), *found.unread),
+    )
+
+
+def _commands(script: Script) -> list[Command]:
+    """The programs that a script starts, and nothing of words that no program gets."""
+    return [*(command for command in commands_of(script) if command.program), Command("", ())]
+
+
+def _is_name(text: str) -> bool:
+    """Whether a word is an argument of transformers' Trainer."""
+    name = text.partition("=")[0]
+    return name.startswith("--") and name[2:].replace("-", "_") in _OWN
+
+
+def _values(words: Sequence[Word]) -> dict[str, Found]:
+    """Arguments by name; the last of equal ones counts."""
+    found: dict[str, Found] = {}
+    for at, word in enumerate(words):
+        if not word.text.startswith("--"):
+            continue
+        name, equals, value = word.text[2:].partition("=")
+        following = words[at + 1].text if at + 1 < len(words) else "--"
+        text = value if equals else "true" if following.startswith("--") else following
+        key = name.replace("-", "_")
+        if UNKNOWN in text:
+            unknown = text.split(UNKNOWN)[1]
+            if key in (*_OWN, *_LENGTHS, *_MODELS, "zero_stage") and key != "lr_scheduler_type":
+                raise InvalidProblemError.of(
+                    f"--{key}",
+                    f"line {word.line}: it hangs on ${shown(unknown)}, which the script does not set",
+                    allowed=f"--var {shown(unknown)}=…, or meshwright capture -- bash …",
+                )
+            continue
+        found[key] = Found(text, word.line)
+    return found
+
+
+def _started(script: Script, command: Command) -> int | None:
+    """Processes of one node, where no launcher says them: a GPU each of those that are visible, or one."""
+    world = world_of("", script, command)
+    if world.gpus_per_node and not world.num_nodes:
+        return world.gpus_per_node  # NPROC_PER_NODE alone: one node
+    visible = "".join(script.variables.get("CUDA_VISIBLE_DEVICES", ()))
+    several = command.program.startswith("llamafactory") or any(
+        word.text.rsplit("/", 1)[-1] in ("deepspeed", "accelerate") for word in command.before
+    )
+    if visible and UNKNOWN not in visible:
+        return len(visible.split(",")) if several else 1
+    return None if several else 1
+
+
+def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
+    """A number: the told one before the file's, which is noted."""
+    told = known.told.values.get(name)
+    if type(told) is not int:
+        return found
+    if found is not None and found != told:
+        fields.note(f"{name} {found} of the file is told otherwise: {told}")
+    return told
+
+
+def _usual_count(tool: _Tool, micro: int, world: int) -> int:
+    """Accumulated micro-batches where none are given; ms-swift fills a batch of 16."""
+    return max(-(-16 // (micro * world)), 1) if tool is _MS_SWIFT else 1
+
+
+def _length(fields: Fields, known: Known, tool: _Tool) -> int:
+    """The sequence that every micro-batch is padded or packed to."""
+    name = next((name for name in _LENGTHS if fields.has(name)), None)
+    length = _told(fields, known, "seq_length", fields.optional(name) if name else None)
+    if length is None and tool.length is not None:
+        fields.note(f"cutoff_len is not given: {tool.length} is {tool.name}'s default")
+        return tool.length
+    return known.required("seq_length", length, f"{_LENGTHS[2]} of the training script")
+
+
+def _refuse_unpriced(fields: Fields) -> None:
+    """Training that no plan describes."""
+    for name, why in _NOT_PRICED.items():
+        if str(fields.raw(name)).lower() not in ("none", "false", "0", "1" if "size" in name else "none"):
+            fields.fault(name, f"cannot be read: {why}")
+    stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
+    if stage not in _STAGES:
+        fields.fault(
+            "stage", f"{shown(stage)} is not priced: plans train on one sequence", allowed="sft, pt"
+        )
+    fields.stop()
+
+
+def _precision(fields: Fields, known: Known, tool: _Tool) -> str:
+    """Autocast, or the type of the weights."""
+    told = known.told.values.get("precision")
+    if told in ("bf16", "fp16"):
+        return str(told)
+    for name in ("bf16", "fp16"):
+        if fields.has(name) and fields.flag(name, default=False):
+            return name
+    dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "")
+    if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
+        fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
+        return "fp16" if dtype == "float16" else "bf16"
+    fields.has("bf16")
+    fields.fault(
+        "bf16",
+        "neither bf16 nor fp16 is given: training in fp32 is not priced",
+        allowed="bf16 or fp16 true, or --set precision=bf16",
+    )
+    return "bf16"
+
+
+def _optimizer(fields: Fields) -> str:
+    """By its name in transformers."""
+    name = fields.word("optim", "adamw_torch")
+    if name not in _OPTIMIZERS:
+        fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(_OPTIMIZERS))
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def _adapters(fields: Fields, tool: _Tool) -> tuple[int, tuple[str, ...]]:
+    """Rank and targets of LoRA, where it trains such."""
+    names = ("finetuning_type", "tuner_type", "train_type")
+    kind = next((fields.word(name) for name in names if fields.has(name)), tool.tuner)
+    if fields.flag("use_peft", default=False):
+        kind = "lora"
+    if kind not in ("full", "lora"):
+        fields.fault(
+            next(name for name in names if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
+        )
+    if kind != "lora":
+        return 0, ATTENTION_TARGETS
+    rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool is _PLAIN else 8))
+    targets = str(
+        fields.raw("lora_target")
+        or fields.raw("target_modules")
+        or fields.raw("lora_target_modules")
+        or "all"
+    )
+    every = any(name in targets for name in ("all", "gate_proj", "up_proj", "down_proj"))
+    return rank, LORA_TARGETS if every else ATTENTION_TARGETS
+
+
+def _recomputes(fields: Fields, tool: _Tool) -> bool:
+    """Whether every layer recomputes."""
+    if tool is _LLAMA_FACTORY:
+        return not fields.flag("disable_gradient_checkpointing", default=False)
+    if not fields.has("gradient_checkpointing") and tool.recomputes:
+        fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
+    return fields.flag("gradient_checkpointing", default=tool.recomputes)
+
+
+def _zero(fields: Fields) -> int:
+    """The stage that FSDP's strategy is; 0: plain replicas."""
+    strategy = str(fields.raw("fsdp") or "").lower()
+    fields.has("fsdp_config")
+    if strategy in ("", "false", "none"):
+        return _zero_argument(fields)
+    stages = [_FSDP_STAGES[word] for word in re.split(r"[\s,]+", strategy) if word in _FSDP_STAGES]
+    if not stages or "offload" in strategy:
+        fields.fault(
+            "fsdp", f"{shown(strategy)} is not priced", allowed="full_shard, shard_grad_op, hybrid_shard"
+        )
+    return stages[0] if stages else 0
+
+
+def _zero_argument(fields: Fields) -> int:
+    """DeepSpeed-Chat's own argument, beside ``--deepspeed`` without a file."""
+    return fields.integer("zero_stage", 0, low=0)
+
+
+def _by_deepspeed(fields: Fields, known: Known, told: Told, precision: str) -> LaunchFile:
+    """The run of DeepSpeed's file; ``auto`` in it is what the arguments say."""
+    key = "deepspeed_config" if fields.has("deepspeed_config") else "deepspeed"
+    name = str(fields.raw(key))
+    if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
+        zero = _zero_argument(fields)
+        fields.stop()
+        return replace(_replicas(told, zero, precision), launcher=DeepSpeedReader.name)
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    text = known.source.other(base) if base.endswith(".json") else None
+    values = dict(looks_like_document(Source(name=base, text=text))) if text else {}
+    if text and not values:
+        document_of(Source(name=base, text=text))
+    if not values:
+        values = _built_in(fields, key, base)
+    fields.stop()
+    resolved = json.dumps(_nested(_resolved(values, told, precision)))
+    source = Source(name=base if base.endswith(".json") else f"{base}.json", text=resolved)
+    return DeepSpeedReader().read(source, told)
+
+
+def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
+    """What a file by the usual name of LLaMA-Factory and ms-swift holds, where it is not given."""
+    match = _BUILT_IN.fullmatch(base)
+    if match is None:
+        fields.fault(
+            key, f"{shown(base)} is not beside the file", allowed="give that file too, or its folder"
+        )
+        return {}
+    fields.note(
+        f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values; give the file to be sure"
+    )
+    found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
+    device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}
+    weights = {"zero_optimization.offload_param.device": "cpu"} if match[2] and match[1] == "3" else {}
+    return {name: Found(value, 0) for name, value in {**found, **device, **weights}.items()}
+
+
+def _resolved(values: Mapping[str, Found], told: Told, precision: str) -> dict[str, object]:
+    """DeepSpeed's values with ``auto`` replaced, as transformers' ``HfTrainerDeepSpeedConfig`` does it."""
+    known = {
+        "train_micro_batch_size_per_gpu": told.values["micro_batch_size"],
+        "gradient_accumulation_steps": told.values["num_microbatches"],
+        "bf16.enabled": precision == "bf16",
+        "fp16.enabled": precision == "fp16",
+    }
+    found: dict[str, object] = {}
+    for name, one in values.items():
+        if one.value != "auto":
+            found[name] = one.value
+        elif name in known:
+            found[name] = known[name]
+    return found
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, object]:
+    """Values by dotted name as a tree."""
+    tree: dict[str, object] = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = tree
+        for parent in parents:
+            inner = place.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                break
+            place = inner
+        place[last] = value
+    return tree
+
+
+def _replicas(told: Told, zero: int, precision: str) -> LaunchFile:
+    """Every process a replica, or one of the shards."""
+    model, world = told.model, told.num_gpus or 1
+    if model is None:
+        raise refused("no model is named")
+    values = told.values
+    zero = zero if world > 1 else 0
+    recompute = values["recompute_granularity"] == "full"
+    configuration = Configuration(
+        data_parallel_size=world,
+        zero_stage=zero,
+        zero_shard_size=world if zero else 1,
+        micro_batch_size=int(values["micro_batch_size"]),
+        num_microbatches=int(values["num_microbatches"]),
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=model.num_layers if recompute else 0,
+        stage_layers=(model.num_layers,),
+    )
+    return LaunchFile(
+        launcher="accelerate",
+        model=model,
+        workload=Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=int(values["seq_length"]),
+            precision=precision,
+        ),
+        configuration=configuration,
+        num_nodes=None,
+        gpus_per_node=None,
+        notes=(),
+        unread=(),
+    )

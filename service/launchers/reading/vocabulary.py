@@ -1,0 +1,105 @@
+"""How many tokens the tokenizer of a launch file knows, by its kind, its name, or its own file.
+
+Counts are what the launchers ask the tokenizer for (``len(tokenizer)`` of Hugging Face, ``vocab_size`` of
+Megatron-LM's own kinds), before they pad: tokenizers published beside the models, October 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from meshwright.service.launchers.reading.base import Include
+from meshwright.service.launchers.reading.shell_values import UNKNOWN
+
+# Megatron-LM's kinds that bring their own table, where no file beside says otherwise: tokens, and whose.
+_KINDS: Mapping[str, tuple[int, str]] = {
+    "gpt2bpetokenizer": (50257, "GPT-2's"),
+    "llama2tokenizer": (32000, "Llama 2's"),
+    "tiktokentokenizer": (131072, "Megatron-LM's default of --vocab-size"),  # 2 ** 17
+}
+# Names as they stand in hub ids and paths, the longer before the shorter.
+_NAMES: tuple[tuple[str, int], ...] = (
+    (r"gpt[-_]?neox|pythia|olmo[-_]?1b|mpt[-_]|dolly|redpajama", 50277),
+    (r"gpt[-_]?2", 50257),
+    (r"(code[-_]?llama).*(7b|13b)", 32016),
+    (r"code[-_]?llama", 32000),
+    (r"llama[-_ ]?guard[-_ ]?[34]|llama[-_ ]?4|scout|maverick", 202048),
+    (r"llama[-_ ]?3", 128256),
+    (r"llama[-_ ]?[12]|tiny[-_]?llama|open[-_]?llama|vicuna|alpaca", 32000),
+    (r"llama[-_]?(7|13|30|33|65|70)b", 32000),
+    (r"mistral[-_]nemo|nemo[-_]12b|tekken", 131072),
+    (r"mixtral[-_.]8x22b[-_.]instruct|mistral[-_.]7b[-_.](instruct[-_.])?v0\.3|codestral|mathstral", 32768),
+    (r"mistral|mixtral|zephyr", 32000),
+    (r"qwen[-_]?3\.5|qwen[-_]?3[-_.]next", 0),
+    (r"qwen[-_]?3", 151669),
+    (r"qwen[-_]?2\.5|qwq|qwen[-_]?2p5", 151665),
+    (r"qwen[-_]?2|qwen[-_]?1\.5|codeqwen", 151646),
+    (r"deepseek[-_]?(v3|r1)|deepseek[-_]?v3", 128815),
+    (r"deepseek[-_]?(v2|coder[-_]?v2)|moonlight[-_]?ds", 100002),
+    (r"gpt[-_]?oss|o200k", 200019),
+    (r"gemma[-_]?3", 262145),
+    (r"gemma", 256000),
+    (r"star[-_]?coder|smollm2?[-_](135m|360m|1\.7b)|cosmo2", 49152),
+    (r"smollm3", 128256),
+    (r"santacoder", 49152),
+    (r"bloom|bigscience[-/_]tokenizer|bigscience", 250680),
+    (r"opt[-_](125m|350m|1\.3b|2\.7b|6\.7b|13b|30b|66b)", 50265),
+    (r"falcon[-_](7b|40b|180b)", 65024),
+    (r"yi[-_](6b|9b|34b)", 64000),
+    (r"phi[-_]?3", 32011),
+    (r"olmo[-_]?2|dolma2", 100278),
+)  # fmt: skip
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), size) for pattern, size in _NAMES)
+_FILES = ("tokenizer.json", "vocab.json")
+
+
+def named_vocabulary(name: str) -> int | None:
+    """Tokens of a tokenizer by a hub id, or a path that ends in such a name; None: not known."""
+    for part in reversed(name.rstrip("/").split("/")[-3:]):
+        size = next((size for pattern, size in _PATTERNS if pattern.search(part)), None)
+        if size:
+            return size
+    return None
+
+
+def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[int, str] | None:
+    """Tokens of the tokenizer that a command names, with whose they are; None: nothing says them.
+
+    Args:
+        kind: Megatron-LM's ``--tokenizer-type``; empty where the launcher has no kinds.
+        names: what the command calls it: hub ids, folders, files.
+        include: the text of a file beside the launch file, by its base name.
+    """
+    known = [name for name in names if name and UNKNOWN not in name]
+    for name in (*known, *(_FILES if known else ())):
+        base = name.rstrip("/").rsplit("/", 1)[-1]
+        text = include(base) if base.endswith(".json") else None
+        size = counted(text) if text else None
+        if size:
+            return size, base
+    if kind.lower() != "gpt2bpetokenizer":
+        for name in known:
+            size = named_vocabulary(name)
+            if size:
+                return size, name[-60:]
+    return _KINDS.get(kind.lower())
+
+
+def counted(text: str) -> int | None:
+    """Tokens in a ``tokenizer.json`` of Hugging Face, or in a table of GPT-2's form; None: neither."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    model = raw.get("model")
+    if not isinstance(model, dict):
+        return len(raw) if raw and all(isinstance(place, int) for place in raw.values()) else None
+    table = model.get("vocab")
+    places = {one.get("id") for one in raw.get("added_tokens") or () if isinstance(one, dict)}
+    if isinstance(table, dict):
+        return len(places | set(table.values()))
+    return len(places | set(range(len(table)))) if isinstance(table, list) else None
