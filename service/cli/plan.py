@@ -17,6 +17,7 @@ from meshwright.service.cli.problem_options import (
     PROFILE_HELP,
     SWEEP_HELP,
     Request,
+    source_of,
     with_request,
     with_sweep,
 )
@@ -44,11 +45,14 @@ from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.reporting import report_of
 from meshwright.service.requests.jobs import Sweep, read_job_request
+from meshwright.service.requests.launch_files import request_of_files
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
+
+FROM_CAPTURE_HELP = "Model, batch and launcher of what meshwright capture wrote, or of a launch file."
 
 
 @with_request
@@ -64,10 +68,13 @@ def plan(
     force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
     measure_next: Annotated[int, typer.Option(min=0, help="Name so many plans worth measuring.")] = 0,
+    from_capture: Annotated[Path | None, typer.Option(help=FROM_CAPTURE_HELP)] = None,
 ) -> None:
     """Search the best parallel configurations for a model, a cluster and a batch."""
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
+    if from_capture is not None:
+        request = dict(request_of_files(request, source_of([from_capture])))
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
     if with_sweep(request, sweep or ()):
         if save_dir or measure_next:

@@ -19,7 +19,8 @@ from meshwright.service.requests.launch_files import ramp_notes
 
 SET_HELP = "Part of the configuration (tp, pp, … or full names), or what launch files leave open."
 FROM_ARGS_HELP = "A launch file of any launcher (again: those beside it), or a folder of them."
-VAR_HELP = "Value of a shell variable that the script expects."
+VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
+IGNORE_HELP = "A flag of the launch file to pass by, such as a broken one."
 
 
 @with_request
@@ -33,10 +34,17 @@ def predict_command(
     variable: Annotated[
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
     ] = None,
+    ignored: Annotated[list[str] | None, typer.Option("--ignore", metavar="FLAG", help=IGNORE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
-    asked = Asked(config=config, assign=assign or [], from_args=from_args or [], variables=variable or [])
+    asked = Asked(
+        config=config,
+        assign=assign or [],
+        from_args=from_args or [],
+        variables=variable or [],
+        ignored=ignored or [],
+    )
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
 
 

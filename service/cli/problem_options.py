@@ -323,6 +323,8 @@ _KINDS = (
     ".toml",
     ".py",
 )
+_TABLES = ("tokenizer.json", "vocab.json")  # of tokenizers, which have megabytes
+_MAX_TABLE = 40_000_000
 _OURS = ("answer.json", "problem.json")  # what a saved plan holds beside its launch files
 
 
@@ -356,9 +358,10 @@ def text_of(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise _unreadable(path, "the file is too big", allowed=f"{MAX_BYTES} bytes")
+            most = _MAX_TABLE if path.name in _TABLES else MAX_BYTES
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise _unreadable(path, "the file is too big", allowed=f"{most} bytes")
         if (place := data.find(b"\0")) >= 0:
             raise _unreadable(path, f"line {_line(data, place)}: NUL is no text", allowed="UTF-8 text")
         return data.decode("utf-8-sig")
@@ -418,6 +421,7 @@ class Asked:
     assign: Sequence[str] = ()
     from_args: Sequence[Path] = ()  # launch files, or one folder of them
     variables: Sequence[str] = ()  # NAME=VALUE of the shell
+    ignored: Sequence[str] = ()  # flags to pass by
 
 
 def own_of(request: Request, asked: Asked) -> Own:
@@ -434,13 +438,14 @@ def own_of(request: Request, asked: Asked) -> Own:
     if asked.config:
         raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
     variables = _variables(asked.variables)
-    return own_of_files(request, source_of(asked.from_args), variables=variables, values=settings)
+    source = source_of(asked.from_args)
+    return own_of_files(request, source, variables=variables, values=settings, ignored=asked.ignored)
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:
     """``NAME=VALUE`` of the shell."""
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
-        if not (name.isidentifier() and equals):
+        if not ((name.isidentifier() or name.isdecimal()) and equals):
             raise InvalidProblemError.of("--var", f'"{shown(name)}" is not NAME=VALUE')
     return {name: value for name, _, value in pairs}

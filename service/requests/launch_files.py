@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.profiles.documents import pointer
@@ -43,6 +43,7 @@ def own_of_files(
     launcher: str | None = None,
     variables: Mapping[str, str] | None = None,
     values: Values | None = None,
+    ignored: Sequence[str] = (),
 ) -> Own:
     """The problem and the configuration of launch files.
 
@@ -51,7 +52,8 @@ def own_of_files(
         source: the file with those beside it.
         launcher: whose file it is; None: the request's launcher where it is one, else found out.
         variables: of the shell.
-        values: parts of the configuration that the files may not tell, by glossary name.
+        values: parts of the configuration by glossary name; they count before the files.
+        ignored: flags to pass by.
 
     Raises:
         InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
@@ -59,7 +61,7 @@ def own_of_files(
     named = request.get("launcher")
     if launcher is None and isinstance(named, str) and named in reader_names():
         launcher = named
-    told = _told(request, variables or {}, values or {})
+    told = replace(_told(request, variables or {}, values or {}), ignored=tuple(ignored))
     found = renamed(read_launch_files(source, told, launcher), _name_of(source))
     problem = parse_problem(_request_of(request, found))
     read = asdict(found.configuration).items()
@@ -74,6 +76,20 @@ def own_of_files(
     )
 
 
+def request_of_files(request: Request, source: Source) -> dict[str, object]:
+    """A request whose model, workload and launcher are those of launch files, for a search of its own.
+
+    Raises:
+        InvalidProblemError: as ``own_of_files``.
+    """
+    found = renamed(read_launch_files(source, _told(request, {}, {})), _name_of(source))
+    given = request.get("workload")
+    complete = dict(_request_of(request, found))
+    if isinstance(given, Mapping) and isinstance(complete["workload"], dict):
+        complete["workload"] |= given
+    return complete
+
+
 def _name_of(source: Source) -> str:
     """A model's name where only sizes describe it: the file's."""
     return source.name.rpartition(".")[0][:64] or "launch file"
@@ -85,7 +101,11 @@ def _told(request: Request, variables: Mapping[str, str], values: Values) -> Tol
         message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
         raise InvalidProblemError.of("/cluster", message)
     cluster = request["cluster"]
-    counted = isinstance(cluster, dict) and ("num_nodes" in cluster or "groups" in cluster)
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    several = isinstance(groups, list) and any(
+        isinstance(one, dict) and "num_nodes" in one for one in groups
+    )
+    counted = isinstance(cluster, dict) and ("num_nodes" in cluster or several)
     return Told(
         model=model_from_mapping(request["model"]) if "model" in request else None,
         num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,
