@@ -6,7 +6,7 @@ CHROMIUM ?= /usr/bin/chromium
 export PYTHON CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check house docs reference accuracy bench chaos fuzz launchers wheels clean
+.PHONY: help setup run test check house docs reference accuracy bench chaos fuzz launchers corpus wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ fuzz: $(STAMP) ## 10 000 and more hostile requests; any 5xx or undeclared answer
 
 launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed")
 	@$(BIN)/python -m tests.launchers $(ARGS)
+
+corpus: $(STAMP) ## launch files of public repositories, read and counted; runs none (ARGS="--files DIR --list")
+	@$(BIN)/python -m benchmarks.corpus $(ARGS)
 
 wheels: $(STAMP) ## build the wheels of product and client into out/wheels, install each on its own and use it
 	@.ci/wheels

@@ -313,7 +313,10 @@ class AccelerateReader:
         require_same_machines(fields, known)
         fields.stop()
         model = known.model()
-        configuration = _configuration(fields, known, model, given, sharded=kind == "FSDP")
+        single = kind == "NO"
+        if single and fields.integer("num_processes", 1) > 1:
+            fields.note("distributed_type NO starts one process, whatever num_processes says")
+        configuration = _configuration(fields, known, model, given, kind)
         precision = _precision(fields)
         fields.stop()
         machines = fields.integer("num_machines", 1)
@@ -347,10 +350,12 @@ def _unread(fields: Fields) -> tuple[str, ...]:
 
 
 def _configuration(
-    fields: Fields, known: Known, model: ModelSpec, given: Arguments, *, sharded: bool
+    fields: Fields, known: Known, model: ModelSpec, given: Arguments, kind: str
 ) -> Configuration:
-    """The mesh, or plain replicas."""
-    world = fields.optional("num_processes") or known.required("num_gpus", None, "num_processes")
+    """The mesh, or plain replicas, or one process (``commands/launch.py``, ``simple_launcher``)."""
+    sharded = kind == "FSDP"
+    stated = 1 if kind == "NO" else fields.optional("num_processes")
+    world = stated or known.required("num_gpus", None, "num_processes")
     tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
     micro, count = (
         known.required(name, number(given, key), f"--{key} of the training script, beside it")

@@ -89,7 +89,7 @@ class DeepSpeedReader:
             if fields.raw(name) not in (None, 1, -1, False):
                 fields.fault(name, f"cannot be read: {why}")
         zero = _zero(fields)
-        precision = _precision(fields)
+        precision = _precision(fields, known)
         offload = _offload(fields)
         options = _options(fields, precision, zero)
         optimizer = _optimizer(fields)
@@ -135,8 +135,16 @@ def _zero(fields: Fields) -> int:
     return stage
 
 
-def _precision(fields: Fields) -> str:
-    """The one that is enabled."""
+def _precision(fields: Fields, known: Known) -> str:
+    """The one that is enabled; ``auto`` is what the trainer's arguments say, or what is told."""
+    automatic = [name for name in ("bf16", "fp16") if fields.raw(f"{name}.enabled") == "auto"]
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(automatic[0] if len(automatic) == 1 else "")
+    if other and fields.flag(f"{other}.enabled", default=False):
+        return other
+    if automatic:
+        word = known.word("precision", "bf16")
+        fields.note(f"{automatic[0]}.enabled is auto: {word} is taken (--set precision=…)")
+        return word if word in ("bf16", "fp16") else "bf16"
     bf16 = fields.flag("bf16.enabled", default=False) or fields.flag("bfloat16.enabled", default=False)
     fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled", default=False)
     if bf16 and fp16:

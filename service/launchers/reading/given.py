@@ -221,9 +221,7 @@ def _why_unknown(name: str) -> tuple[str, str]:
     variable, doubt, line = name.partition(DOUBT)
     capture = "run it with stand-ins: meshwright capture -- bash …"
     if doubt:
-        why = (
-            f"it hangs on a condition of line {line} that only a running shell knows (${_shown(variable)})"
-        )
+        why = f"${_shown(variable)} hangs on a condition of line {line} that only a running shell knows"
         return why, f"--var {_shown(variable)}=…, or {capture}"
     if name.startswith(("$(", "`")):
         return f"it is what {_shown(name)} prints, which is not run", capture

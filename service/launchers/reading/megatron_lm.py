@@ -25,6 +25,7 @@ from meshwright.service.launchers.reading.megatron_forks import translate
 from meshwright.service.launchers.reading.megatron_lm_refusals import refuse_contradictions
 from meshwright.service.launchers.reading.megatron_model import model_of
 from meshwright.service.launchers.reading.megatron_run import (
+    TOLD_FLAGS,
     batch_ramp,
     configuration_of,
     settled,
@@ -32,6 +33,15 @@ from meshwright.service.launchers.reading.megatron_run import (
 )
 
 _LEAST_FLAGS = 2
+# Programs of Megatron-LM's that build other models from the same flags.
+_OTHER_PROGRAMS = {
+    "pretrain_bert.py": "an encoder", "pretrain_t5.py": "an encoder-decoder",
+    "pretrain_ict.py": "an encoder", "pretrain_retro.py": "a retrieval model",
+    "pretrain_vlm.py": "a vision model",
+    "pretrain_mamba.py": "a state-space model", "pretrain_hybrid.py": "a state-space model",
+    "pretrain_vision_classify.py": "a vision model", "pretrain_vision_dino.py": "a vision model",
+    "pretrain_vision_inpaint.py": "a vision model",
+}  # fmt: skip
 
 
 class MegatronLmReader:
@@ -61,6 +71,10 @@ class MegatronLmReader:
                 f"{source.name[:64]}: no command with flags of Megatron-LM is in it "
                 "(pretrain_gpt.py --num-layers …)"
             )
+        program = command.program.rsplit("/", 1)[-1]
+        if program in _OTHER_PROGRAMS:
+            line = command.before[0].line if command.before else 1
+            raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")
         given = given_flags(command.words, ignored=told.ignored)
         for note in script.notes:
             given.note(note)
@@ -115,7 +129,7 @@ def launch_file(
 
 def _override(given: Given, told: Told) -> None:
     """What is told counts before what the script says, which is noted."""
-    for name, flag in _TOLD_FLAGS.items():
+    for name, flag in TOLD_FLAGS.items():
         value = told.values.get(name)
         if value is None:
             continue
@@ -130,7 +144,7 @@ def _override(given: Given, told: Told) -> None:
             given.values[flag] = Value(texts, 0)
         if old is not None and old.texts != texts:
             given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is told otherwise: {value}")
-    wrong = {flag for name, flag in _TOLD_FLAGS.items() if name in told.values}
+    wrong = {flag for name, flag in TOLD_FLAGS.items() if name in told.values}
     given.faults = [fault for fault in given.faults if fault.pointer not in wrong]
 
 
@@ -157,19 +171,6 @@ def _is_flag(text: str) -> bool:
     return text.partition("=")[0] in FLAGS
 
 
-_TOLD_FLAGS = {
-    "tensor_parallel_size": "--tensor-model-parallel-size",
-    "pipeline_parallel_size": "--pipeline-model-parallel-size",
-    "context_parallel_size": "--context-parallel-size",
-    "expert_parallel_size": "--expert-model-parallel-size",
-    "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
-    "virtual_pipeline_size": "--num-virtual-stages-per-pipeline-rank",
-    "micro_batch_size": "--micro-batch-size",
-    "global_batch_size": "--global-batch-size",
-    "seq_length": "--seq-length",
-    "vocab_size": "--vocab-size",
-    "sequence_parallel": "--sequence-parallel",
-}
 _SIZES = {
     "num-layers": "num_layers",
     "hidden-size": "hidden_size",

@@ -26,6 +26,7 @@ _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
 _MAX_LAYERS = 10_000
 _MAX_TEXT = 100_000
 _USUAL_MULTIPLE = 128
+_USUAL_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py, with a --vocab-file
 # Flags that name the tokenizer; the last ones are those of forks (Megatron-DeepSpeed, Pai-Megatron-Patch).
 _TOKENIZERS = (
     "tokenizer-model", "vocab-file", "tokenizer-name-or-path", "tokenizer-file", "hf-tokenizer-path",
@@ -102,7 +103,9 @@ def _vocabulary(given: Given, include: Include) -> int:
     size = given.optional("vocab-size")
     if size is None:
         names = tuple(given.other(name) for name in _TOKENIZERS)
-        found = vocabulary_of(kind, names, include)
+        found = vocabulary_of(
+            kind or (_USUAL_TOKENIZER if "--vocab-file" in given.others else ""), names, include
+        )
         if found is None:
             called = f"the tokenizer {kind or names[0] or 'of the command'}"[:60].replace(UNKNOWN, "$")
             given.fault(

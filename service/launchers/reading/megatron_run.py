@@ -403,6 +403,20 @@ _COSTLY: Mapping[str, str] = {
     "overlap_transfer": "transfers between stages do not run under computing",
 }
 
+# Flags of what may be told beside a script, by glossary name.
+TOLD_FLAGS = {
+    "tensor_parallel_size": "--tensor-model-parallel-size",
+    "pipeline_parallel_size": "--pipeline-model-parallel-size",
+    "context_parallel_size": "--context-parallel-size",
+    "expert_parallel_size": "--expert-model-parallel-size",
+    "expert_tensor_parallel_size": "--expert-tensor-parallel-size",
+    "virtual_pipeline_size": "--num-virtual-stages-per-pipeline-rank",
+    "micro_batch_size": "--micro-batch-size",
+    "global_batch_size": "--global-batch-size",
+    "seq_length": "--seq-length",
+    "vocab_size": "--vocab-size",
+    "sequence_parallel": "--sequence-parallel",
+}
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 

@@ -28,7 +28,7 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
-from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
 from meshwright.solver.problem import ATTENTION_TARGETS
 
 _LEAST_NAMES = 2
@@ -82,7 +82,10 @@ class MsSwiftReader:
             given.note(note)
         known = known_of(source, told)
         started = world_of(source.text, script, command)
-        world = started if started.num_gpus else known.world
+        world = started if started.num_gpus or started.gpus_per_node else known.world
+        unknown = any(UNKNOWN in text for text in script.variables.get("NNODES", ()))
+        if world.gpus_per_node and not world.num_nodes and not unknown:
+            world = replace(world, num_nodes=1)  # NNODES is 1 where it is not set
         named = next((others[key] for key in ("model", "load", "model_id_or_path") if key in others), "")
         model = Word(named, 0) if named else None
         return completed(self.name, given, known, world, adapters=_adapters(others), named=model)

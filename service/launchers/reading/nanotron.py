@@ -46,7 +46,7 @@ class NanotronReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
         """
         fields, known = Fields(source.name, document_of(source)), known_of(source, told)
-        model = _padded(fields, told.model or _model(fields))
+        model = _padded(fields, _read_model(fields, told))
         configuration = _configuration(fields, model)
         fields.expect("tokens.sequence_length")
         workload = Workload(
@@ -185,6 +185,12 @@ def _optimizer(fields: Fields) -> str:
     return "adamw"
 
 
+def _read_model(fields: Fields, told: Told) -> ModelSpec:
+    """The told model, unless the file says that it is of another kind; else the file's."""
+    other_kind = fields.has("model.model_config.is_mamba_config")
+    return _model(fields) if told.model is None or other_kind else told.model
+
+
 def _model(fields: Fields) -> ModelSpec:
     """Llama's and Qwen2's configuration have the names of transformers.
 
@@ -192,6 +198,9 @@ def _model(fields: Fields) -> ModelSpec:
         InvalidProblemError: a size is missing, or the shape is none that can be priced.
     """
     at = "model.model_config."
+    if fields.has(f"{at}is_mamba_config") or fields.has(f"{at}ssm_cfg"):
+        fields.fault(f"{at}is_mamba_config", "state-space models are not priced")
+        fields.stop()
     sizes = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     for name in sizes:
         fields.expect(at + name, "is not given; add it, or name the model with --model")

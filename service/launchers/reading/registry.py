@@ -32,6 +32,7 @@ from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeR
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
 from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
+from meshwright.service.launchers.reading.nemo import NemoReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
 from meshwright.service.launchers.reading.shell_values import Script, Word
 from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
@@ -42,13 +43,13 @@ from meshwright.service.launchers.rules import near_divisors, near_multiples
 _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AccelerateReader(), LlamaFactoryReader(),
-        MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
+        TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AccelerateReader(), NemoReader(),
+        LlamaFactoryReader(), MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
-    "accelerate, nanotron or LLaMA-Factory YAML, arguments of transformers' Trainer"
+    "accelerate, nanotron, NeMo or LLaMA-Factory YAML, arguments of transformers' Trainer"
 )
 
 

@@ -295,6 +295,7 @@ class _Shell(Variables):
         branches: list[Values] = []
         remaining: Status = True
         while self._next_pattern():
+            self._live = both(live, remaining)
             condition = self._matches(value)
             ends = (";;", ";&", ";;&", "esac")
             remaining = self._branch(branches, start, (live, remaining, condition), ends)

@@ -77,7 +77,71 @@ def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list
 
 
 # torchtitan 0.2.2 and 0.3.0, models/llama3/__init__.py.
+_Shape = dict[str, object]
 _FLAVORS = {"8B": "llama-3.1-8b", "70B": "llama-3.1-70b", "405B": "llama-3.1-405b"}
+
+
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False) -> _Shape:
+    """A dense Qwen3 of torchtitan 0.2.2, models/qwen3/__init__.py."""
+    return {
+        "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "num_kv_heads": kv_heads,
+        "ffn_hidden_size": ffn, "head_dim": 128, "vocab_size": 151_936, "rotary_base": 1_000_000,
+        "query_key_norm": "per_head", "norm_epsilon": 1e-6, "tied_embeddings": tied,
+        "max_position_embeddings": 40_960,
+    }  # fmt: skip
+
+
+def _deepseek(sizes: tuple[int, int, int, int], moe: _Shape, *, q_rank: int, vocabulary: int) -> _Shape:
+    """A DeepSeek of torchtitan 0.2.2, models/deepseek_v3/__init__.py: hidden, layers, heads, width."""
+    hidden, layers, heads, ffn = sizes
+    return {
+        "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "ffn_hidden_size": ffn,
+        "vocab_size": vocabulary, "rotary_base": 10_000, "norm_epsilon": 1e-6, "moe": moe,
+        "max_position_embeddings": 16_384,
+        "mla": {
+            "q_lora_rank": q_rank, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        },
+    }  # fmt: skip
+
+
+_SHAPES: dict[tuple[str, str], _Shape] = {
+    ("llama3", "debugmodel"): {
+        "hidden_size": 256, "num_layers": 6, "num_attention_heads": 16, "ffn_hidden_size": 768,
+        "vocab_size": 2048, "rotary_base": 500_000, "norm_epsilon": 1e-5,
+        "max_position_embeddings": 131_072,
+    },
+    ("qwen3", "0.6B"): _qwen3(1024, 28, 16, 8, 3072, tied=True),
+    ("qwen3", "1.7B"): _qwen3(2048, 28, 16, 8, 6144, tied=True),
+    ("qwen3", "4B"): _qwen3(2560, 36, 32, 8, 9728, tied=True),
+    ("qwen3", "8B"): _qwen3(4096, 36, 32, 8, 12_288),
+    ("qwen3", "14B"): _qwen3(5120, 40, 40, 8, 17_408),
+    ("qwen3", "32B"): _qwen3(5120, 64, 64, 8, 25_600),
+    ("qwen3", "30B-A3B"): _qwen3(2048, 48, 32, 4, 6144)
+    | {"moe": {"num_experts": 128, "top_k": 8, "ffn_hidden_size": 768}},
+    ("qwen3", "235B-A22B"): _qwen3(4096, 94, 64, 4, 12_288)
+    | {"moe": {"num_experts": 128, "top_k": 8, "ffn_hidden_size": 1536}},
+    ("deepseek_v3", "16B"): _deepseek(
+        (2048, 27, 16, 10_944),
+        {"num_experts": 64, "top_k": 6, "ffn_hidden_size": 1408, "num_shared_experts": 2,
+         "shared_ffn_hidden_size": 2816, "num_dense_layers": 1, "normalized_top_k": False},
+        q_rank=0, vocabulary=102_400,
+    ),
+    ("deepseek_v3", "236B"): _deepseek(
+        (5120, 60, 128, 12_288),
+        {"num_experts": 160, "top_k": 6, "ffn_hidden_size": 1536, "num_shared_experts": 2,
+         "shared_ffn_hidden_size": 3072, "num_dense_layers": 1, "normalized_top_k": False,
+         "router_groups": 8, "router_top_groups": 3, "router_scaling": 16.0},
+        q_rank=1536, vocabulary=102_400,
+    ),
+    ("deepseek_v3", "671B"): _deepseek(
+        (7168, 61, 128, 18_432),
+        {"num_experts": 256, "top_k": 8, "ffn_hidden_size": 2048, "num_shared_experts": 1,
+         "shared_ffn_hidden_size": 2048, "num_dense_layers": 3, "router_score": "sigmoid",
+         "router_groups": 8, "router_top_groups": 4, "router_scaling": 2.5, "selection_bias": True},
+        q_rank=1536, vocabulary=129_280,
+    ),
+}  # fmt: skip
 _NEEDED = {
     "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
@@ -103,12 +167,16 @@ def model_of(fields: Fields, known: Known) -> ModelSpec:
     name = fields.word("model.name", "llama3")
     if name == "llama3" and flavor in _FLAVORS:
         return find_model(_FLAVORS[flavor])
+    if (name, flavor) in _SHAPES:
+        return model_from_shape(_SHAPES[name, flavor], name=f"{name}-{flavor}".lower())
     if known.header.model is not None:
         return known.header.model
+    flavors = [*_FLAVORS] if name == "llama3" else []
+    flavors += [one for model, one in _SHAPES if model == name]
     fields.fault(
         "model.flavor",
-        f'"{flavor[:40]}" is no flavor of Llama 3 that is known; name the model with --model',
-        allowed=", ".join(_FLAVORS),
+        f'"{flavor[:40]}" of "{name[:40]}" is no model of torchtitan that is read; name it with --model',
+        allowed=", ".join(flavors) or "models llama3, qwen3, deepseek_v3",
     )
     fields.stop()
     raise refused("no model is named")
@@ -324,8 +392,6 @@ def _mesh(fields: Fields, known: Known) -> _Mesh:
         fields.integer(f"{at}{name}_parallel_degree", 1) for name in ("tensor", "context", "pipeline")
     )
     shard = fields.integer(f"{at}data_parallel_shard_degree", -1, low=-1)
-    if fields.integer(f"{at}expert_parallel_degree", 1) > 1:
-        fields.fault(f"{at}expert_parallel_degree", "experts of torchtitan are not read", allowed="1")
     if shard == 0:
         name = f"{at}data_parallel_shard_degree"
         fields.fault(name, "0 ranks share nothing", allowed="-1 for all that are left, or 1 and more")
@@ -354,6 +420,7 @@ def _configuration(
     zero = _zero(fields, mesh)
     sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
     _check(fields, model, mesh, (schedule, len(split), count))
+    experts = _expert_ranks(fields, model, mesh)
     fields.stop()
     found = Configuration(
         tensor_parallel_size=mesh.tp,
@@ -361,6 +428,7 @@ def _configuration(
         pipeline_parallel_size=mesh.pp,
         virtual_pipeline_size=vpp,
         context_parallel_size=mesh.cp,
+        expert_parallel_size=experts,
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=mesh.shard * mesh.cp if zero else 1,
@@ -372,6 +440,19 @@ def _configuration(
         stage_layers=split,
     )
     return found, found.global_batch_size
+
+
+def _expert_ranks(fields: Fields, model: ModelSpec, mesh: _Mesh) -> int:
+    """Ranks that experts are spread over, of the shards (``ParallelDims``)."""
+    name = "parallelism.expert_parallel_degree"
+    ranks = fields.integer(name, 1)
+    if model.moe is None:
+        return 1  # torchtitan passes it by
+    if fields.integer("parallelism.expert_tensor_parallel_degree", 1) > 1 and mesh.tp > 1:
+        fields.fault(name.replace("expert_", "expert_tensor_"), "experts over tensor ranks are not read")
+    if (mesh.shard * mesh.cp * mesh.tp) % ranks or model.moe.num_experts % ranks:
+        fields.fault(name, f"{ranks} does not divide the shards, or {model.moe.num_experts} experts")
+    return ranks
 
 
 def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, int, int]) -> None:

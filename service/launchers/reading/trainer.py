@@ -123,6 +123,7 @@ class TrainerReader:
         fields = Fields(source.name, _values(command.words))
         for note in script.notes:
             fields.note(note)
+        _require_no_other_file(command, source)
         tool = next((tool for name, tool in _PROGRAMS if name in command.program), _PLAIN)
         started = _started(script, command)
         return trainer_run(fields, known, tool, started=started)
@@ -184,6 +185,23 @@ def trainer_run(
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(_IRRELEVANT), *found.unread),
     )
+
+
+def _require_no_other_file(command: Command, source: Source) -> None:
+    """Refuse ``accelerate launch --config_file``: that file says how ranks share, and it is not here.
+
+    Where it is beside the script, its own reader takes both.
+    """
+    words = command.before
+    for at, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if name in ("--config_file", "--config-file"):
+            path = value if equals else words[at + 1].text if at + 1 < len(words) else ""
+            if source.other(path) is None or not path.endswith((".yaml", ".yml")):
+                raise refused(
+                    f"line {word.line} of {shown(source.name)}: {shown(path)} is not beside it",
+                    allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
+                )
 
 
 def _commands(script: Script) -> list[Command]:

@@ -46,6 +46,7 @@ _NAMES: tuple[tuple[str, int], ...] = (
     (r"santacoder", 49152),
     (r"bloom|bigscience[-/_]tokenizer|bigscience", 250680),
     (r"opt[-_](125m|350m|1\.3b|2\.7b|6\.7b|13b|30b|66b)", 50265),
+    (r"(^|[-_])t5[-_]", 32100),
     (r"falcon[-_](7b|40b|180b)", 65024),
     (r"yi[-_](6b|9b|34b)", 64000),
     (r"phi[-_]?3", 32011),

@@ -8,8 +8,6 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.documents import Found
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
-from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.given import given_flags
 from meshwright.service.launchers.reading.shell_values import Word
 
 

@@ -1,0 +1,153 @@
+"""Launch files that people wrote, and what the reader makes of them: three counts.
+
+``benchmarks/data/launch_corpus.json`` lists them by repository, path and commit, with what each must read
+as (said by a person who read the file with the launcher's rules, never by this reader), or why it must be
+refused. Files among the fixtures are at hand; the others are looked for in a folder of checkouts (``--files
+DIR``: DIR/OWNER/NAME/PATH), or fetched by their commit with ``--download``. Each counts only with its
+checksum, and no file is ever run.
+
+Right: sizes, batch, sequence and model as listed. Wrong: read otherwise, or read where the launcher would
+refuse. Missed: refused although the launcher runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+
+ROOT = Path(__file__).resolve().parent.parent
+MANIFEST = ROOT / "benchmarks" / "data" / "launch_corpus.json"
+FIXTURES = ROOT / "tests" / "fixtures" / "launch_corpus"
+FETCHED = ROOT / "out" / "corpus"
+LEAST_RIGHT = 0.85  # of the files that the launcher runs
+_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "vocab_size",
+)  # fmt: skip
+_RAW = "https://raw.githubusercontent.com/{repository}/{commit}/{path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one file."""
+
+    name: str
+    kind: str  # right, missed, wrong, rightly refused, absent
+    why: str = ""
+
+
+def entries() -> list[Mapping[str, object]]:
+    """The listed files."""
+    found: list[Mapping[str, object]] = json.loads(MANIFEST.read_text("utf-8"))["files"]
+    return found
+
+
+def text_of(entry: Mapping[str, object], folders: Sequence[Path]) -> str | None:
+    """The file's text where one of the folders holds it, unchanged; None elsewhere."""
+    for folder in folders:
+        path = folder / str(entry["repository"]) / str(entry["path"])
+        if path.is_file():
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == entry["sha256"]:
+                return data.decode("utf-8")
+    return None
+
+
+def outcome(entry: Mapping[str, object], text: str | None) -> Outcome:
+    """What the reader makes of a file, held against its line."""
+    name = f"{entry['repository']}: {entry['path']}"
+    if text is None:
+        return Outcome(name=name, kind="absent")
+    expected = entry.get("reads")
+    try:
+        found = read_launch_files(Source(name=Path(str(entry["path"])).name, text=text), _told(entry))
+    except InvalidProblemError as fault:
+        kind = "rightly refused" if expected is None else "missed"
+        return Outcome(name=name, kind=kind, why=str(fault)[:300])
+    if not isinstance(expected, dict):
+        return Outcome(name=name, kind="wrong", why=f"read, but {entry['refused']}")
+    said = _said(found)
+    other = {key: (value, said.get(key)) for key, value in expected.items() if said.get(key) != value}
+    if other:
+        differences = "; ".join(f"{key} is {value}, read as {was}" for key, (value, was) in other.items())
+        return Outcome(name=name, kind="wrong", why=differences)
+    return Outcome(name=name, kind="right")
+
+
+def _told(entry: Mapping[str, object]) -> Told:
+    """What a user would say beside the file."""
+    given = entry.get("given")
+    given = given if isinstance(given, dict) else {}
+    return Told(
+        model=find_model(given["model"]) if "model" in given else None,
+        num_gpus=given.get("num_gpus"),
+        values=given.get("set", {}),
+        variables=given.get("var", {}),
+    )
+
+
+def _said(found: LaunchFile) -> dict[str, object]:
+    """All that a line may ask for."""
+    model, configuration = found.model, asdict(found.configuration)
+    return {
+        **{key: list(one) if isinstance(one, tuple) else one for key, one in configuration.items()},
+        **asdict(found.workload),
+        **{name: getattr(model, name) for name in _SIZES},
+        "num_nodes": found.num_nodes,
+        "gpus_per_node": found.gpus_per_node,
+        "model": model.name,
+        "num_experts": model.moe.num_experts if model.moe else None,
+    }
+
+
+def download(entry: Mapping[str, object]) -> None:
+    """Fetch one file by its commit, for the eyes of this benchmark alone."""
+    path = FETCHED / str(entry["repository"]) / str(entry["path"])
+    url = _RAW.format_map(entry)
+    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - https, of a fixed host
+        data = answer.read(1_000_000)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the counts; 1 where a file is read wrong, or too few of them right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=Path, action="append", default=[], help="a folder of checkouts")
+    parser.add_argument("--download", action="store_true", help="fetch what is not at hand, by commit")
+    parser.add_argument("--list", action="store_true", help="every file that is not right, and why")
+    asked = parser.parse_args(words)
+    folders = [FIXTURES, *asked.files, FETCHED]
+    listed = entries()
+    for entry in listed if asked.download else ():
+        if text_of(entry, folders) is None:
+            download(entry)
+    found = [outcome(entry, text_of(entry, folders)) for entry in listed]
+    counts = Counter(one.kind for one in found)
+    at_hand = [entry for one, entry in zip(found, listed, strict=True) if one.kind != "absent"]
+    runs = sum("reads" in entry for entry in at_hand)
+    repositories = len({entry["repository"] for entry in listed})
+    print(f"{len(listed)} launch files of {repositories} repositories, {counts['absent']} not at hand")
+    print(f"read right:       {counts['right']} of {runs} that the launcher runs")
+    print(f"rightly refused:  {counts['rightly refused']} of {len(at_hand) - runs} that must be refused")
+    print(f"read wrong:       {counts['wrong']}")
+    if asked.list:
+        for one in found:
+            if one.kind not in ("right", "absent"):
+                print(f"  {one.kind}: {one.name}: {one.why}")
+    return int(counts["wrong"] > 0 or counts["right"] < LEAST_RIGHT * runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

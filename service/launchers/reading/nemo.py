@@ -1,0 +1,252 @@
+"""Reads YAML of NeMo 1 and of NeMo's launcher (``model:`` beside ``trainer:``), interpolations included.
+
+Keys and defaults: NeMo 1.23, examples/nlp/language_modeling/conf/megatron_gpt_config.yaml, and OmegaConf's
+``${…}``: names of the file, relative ones, ``oc.env``, and NeMo's ``multiply`` and ``divide_ceil``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import World
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.given import Given, Value
+from meshwright.service.launchers.reading.known import known_of
+from meshwright.service.launchers.reading.megatron_core import flag_of, take, take_usual, text_of
+from meshwright.service.launchers.reading.megatron_lm import launch_file
+
+_OWN = ("model.encoder_seq_length", "model.mcore_gpt", "model.micro_batch_size", "model.data.seq_length",
+        "trainer.num_nodes", "model.megatron_amp_O2")  # fmt: skip
+_INNER = re.compile(r"\$\{([^${}]*)\}")
+_MAX_STEPS = 64
+_RENAMED = {
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+    "rotary_percentage": "rotary_percent",
+    "num_moe_experts": "num_moe_experts",
+    "encoder_seq_length": "seq_length",
+    "use_flash_attention": "use_flash_attn",
+    "ub_tp_comm_overlap": "tp_comm_overlap",
+}
+_LEFT_OUT = ("bias", "activation", "normalization", "optim", "tokenizer", "data", "precision", "fp8",
+             "overlap_p2p_comm", "rampup_batch_size", "attention_type", "seed", "multiquery")  # fmt: skip
+_GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu")
+_ACTIVATIONS = ("gelu", "fast-swiglu", "swiglu", "squared-relu", "openai-gelu")
+_SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
+_PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "fp16": "fp16"}
+_NOT_GPT = (
+    "model.encoder.", "model.decoder.", "model.vision", "model.mm_cfg", "model.retro", "model.unet_config",
+    "model.restore_from_path",
+)  # fmt: skip
+
+
+class NemoReader:
+    """Reads configurations of NeMo's GPT training."""
+
+    name = "nemo"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a YAML has NeMo's own sections."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(name in names for name in _OWN) > 1
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the file configures; it is priced as Megatron-Bridge's, NeMo's successor.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or hangs on what is not said.
+        """
+        known = known_of(source, told)
+        document = _interpolated(document_of(source), told.variables)
+        for name in document:
+            if name.startswith(_NOT_GPT) and document[name].value not in (None, "", "null"):
+                message = f"line {document[name].line}: only NeMo's GPT models are read"
+                raise InvalidProblemError.of(name, message)
+        given = Given()
+        for name, found in document.items():
+            section, _, key = name.partition(".")
+            if section == "model" and key not in _LEFT_OUT and "." not in key:
+                _take(given, _RENAMED.get(key, key), name, found)
+        _take_model(given, document)
+        _take_run(given, document)
+        if not given.has("seq-length"):
+            length = document.get("model.data.seq_length")
+            if length is not None:
+                take(
+                    given, "seq_length", text_of(length.value), length.line, called="model.data.seq_length"
+                )
+        given.unread = [name for name in given.unread if not name.startswith(_QUIET)]
+        take_usual(given)
+        given.stop()
+        nodes, devices = (document.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
+        world = World(_count(nodes), _count(devices))
+        told = replace(known.told, num_gpus=known.told.num_gpus)
+        return launch_file("megatron-bridge", given, told, world, name="launch file", include=source.other)
+
+
+_QUIET = (
+    "model.init_method", "model.use_scaled", "model.apply_query", "model.layernorm", "model.do_layer_norm",
+    "model.pre_process", "model.post_process", "model.persist", "model.headscale", "model.transformer_bl",
+    "model.openai_gelu", "model.normalize_att", "model.native_amp", "model.hysteresis", "model.fp32",
+    "model.fp16", "model.megatron_amp", "model.grad_", "model.gradient", "model.bias_", "model.masked",
+    "model.resume", "model.use_cpu", "model.onnx", "model.apex", "model.sync_batch", "model.num_micro",
+    "model.activations_checkpoint_layers", "model.deterministic", "model.transformer_engine", "model.fp8_",
+    "model.gc_", "model.mcore", "model.ffn_dropout", "model.apply_rope", "model.name", "model.target",
+    "model.dist_ckpt", "model.nsys", "model.use_pipeline", "model.kv_", "model.reduce_", "model.use_emha",
+    "model.batch_p2p", "model.defer_embedding", "model.gradient_as", "model.share_", "model.get_attention",
+    "model.wgrad", "model.seed", "model.peft", "model.inference", "model.use_te", "model.delay_param",
+)  # fmt: skip
+
+
+def _take(given: Given, key: str, called: str, found: Found) -> None:
+    """One key of the model."""
+    text = text_of(found.value)
+    if found.value is None or flag_of(key) is None:
+        if found.value is not None:
+            given.leave(called[:64], f"--{key.replace('_', '-')}", found.line)
+        return
+    if "${" in text:
+        raise InvalidProblemError.of(
+            called,
+            f"line {found.line}: it hangs on {shown(text)}, which the file does not say",
+            allowed="--var NAME=… for an exported variable, or the value in the file",
+        )
+    take(given, key, text, found.line, called=called)
+
+
+def _take_model(given: Given, document: Mapping[str, Found]) -> None:
+    """What NeMo says in words of its own: activation, norm, biases, tokenizer."""
+    activation = _text(document, "model.activation", "gelu").lower()
+    line = _line(document, "model.activation")
+    if activation in ("swiglu", "fast-swiglu"):
+        given.take("--swiglu", Value((), line), called="model.activation")
+    elif activation == "squared-relu":
+        given.take("--squared-relu", Value((), line), called="model.activation")
+    elif activation not in _ACTIVATIONS:
+        message = f"line {line}: {shown(activation)} is not priced"
+        raise InvalidProblemError.of("model.activation", message, allowed=", ".join(_ACTIVATIONS))
+    norm = _text(document, "model.normalization", "layernorm").lower()
+    if norm == "rmsnorm":
+        given.take("--normalization", Value(("RMSNorm",), 0), called="model.normalization")
+    elif norm == "layernorm1p":
+        given.take("--apply-layernorm-1p", Value((), 0), called="model.normalization")
+    if _text(document, "model.bias", "true").lower() == "false":
+        given.take("--disable-bias-linear", Value((), 0), called="model.bias")
+    if _text(document, "model.share_embeddings_and_output_weights", "true").lower() == "false":
+        given.take("--untie-embeddings-and-output-weights", Value((), 0))
+    _take_tokenizer(given, document)
+
+
+def _take_tokenizer(given: Given, document: Mapping[str, Found]) -> None:
+    """The tokenizer's kind and name."""
+    kind, model = _text(document, "model.tokenizer.type", ""), _text(document, "model.tokenizer.model", "")
+    if _text(document, "model.tokenizer.library", "") == "sentencepiece" and "llama" in model:
+        kind = "Llama2Tokenizer"
+    given.others["--tokenizer-type"] = Value((kind,), 0)
+    given.others["--tokenizer-model"] = Value((model or kind,), 0)
+
+
+def _take_run(given: Given, document: Mapping[str, Found]) -> None:
+    """Precision, optimizer and overlaps."""
+    precision = _text(document, "trainer.precision", "32")
+    line = _line(document, "trainer.precision")
+    if precision not in _PRECISIONS:
+        message = f"line {line}: {shown(precision)} is not priced"
+        raise InvalidProblemError.of("trainer.precision", message, allowed=", ".join(_PRECISIONS))
+    given.take(f"--{_PRECISIONS[precision]}", Value((), line), called="trainer.precision")
+    if _text(document, "model.fp8", "false").lower() == "true":
+        hybrid = _text(document, "model.fp8_hybrid", "false").lower() == "true"
+        given.take("--fp8-format", Value(("hybrid" if hybrid else "e4m3",), 0), called="model.fp8")
+    if _text(document, "model.optim.name", "") in _SHARDED:
+        given.take("--use-distributed-optimizer", Value((), 0), called="model.optim.name")
+        if _text(document, "model.optim.overlap_grad_sync", "false").lower() == "true":
+            given.take("--overlap-grad-reduce", Value((), 0), called="model.optim.overlap_grad_sync")
+            if _text(document, "model.optim.overlap_param_sync", "false").lower() == "true":
+                given.take("--overlap-param-gather", Value((), 0), called="model.optim.overlap_param_sync")
+
+
+def _text(document: Mapping[str, Found], name: str, default: str) -> str:
+    found = document.get(name)
+    return default if found is None or found.value is None else str(found.value)
+
+
+def _line(document: Mapping[str, Found], name: str) -> int:
+    found = document.get(name)
+    return found.line if found else 0
+
+
+def _count(found: Found | None) -> int | None:
+    """A number of nodes or devices."""
+    text = "" if found is None else str(found.value)
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None  # noqa: PLR2004
+
+
+# --------------------------------------------------------------------------------------------------
+# OmegaConf's interpolations.
+
+
+def _interpolated(document: Mapping[str, Found], variables: Mapping[str, str]) -> dict[str, Found]:
+    """The values with ``${…}`` replaced where the file, or an exported variable, says them."""
+    return {
+        name: Found(_resolved(found.value, name, document, variables), found.line)
+        if isinstance(found.value, str) and "${" in found.value
+        else found
+        for name, found in document.items()
+    }
+
+
+def _resolved(value: str, name: str, document: Mapping[str, Found], variables: Mapping[str, str]) -> object:
+    """One value; what is not known stays as it stands."""
+    for _ in range(_MAX_STEPS):
+        for match in _INNER.finditer(value):
+            found = _looked_up(match[1].strip(), name, document, variables)
+            if found is not None:
+                break
+        else:
+            return value
+        if match.group() == value and not isinstance(found, str):
+            return found
+        value = value[: match.start()] + str(found) + value[match.end() :]
+        if "${" not in value:
+            return int(value) if value.isdecimal() and len(value) < 12 else value  # noqa: PLR2004
+    return value
+
+
+def _looked_up(
+    text: str, name: str, document: Mapping[str, Found], variables: Mapping[str, str]
+) -> object | None:
+    """What stands between the braces: a name, ``oc.env:NAME,default``, ``multiply:a,b``."""
+    resolver, colon, rest = text.partition(":")
+    if not colon:
+        return _named(text, name, document)
+    words = [word.strip() for word in rest.split(",")]
+    if resolver == "oc.env":
+        return variables.get(words[0], words[1].strip("'\"") if len(words) > 1 else None)
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 12]  # noqa: PLR2004
+    if len(numbers) != len(words) or len(numbers) != 2:  # noqa: PLR2004 - both of them
+        return None
+    first, second = numbers
+    if resolver == "multiply":
+        return first * second
+    if resolver in ("divide_ceil", "divide_floor") and second:
+        return -(-first // second) if resolver == "divide_ceil" else first // second
+    return None
+
+
+def _named(text: str, name: str, document: Mapping[str, Found]) -> object | None:
+    """A name of the file: absolute, or relative with a dot for its own section, two for the one above."""
+    dots = len(text) - len(text.lstrip("."))
+    rest = text.lstrip(".")
+    if dots:
+        parents = name.split(".")[:-dots]
+        full = ".".join([*parents, rest])
+    else:
+        full = rest.removeprefix("training.")
+    found = document.get(full)
+    return None if found is None else found.value

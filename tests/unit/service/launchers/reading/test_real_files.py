@@ -1,0 +1,171 @@
+"""What launch files of real projects hold: tokenizers, older flags, trainers' arguments, interpolations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.corpus import FIXTURES, LEAST_RIGHT, entries, outcome, text_of
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.reading.vocabulary import counted, named_vocabulary, vocabulary_of
+
+FLAGS = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
+    "--max-position-embeddings 128 "
+)
+
+
+def read(text: str, name: str = "a.sh", told: Told | None = None, **files: str) -> LaunchFile:
+    beside = {key.replace("__", "."): value for key, value in files.items()}
+    return read_launch_files(Source(name=name, text=text, include=beside.get), told or Told())
+
+
+def megatron(flags: str, start: str = "torchrun --nnodes 1 --nproc_per_node 8") -> str:
+    return f"{start} pretrain_gpt.py {FLAGS} {flags}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", 128256),
+        ("/models/Llama-2-7b-hf/tokenizer.model", 32000),
+        ("Qwen/Qwen2.5-72B-Instruct", 151665),
+        ("EleutherAI/gpt-neox-20b", 50277),
+        ("/home/somebody/mine", None),
+    ],
+)
+def test_a_tokenizer_is_known_by_its_name(name: str, size: int | None) -> None:
+    assert named_vocabulary(name) == size
+
+
+def test_a_tokenizer_that_lies_beside_counts_before_its_name() -> None:
+    table = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 1}, {"id": 2}]})
+    assert counted(table) == 3  # ids 0, 1 and 2
+    assert vocabulary_of("HuggingFaceTokenizer", ("llama-3",), {"tokenizer.json": table}.get) == (
+        3,
+        "tokenizer.json",
+    )
+
+
+def test_the_vocabulary_is_padded_as_the_command_says() -> None:
+    plain = read(megatron("--bf16 --vocab-file v.json --global-batch-size 8"))
+    assert plain.model.vocab_size == 50257  # GPT-2's; every price pads it to 128 × tp
+    padded = read(
+        megatron("--bf16 --vocab-file v.json --global-batch-size 8 --make-vocab-size-divisible-by 1024")
+    )
+    assert padded.model.vocab_size == 51200  # 50 × 1024
+
+
+def test_what_is_told_counts_before_the_script_and_is_noted() -> None:
+    text = megatron("--bf16 --vocab-size 512 --global-batch-size 16 --tensor-model-parallel-size 2")
+    found = read(text, told=Told(num_gpus=16, values={"tensor_parallel_size": 4}))
+    assert (found.configuration.tensor_parallel_size, found.configuration.data_parallel_size) == (4, 4)
+    assert any("the script starts 8 processes; 16 GPUs are told" in note for note in found.notes)
+    assert any(
+        "line 1: --tensor-model-parallel-size 2 is told otherwise: 4" in note for note in found.notes
+    )
+
+
+def test_a_flag_can_be_passed_by_and_a_missing_batch_is_one_micro_batch_a_replica() -> None:
+    text = megatron("--bf16 --vocab-size 512 --num-experts nonsense --micro-batch-size 2")
+    with pytest.raises(InvalidProblemError, match="no whole number"):
+        read(text)
+    found = read(text, told=Told(ignored=("--num-experts",)))
+    assert found.workload.global_batch_size == 16  # 8 GPUs × 2
+
+
+def test_megatron_deepspeed_takes_its_stage_from_the_file_that_the_script_writes() -> None:
+    text = (
+        'Z=1\ncat <<EOT > ds.json\n{"zero_optimization": {"stage": $Z}}\nEOT\n'
+        + megatron("--fp16 --vocab-size 512 --deepspeed --deepspeed_config ds.json --zero-stage 0 "
+                   "--checkpoint-activations --pipeline-model-parallel-size 2 "
+                   "--pp-partition-method 'type:transformer|embedding' --global-batch-size 8")
+    )  # fmt: skip
+    found = read(text)
+    assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 1)
+    assert found.configuration.stage_layers == (2, 2)  # 4 + embedding + head = 6 over 2 stages
+    assert found.configuration.recompute_granularity == "full"
+
+
+def test_encoders_are_refused_by_the_program_that_builds_them() -> None:
+    with pytest.raises(InvalidProblemError, match=r"line 1: pretrain_t5\.py trains an encoder-decoder"):
+        read(megatron("--fp16 --vocab-size 512").replace("pretrain_gpt", "pretrain_t5"))
+
+
+TRAINER = (
+    "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --bf16 True "
+    "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_seq_length 2048"
+)
+
+
+def test_auto_in_deepspeeds_file_is_what_the_trainers_arguments_say() -> None:
+    auto = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}, "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}  # fmt: skip
+    found = read(f"{TRAINER} --deepspeed ds.json\n", ds__json=json.dumps(auto))
+    assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
+    assert found.workload.global_batch_size == 64  # 8 GPUs × 2 × 4
+    assert found.model.name == "llama-3-8b"
+
+
+def test_a_trainer_without_a_strategy_runs_replicas_and_without_a_type_is_refused() -> None:
+    found = read(TRAINER + "\n")
+    assert (found.launcher, found.configuration.zero_stage, found.workload.seq_length) == (
+        "accelerate",
+        0,
+        2048,
+    )
+    with pytest.raises(InvalidProblemError, match="training in fp32 is not priced"):
+        read(TRAINER.replace("--bf16 True ", "") + "\n")
+
+
+def test_an_accelerate_configuration_that_is_not_there_is_asked_for() -> None:
+    text = TRAINER.replace("torchrun --nproc_per_node 8", "accelerate launch --config_file fsdp.json")
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: fsdp.json is not beside it"):
+        read(text + "\n")
+
+
+def test_llama_factory_without_megatron_runs_the_trainer_with_its_own_defaults() -> None:
+    text = (
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\nfinetuning_type: lora\n"
+        "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+    )
+    found = read(text, "a.yaml", Told(num_gpus=4))
+    assert (found.launcher, found.workload.precision, found.workload.lora_rank) == ("accelerate", "bf16", 8)
+    assert (found.workload.seq_length, found.workload.global_batch_size) == (2048, 32)  # 4 × 8
+    assert found.configuration.recompute_granularity == "full"
+
+
+def test_nemos_interpolations_are_resolved_and_exported_variables_told() -> None:
+    text = (
+        "trainer:\n  num_nodes: 2\n  devices: 8\n  precision: bf16\nmodel:\n  mcore_gpt: true\n"
+        "  micro_batch_size: 1\n  global_batch_size: 64\n  tensor_model_parallel_size: ${oc.env:TP,2}\n"
+        "  encoder_seq_length: 2048\n  max_position_embeddings: ${.encoder_seq_length}\n  num_layers: 4\n"
+        "  hidden_size: 512\n  ffn_hidden_size: ${multiply:4, ${.hidden_size}}\n  num_attention_heads: 8\n"
+        "  tokenizer:\n    library: megatron\n    type: GPT2BPETokenizer\n"
+    )
+    found = read(text, "a.yaml")
+    assert (found.model.ffn_hidden_size, found.model.vocab_size) == (2048, 50257)
+    assert (found.configuration.tensor_parallel_size, found.configuration.data_parallel_size) == (2, 8)
+    assert read(text, "a.yaml", Told(variables={"TP": "4"})).configuration.tensor_parallel_size == 4
+
+
+def test_accelerates_type_no_starts_one_process() -> None:
+    text = "compute_environment: X\ndistributed_type: 'NO'\nnum_processes: 8\nmixed_precision: bf16\n"
+    values = {"seq_length": 128, "micro_batch_size": 1, "num_microbatches": 1}
+    found = read(text, "a.yaml", Told(model=find_model("llama-3.1-8b"), values=values))
+    assert found.configuration.num_gpus == 1
+
+
+def test_the_corpus_is_counted_and_nothing_in_it_is_read_wrong() -> None:
+    listed = entries()
+    assert len(listed) >= 80
+    assert len({one["repository"] for one in listed}) >= 12
+    found = [outcome(one, text_of(one, [FIXTURES])) for one in listed]
+    here = [one for one in found if one.kind != "absent"]
+    assert here, "the fixtures are gone"
+    assert [one for one in here if one.kind == "wrong"] == []
+    assert sum(one.kind in ("right", "rightly refused") for one in here) >= LEAST_RIGHT * len(here)
