@@ -35,7 +35,7 @@ def megatron(flags: str, start: str = "torchrun --nnodes 1 --nproc_per_node 8") 
         ("/models/Llama-2-7b-hf/tokenizer.model", 32000),
         ("Qwen/Qwen2.5-72B-Instruct", 151665),
         ("EleutherAI/gpt-neox-20b", 50277),
-        ("/home/somebody/mine", None),
+        ("somebody/mine", None),
     ],
 )
 def test_a_tokenizer_is_known_by_its_name(name: str, size: int | None) -> None:
