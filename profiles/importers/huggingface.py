@@ -116,6 +116,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     facts |= _positions(reader, model_type, facts, head_dim)
     facts |= _layers(reader, family, num_layers)
     facts |= _stated(reader, family, facts, head_dim)
+    if facts.get("alibi_positions"):  # also where a switch says so
+        facts = {key: value for key, value in facts.items() if not key.startswith("rotary_")}
     if family.latent_bias_flag and reader.flag(family.latent_bias_flag, default=False):
         facts |= {"attention_output_bias": True}
     if model_type == "falcon":
