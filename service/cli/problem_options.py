@@ -73,6 +73,7 @@ PROFILE_HELP = (
     "Calibration (calibrate --out), or measured profile (profile, import); one for each GPU type."
 )
 SWEEP_HELP = "Search every combination: num_nodes=8,16; global_batch_size, cluster, tp, …"
+_FORMATS = ("mxfp8", "nvfp4")  # asked for by name: recipes of precision fp8
 _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
 
 
@@ -102,7 +103,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Sequences per optimizer step.")
     ] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, mxfp8 or nvfp4.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
     launcher: Annotated[
@@ -148,7 +149,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     workload: dict[str, object] = {
         "global_batch_size": counts_of("--global-batch-size", global_batch_size),
         "seq_length": seq_length,
-        "precision": precision,
+        **_precision_part(request, precision),
     }
     workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
     workload |= {"total_tokens": None if total_tokens is None else round(total_tokens)}
@@ -243,6 +244,22 @@ def _cluster_part(cluster: str | None, gpu: str | None) -> dict[str, object]:
         return {"groups": [{"gpu": gpu}]}
     is_file = Path(cluster).suffix.lower() in {".yaml", ".yml", ".json"}
     return dict(read_problem_file(Path(cluster))) if is_file else {"name": cluster}
+
+
+def _precision_part(request: Request, word: str | None) -> dict[str, object]:
+    """The workload's precision; of a format in 8 or 4 bits its recipe too.
+
+    Raises:
+        InvalidProblemError: the request's own options state another recipe.
+    """
+    if word not in _FORMATS:
+        return {"precision": word}
+    options = _object(_object(request, "workload"), "framework_options")
+    stated = options.get("precision_recipe", word)
+    if stated != word:
+        message = f"contradicts workload.framework_options.precision_recipe = {shown(str(stated))}"
+        raise InvalidProblemError.of("--precision", f"{word} {message}", allowed=f"fp8, or {word} in both")
+    return {"precision": "fp8", "framework_options": {**options, "precision_recipe": word}}
 
 
 def _override(request: Request, section: str, values: Mapping[str, object]) -> None:

@@ -250,3 +250,19 @@ def test_a_run_with_its_deadline_price_and_baseline_is_asked_for_by_options(tmp_
         "objective": "gpu_hours_per_token", "gpus": "fewest", "reserve_nodes": 1, "deadline_days": 60.0,
         "gpu_hour_price": 2.0, "baseline": {"tensor_parallel_size": 8},
     }  # fmt: skip
+
+
+def test_a_format_of_8_or_4_bits_is_fp8_with_its_recipe() -> None:
+    workload = read_request(precision="mxfp8")["workload"]
+    assert workload == {"precision": "fp8", "framework_options": {"precision_recipe": "mxfp8"}}
+
+
+def test_a_format_that_the_file_contradicts_is_refused_with_both(tmp_path: Path) -> None:
+    file = tmp_path / "problem.json"
+    options = {"precision_recipe": "fp8-delayed"}
+    file.write_text(json.dumps({"workload": {"precision": "fp8", "framework_options": options}}))
+    with pytest.raises(
+        InvalidProblemError, match="nvfp4 contradicts .*precision_recipe = fp8-delayed"
+    ) as refused:
+        read_request(problem=file, precision="nvfp4")
+    assert "--precision" in str(refused.value)
