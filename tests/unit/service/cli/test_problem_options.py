@@ -262,7 +262,7 @@ def test_a_format_that_the_file_contradicts_is_refused_with_both(tmp_path: Path)
     options = {"precision_recipe": "fp8-delayed"}
     file.write_text(json.dumps({"workload": {"precision": "fp8", "framework_options": options}}))
     with pytest.raises(
-        InvalidProblemError, match="nvfp4 contradicts .*precision_recipe = fp8-delayed"
+        InvalidProblemError, match=r"nvfp4 contradicts .*precision_recipe = fp8-delayed"
     ) as refused:
         read_request(problem=file, precision="nvfp4")
     assert "--precision" in str(refused.value)
