@@ -3,8 +3,10 @@
 Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched twice, each
 time in a process of its own: once by the exact programs alone, once with CP-SAT's certificate. One line a
 problem: configurations covered, rows that got a split, seconds to the first plan and to the proof, CPU
-seconds, the gap between the best step and its bound, and the largest memory of the process.
-``--write`` puts the table into docs/how-the-search-works.md.
+seconds, the gap between the best step and its bound, and the largest memory of the process. A second table
+shows how the best plan so far came near the proved one, as progress told it, and holds that against what is
+promised of an answer at any time; a miss is an error. ``--write`` puts both into
+docs/how-the-search-works.md.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ PROBLEMS = ROOT / "benchmarks" / "problems"
 DOCUMENT = ROOT / "docs" / "how-the-search-works.md"
 MIB = 2**20
 METHODS: tuple[Certify, ...] = ("none", "cp-sat")
+# The best plan so far takes at most so many times as long as the proved one, after so many CPU seconds or
+# that share of those to the proof.
+PROMISED = ((1.10, 1.0, 0.10), (1.03, 2.0, 0.30))
+ANY_TIME = ("problem", "best plan so far / proved one", "within 10 %", "within 3 %", "proof")
 HEADINGS = (
     "problem", "GPUs", "configurations", "solved", "first plan", "proof of the top 10", "CPU",
     "with CP-SAT", "gap", "memory",
@@ -45,14 +51,18 @@ def measured(path: Path, certify: Certify) -> dict[str, Any]:
     problem = parse_problem(read_problem_file(path))
     problem = replace(problem, options=replace(problem.options, certify=certify))
     profile, first = default_profile(problem.cluster, problem.launcher), list[float]()
+    told = list[tuple[float, float]]()  # CPU seconds and the best step so far
 
     def note(progress: Progress) -> None:
-        if progress.incumbent_step_time_s is not None and not first:
+        if progress.incumbent_step_time_s is not None:
             first.append(progress.elapsed_s)
+            told.append((_cpu_s() - began_cpu_s, progress.incumbent_step_time_s))
 
     began_s, began_cpu_s = time.perf_counter(), _cpu_s()
     answer = search(problem, profile, on_progress=note)
+    best = answer.plans[0].prediction.step_time_s
     return {
+        "curve": [(cpu_s, step_s / best) for cpu_s, step_s in told],
         "gpus": problem.cluster.num_gpus,
         "configurations": answer.space_size,
         "solved": answer.counts["solved"],
@@ -101,6 +111,30 @@ def line(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     )
 
 
+def reached_s(curve: Sequence[Sequence[float]], share: float) -> float:
+    """CPU seconds until the best plan so far takes at most ``share`` times as long as the proved one."""
+    return next(cpu_s for cpu_s, times in curve if times <= share)
+
+
+def at_any_time(name: str, exact: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row of the second table.
+
+    Raises:
+        SystemExit: the best plan so far came near the proved one later than is promised.
+    """
+    curve, reached = exact["curve"], []
+    for share, least_s, of_proof in PROMISED:
+        cpu_s, allowed_s = reached_s(curve, share), max(least_s, of_proof * exact["cpu_s"])
+        if cpu_s > allowed_s:
+            raise SystemExit(
+                f"{name}: within {share - 1:.0%} after {cpu_s:.2f} of {allowed_s:.2f} CPU seconds"
+            )
+        reached.append(f"{cpu_s:.2f} s")
+    better = [point for at, point in enumerate(curve) if not at or point[1] < curve[at - 1][1]]
+    points = ", ".join(f"{cpu_s:.2f} s: {times:.3f}" for cpu_s, times in better)
+    return (name, points, *reached, f"{exact['cpu_s']:.2f} s")
+
+
 def aligned(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
     """The lines as a Markdown table that reads well in a terminal too."""
     rows = [headings, *lines]
@@ -133,15 +167,19 @@ def main() -> None:
     if asked.one:
         print(json.dumps(measured(paths[0], asked.one)))
         return
-    lines = []
+    lines, curves = [], []
     for path in paths:
-        lines.append(line(path, {method: in_a_process(path, method) for method in METHODS}))
+        found: dict[str, dict[str, Any]] = {method: in_a_process(path, method) for method in METHODS}
+        lines.append(line(path, found))
         print("  ".join(lines[-1]), flush=True)
-    table = aligned(HEADINGS, lines)
-    print(table)
+        curves.append(at_any_time(path.stem, found["none"]))
+    tables = {"search": aligned(HEADINGS, lines), "any-time": aligned(ANY_TIME, curves)}
+    print("\n\n".join(tables.values()))
     if asked.write:
         document = DOCUMENT.read_text(encoding="utf-8")
-        DOCUMENT.write_text(written(document, table, "search"), encoding="utf-8")
+        for name, table in tables.items():
+            document = written(document, table, name)
+        DOCUMENT.write_text(document, encoding="utf-8")
 
 
 if __name__ == "__main__":

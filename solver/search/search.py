@@ -242,7 +242,21 @@ def _found(
             found = _of_sample(found, watch, wide=wide)
     if expected > MOST_OUTER:
         return found
-    among = partial(enumerate_space, wide=True) if wide else searched_space
+
+    def begin(usual: Space) -> None:
+        """A first plan among the usual candidates, before all are enumerated."""
+        nonlocal found
+        with first.cut():
+            if found.frontier.ranked:
+                return
+            frontier = _frontier(found, usual, watch)
+            frontier.covers_all = False
+            frontier.run(lambda state: bool(state.ranked))
+            if frontier.ranked:
+                found = replace(found, space=replace(usual, whole=False), frontier=frontier)
+                _interrupt(problem, watch, usual, frontier, now=True)
+
+    among = partial(enumerate_space, wide=True) if wide else partial(searched_space, meanwhile=begin)
     with (watch if large else first).cut():
         space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
         if is_weighed_by_kind(problem) or len(space.rows) <= _MOST_WEIGHED:
@@ -324,15 +338,19 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
     """All legal rows, priced and bounded as far as they need be."""
     problem, before = found.problem, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
-    watch.report("bounding", explored=space.refuted, total=space.size, incumbent_s=incumbent)
+    watch.report(
+        "bounding", explored=space.refuted, total=space.size, incumbent_s=incumbent, now=bool(incumbent)
+    )
     look()
     return Frontier.of(priced_space(problem, found.profile, space.rows), problem.options.top_k)
 
 
-def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier) -> bool:
-    """Report where that is due, and say whether to stop."""
+def _interrupt(
+    problem: Problem, watch: Watch, space: Space, frontier: Frontier, *, now: bool = False
+) -> bool:
+    """Report where that is due, or ``now``, and say whether to stop."""
     reserve_s = _PLAN_S * len(frontier.ranked)
-    if not watch.is_due:
+    if not (now or watch.is_due):
         return watch.interrupted(reserve_s)
     best = frontier.ranked[0].score_s if frontier.ranked else None
     waiting = min(frontier.waiting_s, best or np.inf)
@@ -345,7 +363,8 @@ def _interrupt(problem: Problem, watch: Watch, space: Space, frontier: Frontier)
         explored=space.size - len(frontier.rows) + frontier.settled,
         total=space.size,
         incumbent_s=best,
-        bound_s=waiting if np.isfinite(waiting) else None,
+        bound_s=waiting if np.isfinite(waiting) and frontier.covers_all else None,
+        now=now,
     )
     return watch.interrupted(reserve_s)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
@@ -285,6 +286,7 @@ class _Asked:
     legal_only: bool = False
     tick: Callable[[], object] = lambda: None
     wide: bool = False
+    whole_too_large: Callable[[], bool] = lambda: False  # all candidates; found out once
 
 
 def enumerate_space(
@@ -304,7 +306,7 @@ def enumerate_space(
         UnknownNameError: the launcher's limits are not known.
     """
     rules, counts = rules_of(problem), gpu_counts(problem)
-    asked = _Asked(legal_only, tick, wide)
+    asked = _Asked(legal_only, tick, wide, cache(partial(is_too_large, problem, wide=True)))
     whole = _of_counts(problem, counts, rules, asked)
     if whole.num_legal or len(counts) > 1 or problem.options.num_nodes:
         return whole
@@ -475,7 +477,7 @@ def with_whole(problem: Problem, space: Space) -> Space:
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """The spaces of several GPU counts; of all candidates where none of the usual ones is legal."""
     usual = _of_candidates(problem, counts, rules, asked)
-    if asked.wide or usual.num_legal or is_too_large(problem, wide=True):
+    if asked.wide or usual.num_legal or asked.whole_too_large():
         return usual
     wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
     if not wider.num_legal:
@@ -544,10 +546,12 @@ def searched_space(
     legal_only: bool = False,
     tick: Callable[[], object] = lambda: None,
     one_by_one: bool = False,
+    meanwhile: Callable[[Space], object] = lambda _: None,
 ) -> Space:
     """The space that a search covers; ``Space.every`` says whether of all candidates.
 
-    ``one_by_one``: its rows are written down, which costs more than refuting them by kind.
+    ``one_by_one``: its rows are written down, which costs more than refuting them by kind. ``meanwhile`` is
+    called with the space of the usual candidates before all are enumerated.
     Other arguments and errors as ``enumerate_space``.
     """
     usual = enumerate_space(problem, legal_only=legal_only, tick=tick)
@@ -555,6 +559,7 @@ def searched_space(
         return usual
     if is_too_large(problem, wide=True):
         return usual
+    meanwhile(usual)
     return enumerate_space(problem, legal_only=legal_only, tick=tick, wide=True)
 
 
