@@ -5,7 +5,7 @@ time in a process of its own: once by the exact programs alone, once with CP-SAT
 problem: configurations covered, rows that got a split, seconds to the first plan and to the proof, CPU
 seconds, the gap between the best step and its bound, and the largest memory of the process. A second table
 shows how the best plan so far came near the proved one, as progress told it, and holds that against what is
-promised of an answer at any time; a miss is an error. ``--write`` puts both into
+promised of an answer at any time; what comes later is marked. ``--write`` puts both into
 docs/how-the-search-works.md.
 """
 
@@ -117,19 +117,12 @@ def reached_s(curve: Sequence[Sequence[float]], share: float) -> float:
 
 
 def at_any_time(name: str, exact: Mapping[str, Any]) -> tuple[str, ...]:
-    """One row of the second table.
-
-    Raises:
-        SystemExit: the best plan so far came near the proved one later than is promised.
-    """
+    """One row of the second table; what came later than is promised is marked with a cross."""
     curve, reached = exact["curve"], []
     for share, least_s, of_proof in PROMISED:
-        cpu_s, allowed_s = reached_s(curve, share), max(least_s, of_proof * exact["cpu_s"])
-        if cpu_s > allowed_s:
-            raise SystemExit(
-                f"{name}: within {share - 1:.0%} after {cpu_s:.2f} of {allowed_s:.2f} CPU seconds"
-            )
-        reached.append(f"{cpu_s:.2f} s")
+        cpu_s = reached_s(curve, share)
+        late = cpu_s > max(least_s, of_proof * exact["cpu_s"])
+        reached.append(f"{cpu_s:.2f} s" + (" ✗" if late else ""))
     better = [point for at, point in enumerate(curve) if not at or point[1] < curve[at - 1][1]]
     points = ", ".join(f"{cpu_s:.2f} s: {times:.3f}" for cpu_s, times in better)
     return (name, points, *reached, f"{exact['cpu_s']:.2f} s")

@@ -25,7 +25,7 @@ from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, tightened_s
 from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
 from meshwright.solver.search.splits import Split, best_splits
-from meshwright.solver.space.factored import Crossing
+from meshwright.solver.space.factored import Crossing, distinct
 
 # --------------------------------------------------------------------------------------------------
 # How rows rank, and which of them are one layout.
@@ -56,16 +56,6 @@ class Ranked:
     score_s: float
     row: int
     split: Split  # simulates to the score
-
-
-def _code(columns: Columns, *but: str) -> IntArray:
-    """A number for what rows are, some variables aside, shape (n,): equal for rows that agree."""
-    names = [f.name for f in fields(Columns) if f.name not in but]
-    odd = np.random.default_rng(len(names)).integers(0, 2**62, len(names)) * 2 + 1
-    with np.errstate(over="ignore"):
-        return np.asarray(
-            sum(getattr(columns, name) * factor for name, factor in zip(names, odd, strict=True))
-        )
 
 
 def layouts_of(columns: Columns | Crossing, index: IntArray | list[int]) -> list[Layout]:
@@ -366,7 +356,8 @@ class Frontier:
         chunks = columns.pipeline_parallel_size * columns.virtual_pipeline_size
         alike = (columns.virtual_pipeline_size == 1) | (-self.rows.layout.num_layers % chunks <= _LACKING)
         first = np.zeros(len(columns), dtype=np.bool_)
-        first[np.unique(_code(columns, "zero_shard_size", "recompute_layers"), return_index=True)[1]] = True
+        others = (f.name for f in fields(Columns) if f.name not in ("zero_shard_size", "recompute_layers"))
+        first[distinct([getattr(columns, name) for name in others])[0]] = True
         return np.asarray(alike & first)
 
     def _open(self) -> None:

@@ -25,11 +25,10 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.space.factored import Crossing, Families, Kinds
+from meshwright.solver.space.factored import Crossing, Families, Kinds, distinct
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
 
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
-_HASH_SEED = 20
 
 
 class PriceList:
@@ -170,7 +169,7 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
     if not len(columns):
         return _of_none(problem, profile)
     look()
-    first, price_of = _distinct(_priced_by(columns, profile))
+    first, price_of = distinct(_priced_by(columns, profile))
     parts = list[RowPrices]()
     for start in range(0, len(first), CHUNK):
         look()
@@ -277,32 +276,6 @@ def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
         f.name for f in fields(columns) if f.name not in {"recompute_layers", "virtual_pipeline_size"}
     ]
     return [getattr(columns, name) for name in others] + [chunks if residual else np.minimum(chunks, 2)]
-
-
-def _distinct(values: list[IntArray]) -> tuple[IntArray, IntArray]:
-    """The first row of each distinct combination, and for every row which combination it has.
-
-    Combinations are told apart by a random linear hash, which is then checked value by value.
-    """
-    odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
-    hashed = np.zeros(len(values[0]), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        for value, factor in zip(values, odd, strict=True):
-            look()
-            hashed += value * factor
-    _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
-    if not _agree(values, first[inverse]):
-        _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
-    return first, inverse.ravel()
-
-
-def _agree(values: list[IntArray], representative: IntArray) -> bool:
-    """Whether every row has the values of its representative."""
-    for value in values:
-        look()
-        if not np.array_equal(value, value[representative]):
-            return False
-    return True
 
 
 def _bare(prices: RowPrices) -> RowPrices:

@@ -36,6 +36,7 @@ OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _AT_ONCE = 2**18  # rows written at once
+_HASH_SEED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +179,35 @@ def _lists_of(
 
 def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
     """The first of the outer rows that agree in ``names``, and for every row which of those it is like."""
-    code = np.zeros(len(outer), dtype=np.int64)
-    for name in sorted(names):
+    values = [getattr(outer, name) for name in sorted(names)]
+    unlike = [value for value in values if (value != value[:1]).any()]
+    return distinct(unlike or [np.zeros(len(outer), dtype=np.int64)])
+
+
+def distinct(values: list[IntArray]) -> tuple[IntArray, IntArray]:
+    """The first row of each distinct combination, and for every row which combination it has.
+
+    Combinations are told apart by a random linear hash, which is then checked value by value.
+    """
+    odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+    hashed = np.zeros(len(values[0]), dtype=np.int64)
+    with np.errstate(over="ignore"):
+        for value, factor in zip(values, odd, strict=True):
+            look()
+            hashed += value * factor
+    _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
+    if not _agree(values, first[inverse]):
+        _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
+    return first, inverse.ravel()
+
+
+def _agree(values: list[IntArray], representative: IntArray) -> bool:
+    """Whether every row has the values of its representative."""
+    for value in values:
         look()
-        _, value = np.unique(getattr(outer, name), return_inverse=True)
-        _, code = np.unique(code * (int(value.max(initial=0)) + 1) + value.ravel(), return_inverse=True)
-    _, first, alike = np.unique(code, return_index=True, return_inverse=True)
-    return first, alike.ravel()
+        if not np.array_equal(value, value[representative]):
+            return False
+    return True
 
 
 def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
@@ -227,7 +250,6 @@ Values = TypeVar("Values", IntArray, FloatArray)
 _FULL = RECOMPUTE.index("full")
 _SPLIT = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
 _APART = ("zero_shard_size", *OF_CHUNKS)  # what rows of one outer family differ in
-_HASH_SEED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
