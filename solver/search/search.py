@@ -250,7 +250,7 @@ def _found(
             if found.frontier.ranked:
                 return
             frontier = _frontier(found, usual, watch)
-            frontier.covers_all = False
+            frontier.covers_all, frontier.any_plan = False, True
             frontier.run(lambda state: bool(state.ranked))
             if frontier.ranked:
                 found = replace(found, space=replace(usual, whole=False), frontier=frontier)
