@@ -175,6 +175,8 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "deepspeed-zero": "deepspeed",
     "torchtitan": "fsdp",
     "accelerate": "accelerate",
+    "axolotl": "axolotl",
+    "trl": "trl",
     "nanotron": "nanotron",
     "fsdp-composer": "fsdp1",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import yaml
 
@@ -86,6 +86,14 @@ PRODUCT = "accelerate 1.15.0"
 NEEDS = (("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),)
 
 
+# Of transformers' TrainingArguments; accelerate's own arguments stand before the script.
+DECIDED = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16",
+    "fsdp", "fsdp_config", "parallelism_config", "deepspeed", "per_gpu_train_batch_size", "torch_compile",
+    "optim",
+)  # fmt: skip
+
+
 class Accelerate:
     """Exports to ``accelerate launch``."""
 
@@ -102,39 +110,56 @@ class Accelerate:
             target,
             product=PRODUCT,
             shape=True,
-            start=Start(program=accelerate_command(target), needs=NEEDS, command=True),
+            start=Start(program=accelerate_command(target), needs=NEEDS, command=True, decides=DECIDED),
             warnings=found_warnings(target),
             own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
         )
 
 
-def accelerate_command(target: Target) -> str:
-    """``accelerate launch``: the file, this node's place, and the batch, which no file of it holds."""
-    config = target.config
-    checkpointing = config.recompute_granularity == "full" and config.zero_stage == 0
-    lines = [
+def recomputes_in_script(target: Target) -> bool:
+    """Whether the trainer recomputes every layer: with FSDP its own wrapper does."""
+    return target.config.recompute_granularity == "full" and target.config.zero_stage == 0
+
+
+def accelerate_launch(target: Target) -> list[str]:
+    """The lines of ``accelerate launch`` before the program."""
+    return [
         f'exec accelerate launch --config_file "${{here}}/{CONFIG_FILE}" \\',
         '    --machine_rank "${NODE_RANK}" --main_process_ip "${MASTER_ADDR}" \\',
         '    --main_process_port "${MASTER_PORT}" \\',
-        f"    --gradient_accumulation_steps {config.num_microbatches} \\",
+        f"    --gradient_accumulation_steps {target.config.num_microbatches} \\",
+    ]
+
+
+def accelerate_command(target: Target) -> str:
+    """``accelerate launch``: the file, this node's place, and the batch, which no file of it holds."""
+    config = target.config
+    checkpointing = recomputes_in_script(target)
+    lines = [
+        *accelerate_launch(target),
         '    "${TRAIN_SCRIPT}" \\',
         f"    --per_device_train_batch_size {config.micro_batch_size} \\",
         f"    --gradient_accumulation_steps {config.num_microbatches} \\",
         f"    --gradient_checkpointing {str(checkpointing).lower()} \\",
-        f'    --{target.workload.precision} true "$@"',
+        f"    --{target.workload.precision} true --max_grad_norm 1.0 --ddp_timeout 1800 \\",
+        '    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"',
     ]
     return "\n".join(lines)
 
 
 def found_warnings(target: Target) -> Iterator[str]:
     """What accelerate does differently from the plan, or what the plan leaves to the script."""
-    config = target.config
-    yield from common_warnings(target)
+    yield from accelerate_warnings(target)
     yield model_is_in_the_script(target)
     yield f"the script must pack its data into sequences of {target.workload.seq_length} tokens"
-    if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
-        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
-    if config.tensor_parallel_size > 1:
-        yield 'the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh\'s tp axis'
-    if config.context_parallel_size > 1:
+    if target.config.context_parallel_size > 1:
         yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
+
+
+def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
+    """What every trainer over accelerate does differently from the plan."""
+    yield from common_warnings(target, written)
+    if target.config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
+        yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
+    if target.config.tensor_parallel_size > 1:
+        yield 'the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh\'s tp axis'

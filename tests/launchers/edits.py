@@ -265,6 +265,30 @@ def accelerate() -> list[Edit]:
     ]  # fmt: skip
 
 
+def axolotl() -> list[Edit]:
+    """Keys and values of its YAML."""
+    plain = _for("axolotl", SHARDED)
+    return [
+        Edit("an unknown key", plain, (("\nbf16: true", "\nbf16: true\nnodes: 8"),), listed=True),
+        Edit("an unknown wrapping", plain, (("TRANSFORMER_BASED_WRAP", "LAYER_WRAP"),)),
+        Edit("a size that is a word", plain, (("dp_shard_size: 8", "dp_shard_size: eight"),)),
+        Edit("a mesh of fewer than all", plain,
+             (("dp_shard_size: 8", "dp_shard_size: 4"), ("dp_replicate_size: 1", "dp_replicate_size: 3"))),
+        Edit("a letter missing", plain, (("gradient_accumulation_steps", "gradient_acumulation_steps"),)),
+    ]  # fmt: skip
+
+
+def trl() -> list[Edit]:
+    """Keys and values of its YAML."""
+    plain = _for("trl", SHARDED)
+    return [
+        Edit("an unknown key", plain, (("\npacking: true", "\npacking: true\nnodes: 8"),), listed=True),
+        Edit("an unknown kind of packing", plain, (("packing: true", "packing: perhaps"),)),
+        Edit("a letter missing", plain, (("per_device_train_batch_size", "per_device_train_batchsize"),)),
+        Edit("a mesh of fewer than all", plain, (("dp_shard_size: 8", "dp_shard_size: 4"),), noticed=False),
+    ]  # fmt: skip
+
+
 def nanotron() -> list[Edit]:
     """What its parser lets pass, and what it is strict on; it cannot be run here."""
     plain = replace(PLAIN, zero_stage=0, zero_shard_size=1)
@@ -287,5 +311,7 @@ EDITS: Mapping[str, Callable[[], list[Edit]]] = {
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
     "accelerate": accelerate,
+    "axolotl": axolotl,
+    "trl": trl,
     "nanotron": nanotron,
 }

@@ -2,7 +2,8 @@
 
 Versions are pinned. Megatron-LM's wheel asks for a newer Python than it needs, so it is unpacked, not
 installed; what else it needs to run is in ``judges/megatron_lm.py``. nanotron's asks for an older NumPy and
-is unpacked too; what it lacks is in ``judges/nanotron.py``.
+is unpacked too; what it lacks is in ``judges/nanotron.py``. Axolotl's asks for what only a GPU's
+machine builds.
 """
 
 from __future__ import annotations
@@ -53,6 +54,22 @@ ENVIRONMENTS = {
         Environment("deepspeed", ("deepspeed==0.19.8",)),
         Environment("nanotron", (), ("nanotron==0.4",)),
         Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0")),
+        Environment(
+            "axolotl",
+            (
+                "transformers==5.23.0",
+                "accelerate==1.15.0",
+                "peft==0.21.2",
+                "datasets",
+                "trl==1.16.0",
+                "addict",
+                "fire",
+                "pillow",
+                "numba",
+            ),
+            ("axolotl==0.19.0",),
+        ),
+        Environment("trl", ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "accelerate==1.15.0")),
         Environment("torchtitan-0.3", ("triton==3.9.0", "torchtitan==0.3.0")),
         Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
     )

@@ -173,9 +173,26 @@ def accelerate() -> list[Mutant]:
     ]  # fmt: skip
 
 
+def axolotl() -> list[Mutant]:
+    """What Axolotl refuses or never notices."""
+    ring = replace(SHARDED, context_parallel_size=2, zero_shard_size=16)
+    return [
+        Mutant("rings of packed batches", of(LLAMA, replace(ring, micro_batch_size=2)), noticed=True),
+        Mutant("stages", of(LLAMA, replace(STAGES, zero_stage=3, zero_shard_size=8)), noticed=False),
+        Mutant("experts' ranks", of(EXPERTS, replace(SHARDED, expert_parallel_size=8)), noticed=False),
+    ]
+
+
+def trl() -> list[Mutant]:
+    """What TRL leaves to accelerate."""
+    return [one for one in accelerate() if one.name in ("an unknown precision", "stages")]
+
+
 MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "megatron-lm": megatron_lm,
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
     "accelerate": accelerate,
+    "axolotl": axolotl,
+    "trl": trl,
 }

@@ -90,6 +90,14 @@ CASES: dict[str, dict[str, Target]] = {
         "llama-3.1-70b-fsdp": _for("accelerate", LLAMA_70B, SHARDED),
         "llama-3.1-70b-mesh": _for("accelerate", LLAMA_70B, MESH),
     },
+    "axolotl": {
+        "llama-3.1-70b-fsdp": _for("axolotl", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-mesh": _for("axolotl", LLAMA_70B, replace(MESH, micro_batch_size=1)),
+    },
+    "trl": {
+        "llama-3.1-70b-fsdp": _for("trl", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-mesh": _for("trl", LLAMA_70B, MESH),
+    },
     "nanotron": {"llama-3-70b-tensor": _for("nanotron", LLAMA_3_70B, NANOTRON)},
     "ms-swift": {
         "llama-3.1-70b-interleaved": _for("ms-swift", LLAMA_70B, LLAMA_70B_EVEN),

@@ -6,7 +6,7 @@ parallelism_config.py; the batch stands in the command of the training script (t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from meshwright.profiles.documents import shown
@@ -45,21 +45,21 @@ IRRELEVANT = (
 Arguments = dict[str, Word]
 
 
-def arguments(known: Known) -> Arguments:
+def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
     """Arguments that decide the run, from the scripts beside the file; the last of equal ones counts."""
     found: Arguments = {}
     for source in known.source.scripts():
         for words in script_of(source, known.told).commands:
-            found |= dict(_given(words))
+            found |= dict(_given(words, names))
     return found
 
 
-def _given(words: tuple[Word, ...]) -> Iterator[tuple[str, Word]]:
+def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, Word]]:
     """Names and values of one command."""
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").replace("-", "_").partition("=")
         following = words[at + 1].text if at + 1 < len(words) else ""
-        if word.text.startswith("--") and name in _ARGUMENTS:
+        if word.text.startswith("--") and name in names:
             text = value if equals else "true" if following[:2] == "--" else following
             yield name, Word(text, word.line)
 
@@ -302,40 +302,63 @@ class AccelerateReader:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
         fields = Fields(source.name, document_of(source))
-        kind = fields.word("distributed_type", "NO", allowed=_TYPES)
-        if kind == "DEEPSPEED":
+        if fields.word("distributed_type", "NO", allowed=_TYPES) == "DEEPSPEED":
             return plugin_run(fields, source, told)
-        for name in ("distributed_type", "num_processes", "mixed_precision"):
-            fields.slip_for(name)
         known = known_of(source, told)
-        given = arguments(known)
-        require_address(fields, known, given)
-        require_same_machines(fields, known)
-        fields.stop()
-        model = known.model()
-        single = kind == "NO"
-        if single and fields.integer("num_processes", 1) > 1:
-            fields.note("distributed_type NO starts one process, whatever num_processes says")
-        configuration = _configuration(fields, known, model, given, kind)
-        precision = _precision(fields)
-        fields.stop()
-        machines = fields.integer("num_machines", 1)
-        world = configuration.num_gpus
-        return LaunchFile(
-            launcher=self.name,
-            model=model,
-            workload=Workload(
-                global_batch_size=configuration.global_batch_size,
-                seq_length=known.required("seq_length", None, NO_LENGTH),
-                precision=precision,
-            ),
-            configuration=configuration,
-            num_nodes=machines,
-            gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
-            notes=tuple(fields.notes),
-            unread=_unread(fields),
-            places={"tensor_parallel_size": fields.place(f"{_MESH}tp_size")},
-        )
+        return mesh_run(self.name, fields, known, arguments(known))
+
+
+def mesh_run(
+    launcher: str,
+    fields: Fields,
+    known: Known,
+    given: Arguments,
+    *,
+    seq_length: int | None = None,
+    precision: str | None = None,
+) -> LaunchFile:
+    """The run of FSDP2 with its mesh, or of plain replicas.
+
+    Args:
+        launcher: whose run it is.
+        fields: accelerate's file.
+        known: what stands beside it.
+        given: the trainer's batch and its checkpointing.
+        seq_length: tokens a sequence, where the trainer says it.
+        precision: what the trainer computes in, where it says it; accelerate's own otherwise.
+
+    Raises:
+        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+    """
+    kind = fields.word("distributed_type", "NO", allowed=_TYPES)
+    for name in ("distributed_type", "num_processes", "mixed_precision"):
+        fields.slip_for(name)
+    require_address(fields, known, given)
+    require_same_machines(fields, known)
+    fields.stop()
+    model = known.model()
+    if kind == "NO" and fields.integer("num_processes", 1) > 1:
+        fields.note("distributed_type NO starts one process, whatever num_processes says")
+    configuration = _configuration(fields, known, model, given, kind)
+    precision = precision or _precision(fields)
+    fields.stop()
+    machines = fields.integer("num_machines", 1)
+    world = configuration.num_gpus
+    return LaunchFile(
+        launcher=launcher,
+        model=model,
+        workload=Workload(
+            global_batch_size=configuration.global_batch_size,
+            seq_length=known.required("seq_length", seq_length, NO_LENGTH),
+            precision=precision,
+        ),
+        configuration=configuration,
+        num_nodes=machines,
+        gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
+        notes=tuple(fields.notes),
+        unread=_unread(fields),
+        places={"tensor_parallel_size": fields.place(f"{_MESH}tp_size")},
+    )
 
 
 def _unread(fields: Fields) -> tuple[str, ...]:

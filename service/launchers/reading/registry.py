@@ -30,6 +30,7 @@ from meshwright.service.launchers.reading.documents import DOCUMENTS, document_o
 from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader
 from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
+from meshwright.service.launchers.reading.mesh_trainers import AxolotlReader, TrlReader
 from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.nemo import NemoReader
@@ -43,13 +44,14 @@ from meshwright.service.launchers.rules import near_divisors, near_multiples
 _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
-        TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AccelerateReader(), NemoReader(),
-        LlamaFactoryReader(), MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
+        TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AxolotlReader(), TrlReader(),
+        AccelerateReader(), NemoReader(), LlamaFactoryReader(), MegatronBridgeReader(), TrainerReader(),
+        MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
-    "accelerate, nanotron, NeMo or LLaMA-Factory YAML, arguments of transformers' Trainer"
+    "accelerate, nanotron, NeMo, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
 )
 
 

@@ -8,10 +8,10 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
-# Warning: the script must pack its data into sequences of 8192 tokens
 # Warning: ZeRO-2 is FSDP2 that does not reshard weights after the forward pass
 # Warning: the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh's tp axis
+# Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
+# Warning: the script must pack its data into sequences of 8192 tokens
 # Warning: context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -30,6 +30,31 @@ fi
 # What the plan does not decide.
 : "${TRAIN_SCRIPT:?set it to a training script that takes the TrainingArguments of transformers}"
 
+# Further arguments may follow on the command line, but none may silently replace what the plan decided: not
+# by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
+readonly PLAN_DECIDES=(
+    bf16 deepspeed fp16 fsdp fsdp-config gradient-accumulation-steps gradient-checkpointing optim
+    parallelism-config per-device-train-batch-size per-gpu-train-batch-size torch-compile
+)
+plain_name() {
+    REPLY="${1%%[= ]*}"
+    REPLY="${REPLY#"${REPLY%%[!-+~]*}"}"
+    REPLY="${REPLY//_/-}"
+    REPLY="${REPLY,,}"
+    REPLY="${REPLY#no-}"
+    REPLY="${REPLY#disable-}"
+}
+for given in "$@"; do
+    [[ "${given}" == --* ]] || continue
+    plain_name "${given}"
+    for decided in "${PLAN_DECIDES[@]}"; do
+        if [[ -n "${REPLY}" && "${decided}" == "${REPLY}"* ]]; then
+            echo "error: ${given%%=*} belongs to the plan (${decided}); change the plan instead" >&2
+            exit 2
+        fi
+    done
+done
+
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 exec accelerate launch --config_file "${here}/accelerate.yaml" \
@@ -40,4 +65,5 @@ exec accelerate launch --config_file "${here}/accelerate.yaml" \
     --per_device_train_batch_size 2 \
     --gradient_accumulation_steps 4 \
     --gradient_checkpointing false \
-    --bf16 true "$@"
+    --bf16 true --max_grad_norm 1.0 --ddp_timeout 1800 \
+    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"

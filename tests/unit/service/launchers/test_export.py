@@ -129,7 +129,7 @@ SCONTROL = "#!/bin/sh\nseq -f host%g 100\n"
 STARTED = '#!/bin/sh\nprintf "<%s>" "$(basename "$0")" "$@"; echo\n'
 SITE = (
     "BRIDGE_SCRIPT", "TRAIN_SCRIPT", "NANOTRON_DIR", "SWIFT_DIR", "SWIFT_COMMAND", "LLAMA_FACTORY_DIR",
-    "MEGATRON_LM_DIR",
+    "MEGATRON_LM_DIR", "MODEL", "DATASET", "OUTPUT_DIR", "LR",
 )  # fmt: skip
 
 
@@ -139,6 +139,7 @@ def written(found: Target, launcher: str, folder: Path) -> Path:
     (place / "bin").mkdir(parents=True)
     for name, text in export(found.plan, found.problem, launcher).files.items():
         (place / name).write_text(text)
+    (place / "own.yaml").write_text("base_model: x\n")
     for name, text in {
         "srun": SRUN,
         "scontrol": SCONTROL,
@@ -154,7 +155,7 @@ def sbatch(place: Path, nodes: int, *extra: str, **more: str) -> subprocess.Comp
     environment = {
         "PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(place),
         "SLURM_NNODES": str(nodes), "SLURM_JOB_NODELIST": "host[1-8]", "MOCK_DATA": "1",
-        **dict.fromkeys(SITE, "/site folder/x.py"), **more,
+        **dict.fromkeys(SITE, "/site folder/x.py"), "RUN_CONFIG": str(place / "own.yaml"), **more,
     }  # fmt: skip
     command = ["bash", str(place / "launch.sbatch"), *extra]
     return subprocess.run(
@@ -177,6 +178,16 @@ def test_every_node_starts_with_its_own_rank_and_the_first_ones_address(
         assert f"<--{own}><{rank}>" in called
         assert "<host1>" in called
         assert called.endswith("<--logging 1 2>")
+
+
+def test_a_key_of_the_plan_in_the_users_own_yaml_of_axolotl_is_refused(tmp_path: Path) -> None:
+    found = min(CASES["axolotl"].values(), key=lambda one: one.num_nodes)
+    place = written(found, "axolotl", tmp_path)
+    (place / "own.yaml").write_text("base_model: x\nload_in_4bit: true\n")
+    done = sbatch(place, found.num_nodes)
+    assert done.returncode != 0
+    assert "load_in_4bit in" in done.stderr
+    assert "belongs to the plan" in done.stderr
 
 
 MIXED = Configuration(data_parallel_size=4, tensor_parallel_size=8, stage_layers=(80,))

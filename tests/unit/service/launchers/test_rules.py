@@ -116,7 +116,7 @@ def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> No
     assert not fields(case("ms-swift", ONE, EXPERTS))
     (fault,) = within_capabilities("nanotron")(case("nanotron", ONE, replace(EXPERTS, mlp_bias=True)))
     assert "bias of the MLP, experts" in fault.message
-    assert fault.allowed == "the launchers accelerate, deepspeed, none"
+    assert fault.allowed == "the launchers accelerate, axolotl, deepspeed, trl, none"
 
 
 MUTANT_CASES = [(name, mutant) for name, mutants in MUTANTS.items() for mutant in mutants()]

@@ -1,0 +1,292 @@
+"""Reads Axolotl's YAML, and TRL's beside accelerate's: two trainers over accelerate's mesh.
+
+Names and defaults: Axolotl 0.19.0, utils/schemas (config.py, fsdp.py) and utils/distributed.py
+(_get_parallel_config_kwargs); TRL 1.16.0, trainer/sft_config.py and base_config.py, scripts/utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.accelerate import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    MICRO_BATCH,
+    AccelerateReader,
+    Arguments,
+    arguments,
+    mesh_run,
+    number,
+)
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.commands import files_named, script_of
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.split import divided
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+# Of the trainer's own business: no cost hangs on them.
+_OF_THE_TRAINER = (
+    "dataset", "output_dir", "learning_rate", "lr_", "num_train", "num_epochs", "warmup", "logging", "log_",
+    "save", "eval", "val_", "report_to", "seed", "max_steps", "weight_decay", "adam_", "max_grad_norm",
+    "ddp_timeout", "resume", "dataloader", "hub_", "push_to_hub", "wandb", "mlflow", "run_name",
+    "trust_remote", "gradient_checkpointing_kwargs", "chat_template", "special_tokens", "tokens",
+    "max_samples", "group_by",
+)  # fmt: skip
+_SHARDED = 3  # ZeRO-3
+_FSDP2 = 2
+
+
+def _refuse_other_engines(fields: Fields) -> None:
+    """Leave a fault for what is another engine's, or trains less than all weights."""
+    if fields.has("deepspeed"):
+        fields.fault("deepspeed", "DeepSpeed decides the run: give its file with --launcher deepspeed")
+    for name in ("load_in_4bit", "load_in_8bit"):
+        if fields.flag(name, default=False):
+            fields.fault(name, "quantised weights under this trainer are not priced", allowed="false")
+
+
+# --------------------------------------------------------------------------------------------------
+# Axolotl: one YAML.
+
+
+_AXOLOTL_OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
+_AXOLOTL_IRRELEVANT = (
+    *_OF_THE_TRAINER, "base_model", "sample_packing", "pad_to_sequence_len", "strict", "tf32", "model_type",
+    "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
+    "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
+    "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
+)  # fmt: skip
+_FSDP = "fsdp_config."
+
+
+class AxolotlReader:
+    """Reads the YAML of ``axolotl train``."""
+
+    name = "axolotl"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a YAML has Axolotl's own names."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(name in names for name in (*_AXOLOTL_OWN, "micro_batch_size")) > 1
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the file configures.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        fields, known = Fields(source.name, document_of(source)), known_of(source, told)
+        _refuse_other_engines(fields)
+        if fields.has("adapter"):
+            fields.fault("adapter", "adapters under Axolotl are not priced", allowed="no adapter")
+        _require_bf16(fields)
+        for name in ("micro_batch_size", "sequence_len"):
+            fields.expect(name)
+        configuration = _axolotl_configuration(fields, known)
+        world, nodes = configuration.num_gpus, known.world.num_nodes
+        each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
+        return LaunchFile(
+            launcher=self.name,
+            model=known.model(),
+            workload=Workload(
+                global_batch_size=configuration.global_batch_size,
+                seq_length=fields.integer("sequence_len", 1),
+                precision="bf16",
+            ),
+            configuration=configuration,
+            num_nodes=nodes,
+            gpus_per_node=each,
+            notes=tuple(fields.notes),
+            unread=fields.unread((*_AXOLOTL_IRRELEVANT, "optimizer", "gradient_checkpointing")),
+            places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
+        )
+
+
+def _require_bf16(fields: Fields) -> None:
+    """Refuse what Axolotl does not run, or what is not priced under it."""
+    said = fields.raw("bf16")
+    if said not in (True, "auto", "true", None) or fields.flag("fp16", default=False):
+        fields.fault("bf16", "only bf16 is priced under Axolotl", allowed="true")
+    elif said is None:
+        fields.note("bf16 is not given: it is assumed")
+
+
+def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
+    """Sizes of the mesh, and what FSDP2 does on it."""
+    micro, count = fields.integer("micro_batch_size", 1), fields.integer(ACCUMULATION, 1)
+    version = fields.integer("fsdp_version", fields.integer(f"{_FSDP}fsdp_version", 1))
+    if not any(fields.has(f"{_FSDP}{name}") for name in ("reshard_after_forward", "auto_wrap_policy")):
+        message = "without FSDP Axolotl's weights are in two precisions, which is not priced"
+        fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
+    elif version != _FSDP2:
+        fields.fault("fsdp_version", f"{version} is not priced under Axolotl", allowed="2", nearest="2")
+    if fields.flag(f"{_FSDP}offload_params", default=False):
+        fields.fault(f"{_FSDP}offload_params", "weights on the host are not priced", allowed="false")
+    fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
+    resharded = fields.flag(f"{_FSDP}reshard_after_forward", default=True)
+    recompute = fields.flag(f"{_FSDP}activation_checkpointing", default=False)
+    recompute = fields.raw("gradient_checkpointing") not in (False, "false", None) or recompute
+    tp, cp, shard, replicas = _axolotl_mesh(fields, known)
+    fields.stop()
+    layers = known.model().num_layers
+    return Configuration(
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
+        data_parallel_size=replicas * shard,
+        zero_stage=_SHARDED if resharded else 2,
+        zero_shard_size=shard * cp,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=layers if recompute else 0,
+        stage_layers=(layers,),
+    )
+
+
+def _axolotl_mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
+    """Tensor ranks, rings, shards and replicas; without shards and replicas all the rest are shards."""
+    tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
+    for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
+        fields.slip_for(name)
+    fields.stop()
+    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
+    shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
+    if shard is None:
+        rest = tp * cp * (replicas or 1)
+        shard = divided(world, rest, field="dp_replicate_size", what="tp × cp × replicas")
+        fields.note(f"dp_shard_size is not given: {shard}, all that is left")
+    if replicas is None:
+        replicas = divided(world, tp * cp * shard, field="dp_shard_size", what="tp × cp × shards")
+    sizes = tp * cp * shard * replicas
+    if sizes != world:
+        fields.fault(
+            "dp_shard_size",
+            f"replicate {replicas} × shard {shard} × cp {cp} × tp {tp} is {sizes} ranks; {world} start",
+            allowed=f"sizes whose product is {world}",
+        )
+    return tp, cp, shard, replicas
+
+
+# --------------------------------------------------------------------------------------------------
+# TRL: the fields of SFTConfig and ModelConfig in one YAML, the mesh in accelerate's.
+
+
+_PROGRAMS = ("trl", "trl.scripts.sft")
+_LENGTH = "max_length"
+_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", "model_name_or_path", MICRO_BATCH)
+_SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # which the Trainer itself has not
+# LLaMA-Factory's, and what the reader of transformers' Trainer knows: other engines, adapters, old names.
+_OTHERS_NAMES = (
+    "cutoff_len", "finetuning_type", "template", "stage", "deepspeed", "fsdp", "use_peft", "load_in_4bit",
+    "load_in_8bit", "max_seq_length",
+)  # fmt: skip
+_TRL_IRRELEVANT = (
+    *_OF_THE_TRAINER, "model_name", "packing", "optim", "attn_implementation", "dtype", "assistant_only",
+    "completion_only", "eos_token", "pad_token", "loss_type", "model_revision",
+)  # fmt: skip
+_DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
+
+
+class TrlReader:
+    """Reads TRL's YAML of supervised fine-tuning, with accelerate's file where a script names it."""
+
+    name = "trl"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether it is TRL's own file, or accelerate's beside a script that starts TRL."""
+        return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that both files configure.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        _require_own_file(source)
+        files = [source, *_beside(known_of(source, told).source)]
+        sft = next((one for one in files if _is_sft(one)), None)
+        mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+        known = known_of(mesh or source, told)
+        fields = Fields(sft.name, document_of(sft)) if sft else Fields(source.name, {})
+        precision = "fp16" if fields.flag("fp16", default=False) else "bf16"
+        if precision == "bf16" and not fields.flag("bf16", default=True):
+            fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
+        if not fields.flag("packing", default=False):
+            fields.note(f"packing is off: every sequence is priced as one of {_LENGTH} tokens")
+        given, length = _sft_arguments(fields, known)
+        fields.stop()
+        unread = fields.unread(_TRL_IRRELEVANT)
+        plain = {"distributed_type": Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
+        rest = Fields(mesh.name, document_of(mesh)) if mesh else Fields(source.name, plain)
+        run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
+        rest.word("mixed_precision")
+        return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+def _is_sft(source: Source) -> bool:
+    """Whether a YAML has the names of SFTConfig, and none that other readers know better."""
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    known = sum(name in names for name in _SFT_NAMES)
+    others = any(name in names for name in _OTHERS_NAMES)
+    return known > 1 and any(name in names for name in _SFT_ALONE) and not others
+
+
+def _commands(source: Source) -> Iterator[tuple[Source, tuple[Word, ...]]]:
+    """The commands of all scripts beside a file; one that cannot be read has none."""
+    for script in source.scripts():
+        try:
+            commands = script_of(script, Told()).commands
+        except InvalidProblemError:
+            continue
+        yield from ((script, words) for words in commands)
+
+
+def _starts_trl(source: Source) -> bool:
+    """Whether a script beside the file starts TRL's supervised fine-tuning."""
+    return any(word.text in _PROGRAMS for _, words in _commands(source) for word in words)
+
+
+def _require_own_file(source: Source) -> None:
+    """Refuse a command whose ``--config`` is not there."""
+    for script, words in _commands(source):
+        for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
+            if option.text == "--config" and source.other(value.text) is None:
+                where = f"line {value.line} of {shown(script.name)}"
+                name = shown(value.text.rpartition("/")[2])
+                raise refused(
+                    f"{where}: {name} is not beside it", allowed="give that file too, or its folder"
+                )
+
+
+def _beside(source: Source) -> Iterator[Source]:
+    """Documents that the scripts beside a file name."""
+    for script in source.scripts():
+        for word in files_named(script_of(script, Told()), programs=False):
+            if (text := source.other(word.text)) is not None:
+                yield replace(source, name=word.text, text=text)
+
+
+def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
+    """Batch and checkpointing as accelerate's reader takes them, and the length; the command's count."""
+    fields.slip_for(MICRO_BATCH)
+    defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
+    own = {
+        name: Word(str(fields.integer(name, default)), fields.place(name)[1])
+        for name, default in defaults.items()
+    }
+    for name in (MICRO_BATCH, _LENGTH):
+        if not fields.has(name):
+            fields.note(f"{name} is not given: {defaults[name]} is TRL's default")
+    recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
+    own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
+    told = arguments(known, (*defaults, CHECKPOINTING, "main_process_ip"))
+    given = own | {name: word for name, word in told.items() if not word.unknown}
+    return given, number(given, _LENGTH) or _DEFAULT_LENGTH

@@ -1,0 +1,218 @@
+"""Axolotl and TRL: trainers over accelerate's mesh, each with keys of its own for it.
+
+Names: Axolotl 0.19.0, utils/schemas (config.py, training.py, fsdp.py) and utils/distributed.py
+(build_parallelism_config); TRL 1.16.0, trainer/sft_config.py and trainer/model_config.py, which reads
+transformers' TrainingArguments beside accelerate's own file.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import yaml
+
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.service.launchers.accelerate import (
+    CONFIG_FILE,
+    accelerate_file,
+    accelerate_launch,
+    accelerate_warnings,
+    mesh,
+    recomputes_in_script,
+)
+from meshwright.service.launchers.common_rules import refuse_first
+from meshwright.service.launchers.export import Start, bundled, model_is_in_the_script
+from meshwright.service.launchers.target import ExportBundle, Target
+
+Values = dict[str, object]
+WEIGHTS_SHARDED = 3  # ZeRO-3
+# transformers' names of attention kernels (AttentionInterface).
+ATTENTION = {
+    "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
+    "cudnn": "sdpa", "torch": "eager", "megatron-fused": "eager", "triton": "flex_attention",
+}  # fmt: skip
+WRITTEN_FACTS = ("attention_kernel", "flash_attention", "launch_blocking")
+# What a long run wants and no price hangs on; it may be said otherwise.
+OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
+
+
+def attention(target: Target) -> str:
+    """The kernel that was priced, by transformers' name."""
+    known = with_options(framework_facts("accelerate"), target.workload.framework_options)
+    return ATTENTION[known.attention_kernel]
+
+
+# --------------------------------------------------------------------------------------------------
+# Axolotl: one YAML for the whole run, whose data and model the user adds from a file of their own.
+
+
+AXOLOTL_FILE = "axolotl.yaml"
+AXOLOTL = "Axolotl 0.19.0"
+AXOLOTL_NEEDS = (
+    ("RUN_CONFIG", "a YAML of your own: base_model, datasets, learning_rate, num_epochs, output_dir, …"),
+)
+# What else would change the plan: other names of the same, other engines, frozen weights.
+AXOLOTL_OTHERS = (
+    "adapter", "batch_size", "bfloat16", "deepspeed", "expert_parallel_size", "flash_attention", "float16",
+    "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "sdp_attention", "sequence_parallel_degree",
+    "torch_compile",
+)  # fmt: skip
+# The two files become one; of a key in both the last would win without a word.
+_JOINED = """\
+for key in \\
+    @KEYS@; do
+    if grep -q "^${key}:" "${RUN_CONFIG}"; then
+        echo "error: ${key} in ${RUN_CONFIG} belongs to the plan; change the plan instead" >&2
+        exit 2
+    fi
+done
+joined="$(mktemp -d)/run"
+cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
+"""
+
+
+def axolotl_values(target: Target) -> Values:
+    """Every value that the plan decided."""
+    config, sizes = target.config, mesh(target)
+    return {
+        "micro_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "sequence_len": target.workload.seq_length,
+        "sample_packing": True,  # every sequence is full, as the prediction assumes
+        "pad_to_sequence_len": True,
+        "bf16": True,
+        "fp16": False,
+        # its rings take no other kernel than FlashAttention 2
+        "attn_implementation": attention(target) if sizes["cp_size"] == 1 else "flash_attention_2",
+        "gradient_checkpointing": False,  # FSDP's own wrapper recomputes
+        "optimizer": "adamw_torch_fused",
+        "tensor_parallel_size": sizes["tp_size"],
+        "context_parallel_size": sizes["cp_size"],
+        "dp_replicate_size": sizes["dp_replicate_size"],
+        "dp_shard_size": sizes["dp_shard_size"],
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "reshard_after_forward": config.zero_stage == WEIGHTS_SHARDED,
+            "activation_checkpointing": config.recompute_granularity == "full",
+            "offload_params": False,
+            "cpu_ram_efficient_loading": True,
+            "state_dict_type": "SHARDED_STATE_DICT",
+        },
+    }
+
+
+class Axolotl:
+    """Exports to ``python -m axolotl.cli.train``."""
+
+    name = "axolotl"
+
+    def export(self, target: Target) -> ExportBundle:
+        """Axolotl's YAML without data and model, and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: Axolotl cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        values = axolotl_values(target)
+        decided = (*sorted(values), *AXOLOTL_OTHERS)
+        return bundled(
+            target,
+            product=AXOLOTL,
+            shape=True,
+            start=Start(
+                program='-m axolotl.cli.train "${joined}"',
+                needs=AXOLOTL_NEEDS,
+                decides=decided,
+                before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(decided), 100))),
+            ),
+            warnings=_axolotl_warnings(target),
+            own=lambda head: {AXOLOTL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True)},
+        )
+
+
+def _axolotl_warnings(target: Target) -> Iterator[str]:
+    yield from accelerate_warnings(target, WRITTEN_FACTS)
+    yield model_is_in_the_script(target)
+    yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
+    if target.config.context_parallel_size > 1:
+        yield "context parallelism needs the package ring-flash-attn"
+
+
+# --------------------------------------------------------------------------------------------------
+# TRL: accelerate's own file for the mesh, and a YAML of SFTConfig's and ModelConfig's fields.
+
+
+TRL_FILE = "trl_sft.yaml"
+TRL = "TRL 1.16.0 on accelerate 1.15.0"
+TRL_NEEDS = (
+    ("MODEL", "the model that was planned: a folder or a name of the hub"),
+    ("DATASET", "the data set: a folder or a name of the hub"),
+    ("OUTPUT_DIR", "where checkpoints go"),
+    ("LR", "the learning rate"),
+)
+TRL_OTHERS = (
+    "deepspeed", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit", "lora_r", "padding_free",
+    "parallelism_config", "torch_compile", "torch_dtype", "use_liger_kernel", "use_peft",
+)  # fmt: skip
+_TRL_COMMAND = """\
+    -m trl.scripts.sft --config "${here}/trl_sft.yaml" \\
+    --model_name_or_path "${MODEL}" --dataset_name "${DATASET}" \\
+    --output_dir "${OUTPUT_DIR}" --learning_rate "${LR}" "$@"
+"""
+
+
+def trl_values(target: Target) -> Values:
+    """Fields of SFTConfig and ModelConfig that the plan decided."""
+    config, precision = target.config, target.workload.precision
+    return {
+        "per_device_train_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "max_length": target.workload.seq_length,
+        "packing": True,  # every sequence is full, as the prediction assumes
+        "packing_strategy": "wrapped",  # and none is a batch flattened into one, which others make of it
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "gradient_checkpointing": recomputes_in_script(target),  # SFTConfig's own default is true
+        # torch's rings take no other kernel than SDPA's
+        "attn_implementation": attention(target) if config.context_parallel_size == 1 else "sdpa",
+        "dtype": "float32",  # FSDP's shards, or autocast's weights, as was priced
+        "optim": "adamw_torch_fused",
+    }
+
+
+class Trl:
+    """Exports to ``accelerate launch -m trl.scripts.sft``."""
+
+    name = "trl"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The mesh in accelerate's file, TRL's own, and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: TRL cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name)
+        values = trl_values(target)
+        return bundled(
+            target,
+            product=TRL,
+            shape=True,
+            start=Start(
+                program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
+                needs=TRL_NEEDS,
+                command=True,
+                decides=(*values, *TRL_OTHERS),
+            ),
+            warnings=_trl_warnings(target),
+            own=lambda head: {
+                CONFIG_FILE: accelerate_file(head, target),
+                TRL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
+            },
+        )
+
+
+def _trl_warnings(target: Target) -> Iterator[str]:
+    yield from accelerate_warnings(target, WRITTEN_FACTS)
+    yield model_is_in_the_script(target)

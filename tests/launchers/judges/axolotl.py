@@ -1,0 +1,78 @@
+"""Axolotl on a CPU: its schema and checks, the environment that it sets, the mesh and plugin of both."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
+os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "1"}
+sys.modules["ring_flash_attn"] = types.ModuleType("ring_flash_attn")  # its presence counts
+
+import yaml  # noqa: E402
+from accelerate.utils import FullyShardedDataParallelPlugin  # noqa: E402
+from axolotl.utils import trainer  # noqa: E402
+from axolotl.utils.config import validate_config  # noqa: E402
+from axolotl.utils.dict import DictDefault  # noqa: E402
+from axolotl.utils.distributed import _get_parallel_config_kwargs  # noqa: E402
+from transformers import TrainingArguments  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent))
+from protocol import Case, Seen, serve  # noqa: E402
+
+BEFORE = dict(os.environ)
+trainer.check_cuda_p2p_ib_support = lambda: True  # asks a GPU
+CLUSTER = {"bf16": True, "fp8": False, "tf32": True, "compute_capability": "sm_90", "n_node": 1}
+OWN = {
+    "base_model": "x",
+    "datasets": [{"path": "d", "type": "completion"}],
+    "learning_rate": 1e-4,
+    "num_epochs": 1,
+    "output_dir": "out",
+}
+
+
+def judge(case: Case) -> Seen:
+    """What Axolotl makes of its YAML."""
+    world = case["world_size"]
+    given = DictDefault(yaml.safe_load(case["files"]["axolotl.yaml"]) | OWN)
+    read = validate_config(given, {**CLUSTER, "n_gpu": world}, {"torch_version": "2.13.0"})
+    if unknown := set(given) - set(read):
+        raise ValueError(f"unknown keys: {sorted(unknown)}")  # its schema drops them without a word
+    os.environ.clear()
+    os.environ.update(BEFORE)
+    trainer.prepare_optim_env(read)
+    mesh = _get_parallel_config_kwargs(
+        world, read.tensor_parallel_size, read.context_parallel_size, read.dp_shard_size,
+        read.dp_replicate_size, is_fsdp=True,
+    )  # fmt: skip
+    sizes = {name: mesh.get(f"{name}_size", 1) for name in ("tp", "cp", "dp_shard", "dp_replicate")}
+    ranks = sizes["tp"] * sizes["cp"] * sizes["dp_shard"] * sizes["dp_replicate"]
+    if ranks != world:
+        raise ValueError(f"the mesh has {ranks} of {world} ranks")
+    with tempfile.TemporaryDirectory() as folder:
+        plugin = FullyShardedDataParallelPlugin(
+            **TrainingArguments(
+                output_dir=folder, fsdp=True, fsdp_config=dict(read.fsdp_config), use_cpu=True
+            ).fsdp_plugin_args
+        )
+    return {
+        "num_gpus": ranks,
+        "tensor_parallel_size": sizes["tp"],
+        "context_parallel_size": sizes["cp"],
+        "data_parallel_size": sizes["dp_shard"] * sizes["dp_replicate"],
+        "zero_shard_size": sizes["dp_shard"] * sizes["cp"],
+        "zero_stage": 3 if plugin.reshard_after_forward else 2,
+        "recompute_granularity": "full"
+        if plugin.activation_checkpointing or read.gradient_checkpointing
+        else "none",
+        "micro_batch_size": read.micro_batch_size,
+        "num_microbatches": read.gradient_accumulation_steps,
+    }
+
+
+if __name__ == "__main__":
+    serve(judge)

@@ -1,0 +1,60 @@
+"""TRL on a CPU: the parser of its own script, beside accelerate's judge for the mesh."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = str(Path(__file__).parent)
+sys.path.remove(HERE)  # this file has the name of the package
+
+from trl.scripts.sft import make_parser  # noqa: E402
+
+sys.path.insert(0, HERE)
+from protocol import Case, Seen, serve  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("accelerate_judge", f"{HERE}/accelerate.py")
+accelerate_judge = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(accelerate_judge)
+
+BEFORE = dict(os.environ)
+
+
+def judge(case: Case) -> Seen:
+    """What TRL and accelerate make of their YAML."""
+    seen = accelerate_judge.judge(case)
+    os.environ.clear()
+    os.environ.update(BEFORE)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trl_sft.yaml"
+        # its bf16 asks for a GPU; ours is checked as text
+        text = case["files"]["trl_sft.yaml"]
+        if "\nbf16: true\n" not in text:
+            raise ValueError("no bf16")
+        path.write_text(text.replace("\nbf16: true\n", "\nbf16: false\n") + "use_cpu: true\n")
+        words = [
+            "--config",
+            str(path),
+            "--model_name_or_path",
+            "m",
+            "--dataset_name",
+            "d",
+            "--output_dir",
+            folder,
+        ]
+        script, sft, model, _ = make_parser().parse_args_and_config([*words, "--learning_rate", "1e-4"])
+    if (script.dataset_name, model.dtype, sft.packing) != ("d", "float32", True):
+        raise ValueError(f"{script.dataset_name}, {model.dtype}, packing {sft.packing}")
+    if sft.gradient_checkpointing:
+        seen["recompute_granularity"] = "full"
+    return seen | {
+        "micro_batch_size": sft.per_device_train_batch_size,
+        "num_microbatches": sft.gradient_accumulation_steps,
+    }
+
+
+if __name__ == "__main__":
+    serve(judge)
