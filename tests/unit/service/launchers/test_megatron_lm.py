@@ -368,8 +368,9 @@ TRAINED = [name for name in model_names() if "megatron-lm" in launchers_stating(
 def test_every_kind_of_row_of_a_catalog_model_is_exported_with_all_its_layers(name: str) -> None:
     model = find_model(name)
     cluster = find_cluster("dgx-h100", num_nodes=16)
+    seq = min(2048, model.max_position_embeddings or 2048)
     problem = Problem(
-        model=model, cluster=cluster, workload=Workload(global_batch_size=256, seq_length=2048)
+        model=model, cluster=cluster, workload=Workload(global_batch_size=256, seq_length=seq)
     )
     for config in proposed(problem):
         bundle = MegatronLm().export(Target(plan=plan(config), problem=problem))
