@@ -33,7 +33,14 @@ from meshwright.solver.splits import nanotron_split
 from tests.launchers.cases import CASES, plan
 from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.edits import EDITS, found_by_us
-from tests.launchers.environments import ENVIRONMENTS, TORCH_ENVIRONMENT, Environment, ready, versions
+from tests.launchers.environments import (
+    ENVIRONMENTS,
+    TORCH_ENVIRONMENT,
+    Environment,
+    newest,
+    ready,
+    versions,
+)
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import problem_of, random_targets
 
@@ -257,11 +264,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=100, help="random plans for each launcher")
     parser.add_argument("--only", nargs="*", default=[*ENVIRONMENTS, "torchrun"], help="launchers to try")
+    parser.add_argument(
+        "--latest", action="store_true", help="try the newest release of each, not the pinned one"
+    )
     options = parser.parse_args()
     count = Count()
     unavailable = ready(TORCH_ENVIRONMENT)
     for name in options.only:
         environment = ENVIRONMENTS.get(name, TORCH_ENVIRONMENT)
+        if options.latest and name in ENVIRONMENTS:
+            environment = newest(environment)
         why = unavailable or ready(environment)
         if why:
             print(f"{name}: skipped, not installable here: {why}")

@@ -9,10 +9,11 @@ machine builds.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / ".venv-launchers"
@@ -76,6 +77,17 @@ ENVIRONMENTS = {
 }
 
 
+def newest(environment: Environment) -> Environment:
+    """The same with the newest releases instead of the pinned ones, made anew; torch stays as it is."""
+    plain = {
+        kind: tuple(name.partition("==")[0] for name in getattr(environment, kind))
+        for kind in ("packages", "unpacked")
+    }
+    found = replace(environment, name=f"latest-{environment.name}", **plain)
+    shutil.rmtree(found.folder, ignore_errors=True)
+    return found
+
+
 def ready(environment: Environment) -> str | None:
     """Make the environment where it is missing; why it cannot be had, or None."""
     stamp = environment.folder / "ready"
@@ -119,10 +131,12 @@ def _run(*command: str) -> None:
 
 def versions(environment: Environment) -> str:
     """The pinned packages as they are installed, torch among them."""
-    pinned = [name for name in environment.packages if "==" in name]
+    latest = not any("==" in name for name in (*environment.packages, *environment.unpacked))
+    pinned = [name for name in environment.packages if latest or "==" in name]
     names = [package.partition("==")[0] for package in dict.fromkeys((*pinned, "torch==2.13.0"))]
     code = "import importlib.metadata as m, sys\nprint(*(f'{n} {m.version(n)},' for n in sys.argv[1:]))"
     done = subprocess.run(
         [str(environment.python), "-c", code, *names], check=True, capture_output=True, text=True
     )
-    return " ".join([done.stdout.strip().replace("+cpu", ""), *environment.unpacked])
+    wheels = [path.name.split("-cp")[0].split("-py")[0] for path in sorted(environment.path.glob("*.whl"))]
+    return " ".join([done.stdout.strip().replace("+cpu", ""), *wheels])
