@@ -61,6 +61,7 @@ _MAX_NAMED = 5
 _MAX_SHOWN = 64  # characters of a run's name
 _UNITS = 1.1  # a peak given in GB and read as GiB still fits
 _LEAST_BYTES_A_WEIGHT = 0.5  # 4 bits, spread over all GPUs
+_LEAST_FILLED = 0.5  # of the limit; the open runs that ran out of memory were expected to take .72 and more
 # A run may be faster than every catalogued one of its stack, and than what the stack's model says of it, by
 # so much: twice the mean error of a cluster's uncalibrated predictions, 10.2 % (docs/accuracy.md, overall).
 _BEYOND = 1.2
@@ -290,6 +291,7 @@ def calibrate(
             *reasons,
             *(time.findings if time else ()),
             *(memory.findings if memory else ()),
+            *(said for one in possible if (said := _filled_by_others(one, profile_of))),
         ),
         runs=tuple(called(one) for one in possible),
     )
@@ -364,7 +366,7 @@ def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Par
     """Constants and residual of the peak memory; None when no run tells anything.
 
     A run that ran out of memory tells that its peak is above the limit, and nothing where that is
-    what was predicted anyway.
+    what was predicted anyway, or where so little was that something else must have filled the GPU.
     """
     told = [memory_observation(one, profile_of) for one in possible]
     known = [one for one in told if one is not None and one.peak_memory_bytes]
@@ -387,6 +389,20 @@ def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Par
     )
 
 
+def _filled_by_others(one: Observation, profile_of: ProfileOf) -> str | None:
+    """That a run which ran out of memory teaches nothing of it, since far less was expected; else None."""
+    if not one.out_of_memory or one.peak_memory_bytes is not None:
+        return None
+    expected = predict(one.problem, profile_of(one), one.configuration).peak_memory_bytes
+    limit = memory_limit_bytes(one.problem)
+    if expected >= _LEAST_FILLED * limit:
+        return None
+    return (
+        f"run {called(one)} ran out of memory where {expected / GIB:.3g} of {limit / GIB:.3g} GiB are "
+        "expected: nothing is learnt from it; something else filled the GPU, or it ran otherwise"
+    )
+
+
 def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
     """The run as its memory is to be judged; None when it tells nothing."""
     if one.peak_memory_bytes is None and not one.out_of_memory:
@@ -397,7 +413,7 @@ def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation |
     if one.peak_memory_bytes is not None:
         return judged
     limit = memory_limit_bytes(one.problem)
-    if prediction.peak_memory_bytes >= limit:
+    if not _LEAST_FILLED * limit <= prediction.peak_memory_bytes < limit:
         return None
     return replace(judged, peak_memory_bytes=float(limit), memory_kind="device", memory_rank="worst")
 

@@ -238,16 +238,29 @@ def test_memory_learns_from_peaks(observations: list[Observation]) -> None:
 def test_a_run_that_ran_out_of_memory_where_it_should_have_fitted_raises_the_peak(
     observations: list[Observation],
 ) -> None:
-    fits = min(
-        observations,
-        key=lambda one: predict(one.problem, default_profile_of(one), one.configuration).peak_memory_bytes,
-    )
+    fits = next(one for one in observations if 0.6 < share_of_memory(one) < 0.9)
     failed = replace(fits, step_time_s=None, out_of_memory=True)
     calibration = calibrate([failed], cluster="x")
     before = predict(fits.problem, default_profile_of(fits), fits.configuration)
     after = predict(fits.problem, calibration.applied(default_profile_of(fits)), fits.configuration)
     assert after.peak_memory_bytes > before.peak_memory_bytes
     assert after.out_of_memory_probability > before.out_of_memory_probability
+
+
+def share_of_memory(one: Observation) -> float:
+    """Expected peak over the limit."""
+    prediction = predict(one.problem, default_profile_of(one), one.configuration)
+    return prediction.peak_memory_bytes / prediction.memory_limit_bytes
+
+
+def test_a_run_that_ran_out_of_memory_where_half_was_expected_teaches_nothing(
+    observations: list[Observation],
+) -> None:
+    small = next(one for one in observations if share_of_memory(one) < 0.5)
+    failed = replace(small, name="small", step_time_s=None, out_of_memory=True)
+    alone = calibrate([failed], cluster="x")
+    assert alone.memory_residual is None
+    assert any("something else filled the GPU" in finding for finding in alone.findings)
 
 
 def test_a_calibration_survives_its_file(observations: list[Observation]) -> None:
