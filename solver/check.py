@@ -85,8 +85,11 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """What the launcher offloads, the request allows and the hosts hold."""
     able = launcher_capabilities(problem.launcher)
+    whose = problem.workload.framework_options.get("offload_modules", "all")
     if config.offload not in able.offload:
         yield f"{able.launcher} does not offload {config.offload}"
+    elif "activations" in config.offload and able.offloads_modules and whose == "all":
+        yield f"{able.launcher} offloads activations of named modules alone"
     if config.offload != "none" and "offload" not in problem.options.allow:
         yield "offload is not allowed"
     elif config.offload != "none" and is_a_row(config):

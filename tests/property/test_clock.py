@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,8 +193,9 @@ def in_a_process(raws: list[dict[str, Any]], cancel_after_s: float = 1e9) -> lis
     """``measured`` of each request, one after the other, in one process."""
     given = json.dumps([raws, cancel_after_s])
     done = subprocess.run(
-        [sys.executable, __file__], input=given, capture_output=True, text=True, check=True, timeout=900
-    )
+        [sys.executable, "-m", "tests.property.test_clock"], cwd=Path(__file__).parents[2], input=given,
+        capture_output=True, text=True, check=True, timeout=900,
+    )  # fmt: skip
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 

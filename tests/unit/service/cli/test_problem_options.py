@@ -185,8 +185,8 @@ def test_a_file_without_a_model_is_no_unknown_name(tmp_path: Path) -> None:
 
 
 def test_a_path_that_leads_nowhere_is_said_to_be_a_file() -> None:
-    with pytest.raises(InvalidProblemError, match="org/model: No such file"):
-        model_part("org/model")
+    with pytest.raises(InvalidProblemError, match="org/team/model: No such file"):
+        model_part("org/team/model")
 
 
 def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
