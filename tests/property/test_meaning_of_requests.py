@@ -150,7 +150,8 @@ def tried_on(problem: Problem, counts: list[int], answer: Answer) -> list[Tried]
     judged = judged_on(problem, profile, counts)
     if not judged.legal and not problem.options.num_nodes:
         each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
-        named = [plan for plan in answer.plans if problem.launcher in (plan.launchers or [problem.launcher])]
+        mine = problem.launcher
+        named = [plan for plan in answer.plans if mine in (plan.launchers or [mine])]
         own = {plan.config.num_gpus for plan in named}
         fewer = sorted(range(1, most), key=lambda count: (count % each > 0, -count))
         for count in fewer:  # whole nodes before others
