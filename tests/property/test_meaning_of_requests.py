@@ -151,7 +151,7 @@ def tried_on(problem: Problem, counts: list[int], answer: Answer) -> list[Tried]
     if not judged.legal and not problem.options.num_nodes:
         each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
         mine = problem.launcher
-        named = [plan for plan in answer.plans if mine in (plan.launchers or [mine])]
+        named = [plan for plan in answer.plans if mine in (plan.launchers[:1] or [mine])]
         own = {plan.config.num_gpus for plan in named}
         fewer = sorted(range(1, most), key=lambda count: (count % each > 0, -count))
         for count in fewer:  # whole nodes before others
