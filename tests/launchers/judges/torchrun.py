@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 STUB = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 FILLED = (
     "BRIDGE_SCRIPT", "TRAIN_SCRIPT", "NANOTRON_DIR", "SWIFT_DIR", "SWIFT_COMMAND", "LLAMA_FACTORY_DIR",
-    "MEGATRON_LM_DIR",
+    "MEGATRON_LM_DIR", "MODEL", "DATASET", "OUTPUT_DIR", "LR",
 )  # fmt: skip
 
 
@@ -41,7 +41,10 @@ def started(folder: Path, node_rank: int) -> list[str]:
         stub.parent.mkdir(exist_ok=True)
         stub.write_text(STUB)
         stub.chmod(0o755)
+    own = folder / "bin" / "run.yaml"
+    own.write_text("base_model: model\n")
     environment = {
+        "RUN_CONFIG": str(own),
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "MASTER_ADDR": "node0",
         "NODE_RANK": str(node_rank), "MOCK_DATA": "1", **dict.fromkeys(FILLED, "train.py"),
     }  # fmt: skip
