@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -30,6 +30,7 @@ from meshwright_client.waiting import OnProgress, Waiting
 
 PAGE_SIZE = 200  # the most that the service gives at once
 Json = Mapping[str, Any]
+Page = TypeVar("Page", JobPage, PlanPage, ProfilePage)
 
 
 class Client:
@@ -94,13 +95,8 @@ class Client:
 
     def jobs(self) -> Iterator[Job]:
         """All jobs, newest first, read page by page."""
-        token: str | None = ""
-        while token is not None:
-            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE}
-            params.update({"page_token": token} if token else {})
-            page = decoded(JobPage, self._transport.ask("GET", "/v1/jobs", params=params))
+        for page in self._pages(JobPage, "/v1/jobs"):
             yield from page.jobs
-            token = page.next_page_token
 
     def wait(
         self,
@@ -142,14 +138,9 @@ class Client:
         Raises:
             InvalidRequestError: there is no such filter or order; ``problem.errors`` names it.
         """
-        token: str | None = ""
-        while token is not None:
-            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE, "sort": sort}
-            params.update({name: _spelled(value) for name, value in wanted.items()})
-            params.update({"page_token": token} if token else {})
-            page = decoded(PlanPage, self._transport.ask("GET", "/v1/plans", params=params))
+        query = {"sort": sort, **{name: _spelled(value) for name, value in wanted.items()}}
+        for page in self._pages(PlanPage, "/v1/plans", query):
             yield from page.plans
-            token = page.next_page_token
 
     def export(
         self, plan: Plan | str, launcher: str | None = None, save_dir: str | Path | None = None
@@ -184,13 +175,8 @@ class Client:
 
     def profiles(self) -> Iterator[StoredProfile]:
         """All stored profiles, newest first, read page by page, without their documents."""
-        token: str | None = ""
-        while token is not None:
-            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE}
-            params.update({"page_token": token} if token else {})
-            page = decoded(ProfilePage, self._transport.ask("GET", "/v1/profiles", params=params))
+        for page in self._pages(ProfilePage, "/v1/profiles"):
             yield from page.profiles
-            token = page.next_page_token
 
     def profile(self, profile_id: str) -> StoredProfile:
         """One stored profile with its document."""
@@ -220,6 +206,18 @@ class Client:
         parts = {"problem": problem, "configuration": configuration, "launch_file": launch_file}
         body = {name: dict(part) for name, part in parts.items() if part is not None}
         return decoded(PricedConfiguration, self._transport.ask("POST", "/v1/predictions", json=body))
+
+    def _pages(
+        self, kind: type[Page], path: str, query: Mapping[str, str | float] | None = None
+    ) -> Iterator[Page]:
+        """Every page of a list, each read when it is asked for."""
+        token: str | None = ""
+        while token is not None:
+            params: dict[str, str | int | float] = {"page_size": PAGE_SIZE, **(query or {})}
+            params.update({"page_token": token} if token else {})
+            page = decoded(kind, self._transport.ask("GET", path, params=params))
+            yield page
+            token = page.next_page_token
 
 
 def _spelled(value: str | float) -> str | float:
