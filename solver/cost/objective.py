@@ -11,6 +11,7 @@ The numbers are relative to the whole cluster, so that they stay of the size of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,7 +163,21 @@ def outlook_of(
     problem: Problem, profile: Profile, config: Configuration, prediction: Prediction
 ) -> Outlook:
     """The run that a configuration makes; without a known power no energy."""
-    options, gpus, step_s = problem.options, config.num_gpus, prediction.step_time_s
+    return outlooks_of(problem, profile, [config], [prediction])[0]
+
+
+def outlooks_of(
+    problem: Problem, profile: Profile, some: Sequence[Configuration], predictions: Sequence[Prediction]
+) -> list[Outlook]:
+    """The runs that configurations make, whose busy seconds are priced side by side."""
+    steps_s = [one.step_time_s for one in predictions]
+    energies = _energies_j(problem, profile, some, steps_s)
+    return [_outlook(problem, *one) for one in zip(some, steps_s, energies, strict=True)]
+
+
+def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: float | None) -> Outlook:
+    """The run of a configuration whose joules for each token are known."""
+    options, gpus = problem.options, config.num_gpus
     tokens = config.global_batch_size * problem.workload.seq_length
     slower, written = slowdown(problem, gpus), CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()
     hours = gpus * step_s * slower / HOUR_S / tokens
@@ -177,24 +192,28 @@ def outlook_of(
         goodput=1.0 / slower,
         checkpoint_interval_s=options.reliability.interval_s(written, gpus),
         gpu_hours_per_token=hours,
-        energy_per_token_j=_energy_j(problem, profile, config, step_s),
+        energy_per_token_j=energy_j,
         days=days,
         cost=cost,
     )
 
 
-def _energy_j(problem: Problem, profile: Profile, config: Configuration, step_s: float) -> float | None:
-    """Joules of the GPUs for each token; None where no power is known."""
-    tokens = config.global_batch_size * problem.workload.seq_length
-    if config.is_placed:
-        placed = placed_energy_j(problem, profile, config, step_s)
-        return None if placed is None else placed / tokens
-    if not profile.group.gpu.power_watts:
-        return None
-    power = power_of(profile.group.gpu)
-    busy = float(busy_s(problem, profile, Columns.of([config]))[0])
-    joules = power.waiting_w * step_s + (power.busy_w - power.waiting_w) * busy
-    return config.num_gpus * joules / tokens
+def _energies_j(
+    problem: Problem, profile: Profile, some: Sequence[Configuration], steps_s: Sequence[float]
+) -> Iterator[float | None]:
+    """Joules of the GPUs for each token of every configuration; None where no power is known."""
+    gpu = profile.group.gpu
+    meshes = [config for config in some if gpu.power_watts and not config.is_placed]
+    busy = iter(busy_s(problem, profile, Columns.of(meshes)).tolist() if meshes else ())
+    for config, step_s in zip(some, steps_s, strict=True):
+        joules = None
+        if config.is_placed:
+            joules = placed_energy_j(problem, profile, config, step_s)
+        elif gpu.power_watts:
+            power = power_of(gpu)
+            own = power.waiting_w * step_s + (power.busy_w - power.waiting_w) * next(busy)
+            joules = config.num_gpus * own
+        yield None if joules is None else joules / (config.global_batch_size * problem.workload.seq_length)
 
 
 def natural_objective(

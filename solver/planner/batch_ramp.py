@@ -18,7 +18,7 @@ from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveCla
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, plan_id_of
-from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown
+from meshwright.solver.cost.objective import DAY_S, outlooks_of, slowdown
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, OnProgress, Problem, ShouldStop, problem_digest
@@ -131,8 +131,9 @@ def ramp_search(
     )
     first, space = watch.at_least(_FIRST_S), empty_space(problem)
     ramp = _ramp_of(problem, profile, space.columns)
-    sampled = is_large(problem)
+    sampled = True
     with first.cut():
+        sampled = is_large(problem)
         if not sampled:
             space = searched_space(problem, legal_only=True, one_by_one=True)
             sampled = len(space.rows) * (1 + len(ramp.stages)) > _MOST_PRICED
@@ -186,15 +187,15 @@ def _some_plans(
             raise InvalidPlanError("; ".join(faults))
     predictions = predict_all(ramp.stages[-1].problem, profile, configs)
     objectives = objective_s(last.prices, last.columns, last.stages(splits))
+    outlooks = outlooks_of(problem, profile, configs, predictions)
     for at, (one, config, prediction) in enumerate(zip(some, configs, predictions, strict=True)):
-        outlook = outlook_of(problem, profile, config, prediction)
         yield Plan(
             plan_id=plan_id_of(problem_digest(problem), config),
             rank=before + at + 1,
             config=config,
             prediction=prediction,
             objective_s=float(objectives[at]),
-            outlook=_with_ramp(problem, outlook, one.total_s, config.num_gpus),
+            outlook=_with_ramp(problem, outlooks[at], one.total_s, config.num_gpus),
         )
 
 

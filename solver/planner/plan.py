@@ -11,7 +11,7 @@ from meshwright.solver.answer import Answer, Plan, Status
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlook_of, slowdown
+from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of, slowdown
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import unsaid, with_reasons
 from meshwright.solver.explain.remedies import (
@@ -59,11 +59,10 @@ def ask_placed(
 
 def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     """Every plan with the run that it makes."""
-    plans = tuple(
-        replace(plan, outlook=outlook_of(problem, profile, plan.config, plan.prediction))
-        for plan in answer.plans
-    )
-    return replace(answer, plans=plans)
+    predictions = [plan.prediction for plan in answer.plans]
+    outlooks = outlooks_of(problem, profile, [plan.config for plan in answer.plans], predictions)
+    plans = [replace(plan, outlook=one) for plan, one in zip(answer.plans, outlooks, strict=True)]
+    return replace(answer, plans=tuple(plans))
 
 
 def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:

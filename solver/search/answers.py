@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -9,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Plan, Status
+from meshwright.solver.answer import Answer, Outlook, Plan, Status
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import plan_id_of
-from meshwright.solver.cost.objective import claim_of, is_asked_for, outlook_of
+from meshwright.solver.cost.objective import claim_of, is_asked_for, outlooks_of
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
@@ -23,7 +24,7 @@ from meshwright.solver.search.priced_space import least_step_s, steps_s
 from meshwright.solver.space.enumerate import Space
 from meshwright.solver.space.rules import host_warnings
 
-_TOGETHER = 32  # plans predicted and checked between two looks at the clock
+_TOGETHER = 16  # plans predicted and checked between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,8 @@ def plans_of(
     """The ranked rows as plans, each past the independent check; as many as ``watch`` has time for."""
     plans = list[Plan]()
     for start in range(0, len(frontier.ranked), _TOGETHER):
-        if start and watch is not None and watch.interrupted():
+        over = watch is not None and watch.interrupted()
+        if start and over:
             break
         plans += _plans(problem, profile, frontier, certificate, slice(start, start + _TOGETHER))
     return tuple(plans)
@@ -78,7 +80,9 @@ def _plans(
     predictions = predict_all(problem, profile, configurations)
     rows = [one.row for one in ranked]
     objectives = steps_s(frontier.rows, rows, np.array(_objectives_s(frontier, ranked)))
-    beyond = is_asked_for(problem)
+    outlooks: Sequence[Outlook | None] = [None] * len(ranked)
+    if is_asked_for(problem):
+        outlooks = outlooks_of(problem, profile, configurations, predictions)
     plans = []
     for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
         plan = Plan(
@@ -87,7 +91,7 @@ def _plans(
             config=config,
             prediction=prediction,
             objective_s=float(objectives[at]),
-            outlook=outlook_of(problem, profile, config, prediction) if beyond else None,
+            outlook=outlooks[at],
             certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
         )
         plans.append(plan)

@@ -38,6 +38,7 @@ What is claimed, and what is not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -235,7 +236,9 @@ def _found(
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
     found = Found(problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate())
-    expected = estimated_outer(problem, wide=wide)
+    expected = math.inf  # where the time is over before they are counted
+    with first.cut():
+        expected = estimated_outer(problem, wide=wide)
     large = expected > LARGE_OUTER
     if large:
         with first.cut():

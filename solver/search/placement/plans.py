@@ -104,7 +104,8 @@ def placed_plans_of(
     """
     digest, plans = problem_digest(problem), list[Plan]()
     for at, one in enumerate(candidates):
-        if at and watch.interrupted():
+        over = watch.interrupted()
+        if at and over:
             break
         plan = Plan(
             plan_id=plan_id_of(digest, one.config),
