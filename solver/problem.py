@@ -55,6 +55,7 @@ class SearchOptions:
     objective: Objective = "step_time"
     gpus: Literal["all", "fewest"] = "all"  # fewest: on the smallest number of nodes that has a plan
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
+    num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
     reserve_nodes: int = 0  # kept spare
     batch_sizes: tuple[int, ...] = ()  # global batches in question beside the workload's, the largest
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
@@ -165,10 +166,22 @@ def usable_gpus(problem: Problem) -> int:
 
 def gpu_counts(problem: Problem) -> tuple[int, ...]:
     """Every number of GPUs that the request leaves open, largest first."""
+    if problem.options.num_gpus:
+        return tuple(sorted(problem.options.num_gpus, reverse=True))
     most = usable_gpus(problem)
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
     open_counts = {nodes * per_node for nodes in problem.options.num_nodes}
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
+
+
+def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:
+    """The problem on these numbers of GPUs; on what it asks for itself where there are none."""
+    return replace(problem, options=replace(problem.options, num_gpus=numbers))
+
+
+def are_named(problem: Problem) -> bool:
+    """Whether only these numbers of GPUs count, even where no configuration uses all of them."""
+    return bool(problem.options.num_gpus or problem.options.num_nodes)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -229,7 +229,9 @@ def _more_nodes(problem: Problem, profile: Profile) -> Iterator[str]:
     factor = 2
     while factor <= _MOST_NODES_FACTOR:
         groups = tuple(replace(g, num_nodes=g.num_nodes * factor) for g in problem.cluster.groups)
-        options = replace(problem.options, num_nodes=())  # all of them, whatever numbers were asked for
+        options = replace(
+            problem.options, num_nodes=(), num_gpus=()
+        )  # all of them, whatever numbers were asked for
         larger = replace(problem, cluster=replace(problem.cluster, groups=groups), options=options)
         group = replace(profile.group, num_nodes=profile.group.num_nodes * factor)
         wider = replace(profile, group=group)

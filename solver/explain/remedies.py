@@ -231,7 +231,7 @@ def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
     """The problem on another cluster, all of whose nodes may be used."""
-    options: SearchOptions = replace(problem.options, num_nodes=())
+    options: SearchOptions = replace(problem.options, num_nodes=(), num_gpus=())
     return replace(problem, cluster=cluster, options=options)
 
 

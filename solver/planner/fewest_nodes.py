@@ -8,7 +8,7 @@ GPUs no legal configuration uses all of is searched as a cluster of that size: o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,11 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus
 from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.priced_space import CHUNK, priced_space
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import enumerate_space, is_too_large
+from meshwright.solver.space.enumerate import enumerate_space, is_too_large, numbers_of_gpus
 from meshwright.solver.space.factored import Crossing
 
 
@@ -45,10 +45,12 @@ def fewest(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
+    differing_on: Callable[[int], tuple[int, ...]] = lambda _: (),
 ) -> Answer:
     """The answer on the fewest nodes; on the most of them where none has a plan.
 
     ``known``: configurations to begin with, as ``search``; those of other numbers of nodes say nothing.
+    ``differing_on``: the numbers of GPUs to search on so many nodes; none: as many as can be used.
     A limit before the first plan leaves status ``unknown``. Errors as ``search``.
     """
     watch = Watch(
@@ -60,7 +62,7 @@ def fewest(
         cut, covered = watch.interrupted(), 0
         last = count == counts[-1] or cut
         with watch.cut():
-            here = _usable(problem, here, count)
+            here = _usable(problem, here, count, differing_on)
             covered = 0 if last else _refuted(here, profile)
         watch.report("enumerating", explored=refuted, total=refuted + covered)
         if covered:
@@ -75,13 +77,25 @@ def fewest(
     raise AssertionError("there is at least one node")
 
 
-def _usable(problem: Problem, here: Problem, count: int) -> Problem:
+def _usable(
+    problem: Problem, here: Problem, count: int, differing_on: Callable[[int], tuple[int, ...]]
+) -> Problem:
     """The problem on ``count`` nodes; as a cluster of its own where no legal row uses all of their GPUs."""
-    if problem.options.num_nodes or enumerate_space(here, legal_only=True).num_legal:
+    if problem.options.num_nodes:
         return here
-    (group,) = here.cluster.groups
-    cluster = replace(here.cluster, groups=(replace(group, num_nodes=count),))
-    return replace(here, cluster=cluster, options=replace(here.options, num_nodes=(), reserve_nodes=0))
+    alone, differing = alone_on(here, count), differing_on(count)
+    if differing:
+        return on_gpus(alone, differing)
+    return here if numbers_of_gpus(alone) == (alone.cluster.num_gpus,) else alone
+
+
+def alone_on(problem: Problem, count: int) -> Problem:
+    """The problem on a cluster of ``count`` nodes, of which the request names none."""
+    (group,) = problem.cluster.groups
+    cluster = replace(problem.cluster, groups=(replace(group, num_nodes=count),))
+    return replace(
+        problem, cluster=cluster, options=replace(problem.options, num_nodes=(), reserve_nodes=0)
+    )
 
 
 def _refuted(problem: Problem, profile: Profile) -> int:

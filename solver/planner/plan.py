@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Status
@@ -27,8 +27,16 @@ from meshwright.solver.explain.remedies import (
 from meshwright.solver.planner.batch_ramp import ramp_search
 from meshwright.solver.planner.fewest_nodes import fewest
 from meshwright.solver.planner.pareto import front_of
-from meshwright.solver.planner.variants import Answered, merged, searchable, variants_of, with_baseline
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.planner.variants import (
+    Answered,
+    Variant,
+    differing_gpus,
+    merged,
+    searchable,
+    variants_of,
+    with_baseline,
+)
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus
 from meshwright.solver.search.search import places_stages, search
 from meshwright.solver.space.launcher_rules import beyond_positions, overlap_warnings
 
@@ -133,12 +141,12 @@ def ask(
     if places_stages(problem, profile):
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     variants, skipped = searchable(variants_of(problem, profile))
-    answered = list[Answered]()
+    answered, run = list[Answered](), _run_of(problem, variants, watch)
     for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        answer = _answer(one, variant.profile, known, on_progress, watch)
+        answer = _answer(one, variant.profile, partial(run, known=known, on_progress=on_progress), watch)
         answered.append(Answered(variant=variant, answer=answer))
         if watch.interrupted():
             break
@@ -167,19 +175,23 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
     return replace(answer, model=problem.model.figures(), warnings=said)
 
 
-def _answer(
-    problem: Problem,
-    profile: Profile,
-    known: Sequence[Configuration],
-    on_progress: OnProgress | None,
-    whole: Watch,
-) -> Answer:
+def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:
+    """What searches one variant: all of them on the same numbers of GPUs."""
+    if asked.options.gpus == "fewest":
+        on = cache(lambda nodes: differing_gpus(variants, nodes=nodes) if len(variants) > 1 else ())
+        return partial(fewest, differing_on=on)
+    numbers: tuple[int, ...] = ()
+    with watch.cut():
+        numbers = differing_gpus(variants) if len(variants) > 1 else ()
+    among = ramp_search if asked.options.batch_ramp else search
+
+    return lambda problem, *given, **how: among(on_gpus(problem, numbers), *given, **how)
+
+
+def _answer(problem: Problem, profile: Profile, run: Callable[..., Answer], whole: Watch) -> Answer:
     """The answer where neither launcher nor workload is open."""
-    run: Callable[..., Answer] = fewest if problem.options.gpus == "fewest" else search
-    if problem.options.batch_ramp:
-        run = ramp_search
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=whole.should_stop)
-    answer = run(problem, profile, on_progress=on_progress, should_stop=whole.should_stop, known=known)
+    answer = run(problem, profile, should_stop=whole.should_stop)
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, watch)

@@ -39,7 +39,7 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.cost.objective import is_plain
-from meshwright.solver.problem import Problem, batch_sizes, gpu_counts, usable_gpus, with_batch
+from meshwright.solver.problem import Problem, are_named, batch_sizes, gpu_counts, usable_gpus, with_batch
 from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, plain_schedule, schedules_of
 from meshwright.solver.space.factored import Crossing, crossed, legal_rows, outer_legal
 from meshwright.solver.space.request_rules import limited_by
@@ -308,7 +308,11 @@ def enumerate_space(
     rules, counts = rules_of(problem), gpu_counts(problem)
     asked = _Asked(legal_only, tick, wide, cache(partial(is_too_large, problem, wide=True)))
     whole = _of_counts(problem, counts, rules, asked)
-    if whole.num_legal or len(counts) > 1 or problem.options.num_nodes:
+    if problem.options.num_gpus and whole.num_legal:
+        rows = whole.rows if isinstance(whole.rows, Columns) else whole.rows.outer
+        most = int(rows.num_gpus[whole.masks == 0].max() if whole.rows is rows else rows.num_gpus.max())
+        return replace(whole, warnings=_fewer_are_used(problem, most))
+    if whole.num_legal or are_named(problem):
         return whole
     found: list[Space] = []
     for num_gpus in _fewer_gpus(problem):
@@ -318,7 +322,29 @@ def enumerate_space(
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
-    return _joined(found, _fewer_are_used(problem, found[0].num_gpus)) if found else whole
+    return _joined(found, *_fewer_are_used(problem, found[0].num_gpus)) if found else whole
+
+
+def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
+    """The numbers of GPUs that ``enumerate_space`` goes through, largest first; none where no row is legal.
+
+    Errors as ``enumerate_space``.
+    """
+    rules, counts, legal = rules_of(problem), gpu_counts(problem), list[int]()
+    if are_named(problem):
+        return counts
+    asked = _Asked(legal_only=True, whole_too_large=cache(partial(is_too_large, problem, wide=True)))
+    for num_gpus in chain(counts, _fewer_gpus(problem)):
+        if counts[0] in legal or _are_enough(legal, num_gpus):
+            break
+        look()
+        some = _estimated_on(problem, num_gpus, wide=False)[1]
+        found = _some_legal(problem, some)  # of most numbers; else all are looked at
+        if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
+            return counts
+        if found or _of_counts(problem, (num_gpus,), rules, asked).num_legal:
+            legal.append(num_gpus)
+    return tuple(legal)
 
 
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
@@ -328,7 +354,7 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     anything is done with, the others are not counted.
     """
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
-    named = len(counts) > 1 or bool(problem.options.num_nodes)
+    named = are_named(problem)
     for num_gpus in chain(counts, () if named else _fewer_gpus(problem)):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
@@ -498,12 +524,12 @@ def _of_candidates(
     return _joined(found)
 
 
-def _fewer_are_used(problem: Problem, most: int) -> str:
-    """The warning that not all GPUs are used."""
-    return (
-        f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
-        f"them with a global batch of {problem.workload.global_batch_size}"
-    )
+def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
+    """The warning that not all GPUs are used, where that is so."""
+    if most == usable_gpus(problem):
+        return ()
+    said = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
+    return (f"{said}them with a global batch of {problem.workload.global_batch_size}",)
 
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:

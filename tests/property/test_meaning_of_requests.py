@@ -128,9 +128,10 @@ def judge(problem: Problem, answer: Answer) -> None:
 def everything(problem: Problem, answer: Answer) -> list[Tried]:
     """Everything that the request means, legal and fitting, under each launcher that it leaves open."""
     used = {plan.config.num_gpus for plan in answer.plans}
-    counts = numbers_of_gpus(problem)
+    counts, each_launcher = numbers_of_gpus(problem), of_each_launcher(problem)
     for some in [[count] for count in counts] if problem.options.gpus == "fewest" else [counts]:
-        found = [each for one in of_each_launcher(problem) for each in tried_on(one, some, answer)]
+        meant = {count for one in each_launcher for count in usable_by(one, some, used)}
+        found = [each for one in each_launcher for each in tried_on(one, meant)]
         if any(in_time(problem, most_of_row(row)) for row in rows_of(found)):
             break
         if any(in_time(problem, one) and one.config.num_gpus in used for one in found):
@@ -144,22 +145,26 @@ def in_time(problem: Problem, one: Tried) -> bool:
     return allowed is None or run_days(problem, one.config, one.step_s) <= allowed
 
 
-def tried_on(problem: Problem, counts: list[int], answer: Answer) -> list[Tried]:
-    """All configurations of one launcher on so many GPUs; where none is legal, on all that can be used."""
+def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
+    """Numbers of GPUs that one launcher means: these; where none is legal there, as many as can be used."""
     profile = profile_of(problem)
-    judged = judged_on(problem, profile, counts)
-    if not judged.legal and not problem.options.num_nodes:
-        each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
-        mine = problem.launcher
-        named = [plan for plan in answer.plans if mine in (plan.launchers[:1] or [mine])]
-        own = {plan.config.num_gpus for plan in named}
-        fewer = sorted(range(1, most), key=lambda count: (count % each > 0, -count))
-        for count in fewer:  # whole nodes before others
-            judged = judged_on(problem, profile, [count])
-            if judged.legal:  # nearly as many may be ranked beside them
-                judged = judged_on(problem, profile, {count, *own})
-                break
-    return tried(problem, profile, judged.fitting)
+    if problem.options.num_nodes or judged_on(problem, profile, counts).legal:
+        return set(counts)
+    each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
+    fewer = sorted(
+        range(1, most), key=lambda count: (count % each > 0, -count)
+    )  # whole nodes before others
+    first = next((count for count in fewer if judged_on(problem, profile, [count]).legal), None)
+    if first is None:
+        return set()
+    near = {count for count in used if count >= 0.9 * first}  # these may be ranked beside them
+    return {first, *(count for count in near if judged_on(problem, profile, [count]).legal)}
+
+
+def tried_on(problem: Problem, counts: Iterable[int]) -> list[Tried]:
+    """All configurations of one launcher on so many GPUs."""
+    profile = profile_of(problem)
+    return tried(problem, profile, judged_on(problem, profile, counts).fitting)
 
 
 def judged_on(problem: Problem, profile: Profile, counts: Iterable[int]) -> Judged:

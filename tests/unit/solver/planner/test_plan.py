@@ -6,13 +6,15 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import Answer, Outlook, Plan
+from meshwright.solver.clock import Watch
+from meshwright.solver.explain.remedies import CUT
 from meshwright.solver.planner.fewest_nodes import fewest
-from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.plan import _in_time, ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search as search_alone
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
-from tests.builders import a_cluster, a_model, a_problem
+from tests.builders import a_cluster, a_model, a_plan, a_prediction, a_problem, an_answer
 
 
 def on_two_nodes(**options: object) -> Problem:
@@ -116,3 +118,60 @@ def test_an_answer_carries_the_exact_count_and_warns_beyond_the_models_positions
     said = "seq_length 2048 is longer than the 1024 positions that Llama 3.1 70B states"
     assert said in answer.warnings
     assert said not in answered(problem).warnings
+
+
+# --------------------------------------------------------------------------------------------------
+# A deadline of placed stages: plans of 30 and 45 s, whose runs take 12 and 18 days, no step under 20 s.
+
+
+def running(step_s: float, days: float, rank: int) -> Plan:
+    """A plan of that step on 128 GPUs, whose run takes so many days."""
+    run = Outlook(num_gpus=128, goodput=0.99, checkpoint_interval_s=600.0, gpu_hours_per_token=1e-6,
+                  energy_per_token_j=None, days=days, cost=None)  # fmt: skip
+    return replace(a_plan(rank=rank), prediction=a_prediction(step_time_s=step_s), outlook=run)
+
+
+def in_time(deadline_days: float, *plans: Plan, **proved: object) -> Answer:
+    """What is left of the plans; no time to search for what would meet the deadline."""
+    problem = replace(a_problem(deadline_days=deadline_days, total_tokens=10**12), launcher="none")
+    answer = an_answer(*plans, bound_step_time_s=20.0, gap=1 / 3, **proved)
+    return _in_time(problem, default_profile(problem.cluster, "none"), answer, Watch(time_limit_s=0.0))
+
+
+def test_plans_in_time_move_up_and_the_gap_is_that_of_the_first_of_them() -> None:
+    # of 18 and 12 days, 15 are allowed: the second plan alone, (30 - 20) / 30 from the bound
+    answer = in_time(15.0, running(45.0, 18.0, 1), running(30.0, 12.0, 2))
+    (plan,) = answer.plans
+    assert (plan.rank, plan.prediction.step_time_s, answer.status) == (1, 30.0, "optimal")
+    assert answer.gap == pytest.approx(1 / 3)
+    assert answer.objective is not None
+    assert (answer.objective.value, answer.objective.bound) == (30.0, 20.0)
+    assert answer.warnings[-1].startswith("1 of the 2 plans of shortest step miss the deadline")
+
+
+def test_plans_that_are_all_in_time_stay_as_they_are() -> None:
+    plans = running(30.0, 12.0, 1), running(45.0, 18.0, 2)
+    answer = in_time(18.0, *plans)
+    assert (answer.plans, answer.gap, answer.warnings) == (plans, 1 / 3, ())
+
+
+def test_a_deadline_is_missed_for_certain_where_the_fastest_step_that_can_be_misses_it() -> None:
+    # 30 s are 12 days, so 20 s are 8; one GPU fails less often than 128: 8 * 1.00942 / 1.00984 = 7.9967
+    plans = running(45.0, 18.0, 1), running(30.0, 12.0, 2)
+    first = running(30.0, 12.0, 1), running(45.0, 18.0, 2)
+    for some in (plans, first):
+        sure, unsure = (in_time(days, *some) for days in (7.99, 8.0))
+        assert (sure.status, sure.certified_by) == ("infeasible", ("exact-dp", "cp-sat")), some
+        assert (unsure.status, unsure.certified_by) == ("unknown", ())
+    assert in_time(7.99, *first, status="feasible").status == "unknown", "the bound is not proved"
+
+
+def test_a_missed_deadline_is_told_with_the_days_of_the_soonest_plan() -> None:
+    # 12.01 days are offered as 12.1: a deadline of 12.0 would be missed again
+    answer = in_time(5.0, running(45.0, 18.0, 1), running(30.0, 12.01, 2))
+    said = answer.infeasible
+    assert said is not None
+    assert said.reasons == ("deadline: the fastest plan takes 12.0 days on 128 GPUs, 5 are allowed", CUT)
+    assert said.changes == ("a deadline of 12.1 days",)
+    assert said.remedies[0].config == running(30.0, 12.01, 2).config
+    assert (answer.plans, answer.gap, answer.objective) == ((), None, None)

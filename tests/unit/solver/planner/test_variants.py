@@ -10,7 +10,7 @@ from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveCla
 from meshwright.solver.check import violations
 from meshwright.solver.planner import variants
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.planner.variants import Answered, Variant, merged
+from meshwright.solver.planner.variants import Answered, Variant, differing_gpus, merged, variants_of
 from meshwright.solver.problem import Problem, batch_sizes
 from tests.builders import (
     a_cluster,
@@ -39,7 +39,7 @@ def profile_of(problem: Problem) -> Profile:
 
 
 def answered(problem: Problem) -> Answer:
-    return ask(problem, profile_of(problem))
+    return ask(problem, default_profile(problem.cluster, launchers_of(problem.launcher)[0]))
 
 
 def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
@@ -76,6 +76,30 @@ def test_layouts_of_several_launchers_stand_once_under_the_fastest(monkeypatch: 
     alone = answered(replace(small(), launcher="none"))
     assert first.prediction.step_time_s <= alone.plans[0].prediction.step_time_s * (1 + 1e-9)
     assert every.space_size > alone.space_size
+
+
+def test_what_one_launcher_runs_on_fewer_gpus_is_searched_under_all() -> None:
+    # 48 sequences in 24 micro-batches over 2 stages: dp is 1 or 2, so 8 GPUs need tp 4 or 2, which
+    # DeepSpeed's pipelines lack: it can use 4 GPUs and no more, and what runs there runs under others too
+    pin = {"pipeline_parallel_size": 2, "num_microbatches": 24, "context_parallel_size": 1}
+    asked = replace(small(pin=pin, objective="tokens_per_s_per_gpu"), launcher="any")
+    asked = replace(asked, workload=replace(asked.workload, global_batch_size=48))
+    able = {one.problem.launcher: one for one in variants_of(asked, default_profile(asked.cluster, "none"))}
+    both = [able["megatron-lm"], able["deepspeed"]]
+    assert [differing_gpus([one]) for one in both] == [(), ()]
+    assert differing_gpus(both) == differing_gpus(both, nodes=1) == (8, 4)
+
+    answer = answered(asked)
+    assert answer.status == "optimal"
+    assert answer.objective is not None
+    assert answer.objective.bound is not None
+    for name in answer.plans[0].launchers:
+        own = answered(
+            replace(asked, launcher=name, options=replace(asked.options, num_gpus=(4,)))
+        ).objective
+        assert own is not None
+        assert own.value is not None
+        assert own.value <= answer.objective.bound * (1 + 1e-9), name
 
 
 def test_a_plan_names_every_launcher_that_can_run_it() -> None:
