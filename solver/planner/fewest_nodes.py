@@ -83,19 +83,29 @@ def _usable(
     """The problem on ``count`` nodes; as a cluster of its own where no legal row uses all of their GPUs."""
     if problem.options.num_nodes:
         return here
-    alone, differing = alone_on(here, count), differing_on(count)
+    alone, differing = _alone_on(here, count), differing_on(count)
     if differing:
         return on_gpus(alone, differing)
     return here if numbers_of_gpus(alone) == (alone.cluster.num_gpus,) else alone
 
 
-def alone_on(problem: Problem, count: int) -> Problem:
+def _alone_on(problem: Problem, count: int) -> Problem:
     """The problem on a cluster of ``count`` nodes, of which the request names none."""
     (group,) = problem.cluster.groups
     cluster = replace(problem.cluster, groups=(replace(group, num_nodes=count),))
     return replace(
         problem, cluster=cluster, options=replace(problem.options, num_nodes=(), reserve_nodes=0)
     )
+
+
+def differing_gpus(problems: Sequence[Problem], *, nodes: int | None = None) -> tuple[int, ...]:
+    """The numbers of GPUs that some of the problems can use, of so many nodes; none where all use the same.
+
+    Were each searched on as many as it can use, what one finds on fewer GPUs might be better under another.
+    """
+    here = (one if nodes is None else _alone_on(one, nodes) for one in problems)
+    numbers = {found for found in map(numbers_of_gpus, here) if found}
+    return tuple(sorted(set().union(*numbers), reverse=True)) if len(numbers) > 1 else ()
 
 
 def _refuted(problem: Problem, profile: Profile) -> int:

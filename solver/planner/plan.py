@@ -25,12 +25,11 @@ from meshwright.solver.explain.remedies import (
     with_remedies,
 )
 from meshwright.solver.planner.batch_ramp import ramp_search
-from meshwright.solver.planner.fewest_nodes import fewest
+from meshwright.solver.planner.fewest_nodes import differing_gpus, fewest
 from meshwright.solver.planner.pareto import front_of
 from meshwright.solver.planner.variants import (
     Answered,
     Variant,
-    differing_gpus,
     merged,
     searchable,
     variants_of,
@@ -177,12 +176,13 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:
     """What searches one variant: all of them on the same numbers of GPUs."""
+    problems = [one.problem for one in variants]
     if asked.options.gpus == "fewest":
-        on = cache(lambda nodes: differing_gpus(variants, nodes=nodes) if len(variants) > 1 else ())
+        on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if len(problems) > 1 else ())
         return partial(fewest, differing_on=on)
     numbers: tuple[int, ...] = ()
     with watch.cut():
-        numbers = differing_gpus(variants) if len(variants) > 1 else ()
+        numbers = differing_gpus(problems) if len(problems) > 1 else ()
     among = ramp_search if asked.options.batch_ramp else search
 
     return lambda problem, *given, **how: among(on_gpus(problem, numbers), *given, **how)

@@ -31,11 +31,9 @@ from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighing_of
-from meshwright.solver.planner.fewest_nodes import alone_on
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem, Workload, problem_digest
 from meshwright.solver.search.frontier import layouts_of
-from meshwright.solver.space.enumerate import numbers_of_gpus
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.space.rules import ramp_stages
 
@@ -77,17 +75,6 @@ def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[Skippe
             skipped.setdefault(one.problem.launcher, tuple(fault.message for fault in found))
     left_out = tuple(SkippedLauncher(launcher=name, reasons=why) for name, why in skipped.items())
     return kept or list(variants), left_out
-
-
-def differing_gpus(variants: Sequence[Variant], *, nodes: int | None = None) -> tuple[int, ...]:
-    """The numbers of GPUs that some variant can use, of so many nodes; none where all use the same.
-
-    Were each searched on as many as it can use, what one finds on fewer GPUs might be better under another.
-    """
-    problems = (one.problem for one in variants)
-    here = (one if nodes is None else alone_on(one, nodes) for one in problems)
-    numbers = {found for found in map(numbers_of_gpus, here) if found}
-    return tuple(sorted(set().union(*numbers), reverse=True)) if len(numbers) > 1 else ()
 
 
 def _workloads(problem: Problem, launcher: str) -> list[Workload]:

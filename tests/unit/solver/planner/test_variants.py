@@ -9,8 +9,9 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.check import violations
 from meshwright.solver.planner import variants
+from meshwright.solver.planner.fewest_nodes import differing_gpus
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.planner.variants import Answered, Variant, differing_gpus, merged, variants_of
+from meshwright.solver.planner.variants import Answered, Variant, merged, variants_of
 from meshwright.solver.problem import Problem, batch_sizes
 from tests.builders import (
     a_cluster,
@@ -85,7 +86,7 @@ def test_what_one_launcher_runs_on_fewer_gpus_is_searched_under_all() -> None:
     asked = replace(small(pin=pin, objective="tokens_per_s_per_gpu"), launcher="any")
     asked = replace(asked, workload=replace(asked.workload, global_batch_size=48))
     able = {one.problem.launcher: one for one in variants_of(asked, default_profile(asked.cluster, "none"))}
-    both = [able["megatron-lm"], able["deepspeed"]]
+    both = [able["megatron-lm"].problem, able["deepspeed"].problem]
     assert [differing_gpus([one]) for one in both] == [(), ()]
     assert differing_gpus(both) == differing_gpus(both, nodes=1) == (8, 4)
 
