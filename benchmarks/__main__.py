@@ -39,6 +39,9 @@ BENCHMARKS = {
     "soak": Benchmark("the memory of a server under requests, the same", "benchmarks.service_soak"),
     "cancels": Benchmark("how soon a running job is cancelled, the same", "benchmarks.service_cancels"),
     "scaling": Benchmark("jobs a minute by 1 and 2 workers, docs/scaling.md", "benchmarks.scaling"),
+    "replan": Benchmark(
+        "re-planning: answer times, a replay of Llama 3, docs/howto/replan.md", "benchmarks.replanning"
+    ),
     "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
     "faults": Benchmark(
         "what the tests of F1 to F24 measured, docs/reliability.md; writes (--long: mutants and chaos too)",

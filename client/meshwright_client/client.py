@@ -23,6 +23,7 @@ from meshwright_client.plans import (
     PlanSummary,
     PricedConfiguration,
     ProfilePage,
+    Replan,
     StoredProfile,
 )
 from meshwright_client.transport import Transport
@@ -172,6 +173,22 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         path = f"/v1/plans/{plan_id}/measurements"
         return decoded(Learnt, self._transport.ask("POST", path, json=dict(measured), headers=headers))
+
+    def replan(self, job: Job | str, changed: Json, save_dir: str | Path | None = None) -> Replan:
+        """Ways to finish a running job whose cluster changed, the soonest first.
+
+        ``changed``: ``lost_nodes``, ``slow_nodes`` or ``num_nodes``, with ``steps_done``, ``steps_total``,
+        ``saved_step``, ``checkpoint``, ``spare_nodes``, ``repair_s``. The first way's launch and resume
+        files are written below ``save_dir`` where that is given.
+
+        Raises:
+            InvalidRequestError: nodes that the job never had, another model's checkpoint.
+        """
+        path = f"/v1/jobs/{_id(job)}:replan"
+        found = decoded(Replan, self._transport.ask("POST", path, json=dict(changed)))
+        if save_dir is not None and found.files:
+            save(found.files, Path(save_dir))
+        return found
 
     def profiles(self) -> Iterator[StoredProfile]:
         """All stored profiles, newest first, read page by page, without their documents."""

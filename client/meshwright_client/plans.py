@@ -267,3 +267,49 @@ class PricedConfiguration:
     launcher: str | None = None
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A layout that a job could go on under."""
+
+    plan_id: str
+    num_gpus: int
+    step_time_s: float
+    config: Configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to finish a job; its seconds sum up to ``finish_s``."""
+
+    rank: int
+    kind: str  # as it is, new layout, spare nodes, wait for repair, new layout until repaired
+    finish_s: float
+    finish_low_s: float
+    finish_high_s: float
+    waiting_s: float
+    restart_s: float
+    resharding_s: float
+    lost_work_s: float
+    steps_s: float
+    interruptions_s: float
+    moved_bytes: float
+    layout: Layout
+    afterwards: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replan:
+    """Ways to finish a job whose cluster changed, the soonest first."""
+
+    plan_id: str  # that runs
+    checkpoint_format: str
+    saved_step: int
+    lost_steps: int
+    remaining_steps: int
+    ways: tuple[Way, ...]
+    refused: tuple[str, ...]
+    notes: tuple[str, ...]
+    files: Mapping[str, str]  # of the first way
+    warnings: tuple[str, ...]

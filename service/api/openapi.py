@@ -14,6 +14,7 @@ from meshwright.service.api.schemas import EventView
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.launchers.reading.registry import reader_names
+from meshwright.service.replan.request import ReplanRequest
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES
 from meshwright.service.requests.schema import ProblemRequest
@@ -188,6 +189,7 @@ MEASUREMENT_BODY = json_body_of(
         },
     }
 )
+REPLAN_BODY = json_body_of({"$ref": _REF.format(model="ReplanRequest")})
 
 
 def install(app: FastAPI) -> None:
@@ -197,7 +199,12 @@ def install(app: FastAPI) -> None:
     def completed() -> dict[str, Any]:
         document = fastapis()  # cached by FastAPI: completing it again changes nothing
         _, definitions = models_json_schema(
-            [(ProblemRequest, "validation"), (EventView, "serialization")], ref_template=_REF
+            [
+                (ProblemRequest, "validation"),
+                (ReplanRequest, "validation"),
+                (EventView, "serialization"),
+            ],
+            ref_template=_REF,
         )
         document["components"]["schemas"].update(definitions["$defs"], JobRequest=_job_request())
         return document

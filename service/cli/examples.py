@@ -55,6 +55,10 @@ EXAMPLES = {
         "meshwright import profile.json --model opt-30b --gpu a100 --seq-length 2048 --out layers.json",
         "meshwright import train.log --model llama-3.1-8b --gpu h100 --into runs.csv",
     ),
+    "replan": (
+        "meshwright replan 992b --lost-nodes 3 --steps-done 120000 --steps-total 900000",
+        "meshwright replan 992b --slow-node 17=.7 --checkpoint run/checkpoints --save-dir run2/",
+    ),
     "models": ("meshwright models", "meshwright models --json"),
     "clusters": ("meshwright clusters", "meshwright clusters --json"),
     "gpus": ("meshwright gpus", "meshwright gpus --json"),

@@ -64,6 +64,10 @@ COMMANDS = {
         "import_file:import_file",
         "Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.",
     ),
+    "replan": (
+        "replan:replan",
+        "Rank the ways to finish a running job after its cluster has changed: soonest first.",
+    ),
     "models": ("catalogs:models", "List the models of the catalog."),
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),

@@ -95,6 +95,7 @@ _NO_LIMITS_SET = Limits()
 WINDOW_S = 60.0
 MAX_EVENTS = 500  # read at once
 MAX_HINTS = 64  # of one sweep; a worker that has ended a job looks for the next one anyway
+_SEARCHED_PAGE = 200  # plans of a job that are looked through at once
 QUEUE_RETRY_S = 5.0  # a tenant whose queue is full is asked to come back after this
 
 
@@ -244,6 +245,27 @@ class Jobs:
                 raise NotFoundError("there is no such plan")
             job_id, body = found
             return _required_job(connection, tenant, job_id), body
+
+    def plan_of_job(
+        self, tenant: str, job_id: str, plan_id: str | None
+    ) -> tuple[JobRecord, Mapping[str, Any]]:
+        """A finished job and the plan of it with that id; the first one, where none is named.
+
+        Raises:
+            NotFoundError: this tenant has no such job, it has no such plan, or it is a sweep.
+            NotReadyError: as ``plans``.
+        """
+        token: str | None = None
+        while True:
+            job, page = self.plans(tenant, job_id, page_size=_SEARCHED_PAGE, page_token=token)
+            if job.num_children is not None:
+                raise NotFoundError("a sweep runs no plan: name one of its points")
+            for body in page.items:
+                if plan_id in {None, body["plan_id"]}:
+                    return job, body
+            token = page.next_page_token
+            if token is None:
+                raise NotFoundError("the job has no such plan")
 
     def plans_like(
         self, tenant: str, wanted: PlanFilter, *, page_size: int, page_token: str | None

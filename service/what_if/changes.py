@@ -47,7 +47,7 @@ def settled(question: Question, plan: Plan) -> Question:
     if not open_nodes or len(problem.cluster.groups) != 1:
         return found
     nodes = -(-plan.config.num_gpus // problem.cluster.groups[0].gpus_per_node)
-    return _with_groups(found, lambda group: replace(group, num_nodes=nodes))
+    return with_groups(found, lambda group: replace(group, num_nodes=nodes))
 
 
 def changes_of(question: Question) -> Iterator[Change]:
@@ -62,7 +62,7 @@ def gpus(question: Question) -> Iterator[Change]:
     groups = question.problem.cluster.groups
     for factor in FACTORS:
         if all(is_whole(group.num_nodes * factor) for group in groups):
-            changed = _with_groups(question, partial(_more_nodes, factor))
+            changed = with_groups(question, partial(_more_nodes, factor))
             words = f"{figures.count(changed.problem.cluster.num_gpus)} GPUs"
             yield Change(subject="GPUs", factor=factor, words=words, question=changed)
 
@@ -73,7 +73,7 @@ def _memory(question: Question) -> Iterator[Change]:
     for factor in _MEMORY_FACTORS:
         of_all = f"{figures.gib(min(sizes) * factor)} GiB a GPU"
         words = of_all if len(sizes) == 1 else f"memory of each GPU × {factor:g}"
-        changed = _with_groups(question, partial(_larger, factor))
+        changed = with_groups(question, partial(_larger, factor))
         yield Change(subject="memory", factor=factor, words=words, question=changed)
 
 
@@ -88,7 +88,7 @@ def network(question: Question) -> Iterator[Change]:
         of_all = f"{min(rates) * factor / 1e9:.3g} GB/s a GPU between nodes"
         words = of_all if len(rates) == 1 else f"network between nodes × {factor:g}"
         between = cluster.between_groups and _faster(factor, cluster.between_groups)
-        changed = _with_groups(question, partial(_wired, factor), between)
+        changed = with_groups(question, partial(_wired, factor), between)
         yield Change(subject="network", factor=factor, words=words, question=changed)
 
 
@@ -129,7 +129,7 @@ def _faster(factor: float, link: LinkSpec) -> LinkSpec:
     return replace(link, bytes_per_s=link.bytes_per_s * factor)
 
 
-def _with_groups(
+def with_groups(
     question: Question, change: Callable[[NodeGroup], NodeGroup], between: LinkSpec | None = None
 ) -> Question:
     """Other node groups, in the problem and in the profiles that price them."""

@@ -32,7 +32,7 @@ from meshwright.solver.explain.infeasible import (
     limits_of,
     nearest_lack,
 )
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_batch
 from meshwright.solver.search.feasible import recompute_alike, some_fits
 from meshwright.solver.search.frontier import Frontier
@@ -308,11 +308,19 @@ def _fastest_of(change: Change) -> Fastest:
     return fastest(change.problem, change.profile)
 
 
-def fastest(problem: Problem, profile: Profile, *, wide: bool = False) -> Fastest:
-    """The first plan of a problem, proved and checked; no reasons are sought.
+def fastest(problem: Problem, profile: Profile) -> Fastest:
+    """The first of ``first_plans``; None: nothing fits (proved)."""
+    found = first_plans(problem, profile, 1)
+    return found if found == "unknown" else next(iter(found), None)
 
-    Of the usual candidates and, where none of them fits, of all (``wide``), as the search itself. None:
-    nothing fits (proved); unknown: there are too many configurations to look at all of them.
+
+def first_plans(
+    problem: Problem, profile: Profile, most: int, *, wide: bool = False
+) -> list[tuple[Configuration, Prediction]] | Literal["unknown"]:
+    """The first plans of a problem by their closed form, proved and checked; no reasons are sought.
+
+    Of the usual candidates and, where none of them fits, of all (``wide``), as the search itself. Unknown:
+    there are too many configurations to look at all of them.
 
     Raises:
         OutOfTime: the clock that this runs under was over first.
@@ -321,19 +329,20 @@ def fastest(problem: Problem, profile: Profile, *, wide: bool = False) -> Fastes
         return "unknown"
     space = enumerate_space(problem, legal_only=True, wide=wide)
     if not _ties(problem) and recompute_alike(space.rows) and not some_fits(problem, profile, space.rows):
-        return None if space.every else fastest(problem, profile, wide=True)
-    priced = priced_space(problem, profile, space.rows)
-    frontier = Frontier.of(priced, 1)
+        return [] if space.every else first_plans(problem, profile, most, wide=True)
+    frontier = Frontier.of(priced_space(problem, profile, space.rows), most)
     frontier.run(lambda _: False)
     look()  # a frontier ends in silence where the time is over
     if not frontier.ranked:
-        return None if space.every else fastest(problem, profile, wide=True)
-    first = frontier.ranked[0]
-    row = frontier.rows.take([first.row])
-    config = row.columns.configuration(0, first.split, row.replayed([first.split])[0])
-    if any(violations(problem, profile, config)):
-        return "unknown"
-    return config, predict(problem, profile, config)
+        return [] if space.every else first_plans(problem, profile, most, wide=True)
+    found = []
+    for ranked in frontier.ranked[:most]:
+        row = frontier.rows.take([ranked.row])
+        config = row.columns.configuration(0, ranked.split, row.replayed([ranked.split])[0])
+        if any(violations(problem, profile, config)):
+            return "unknown"
+        found.append(config)
+    return list(zip(found, predict_all(problem, profile, found), strict=True))
 
 
 def _ties(problem: Problem) -> bool:

@@ -327,3 +327,25 @@ def test_the_documented_lines_are_those_of_the_example() -> None:
     assert lines in (EXAMPLES / "torchrun_train.py").read_text()
     code = [line for line in lines.splitlines() if line.strip()]
     assert len(code) <= 15
+
+
+def test_a_job_that_lost_a_node_goes_on_with_files_from_the_service(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    with Client(server.url) as service:
+        job = service.wait(service.submit(with_two_nodes()), timeout_s=60.0)
+        changed = {"lost_nodes": 1, "steps_done": 500, "steps_total": 1000, "saved_step": 450}
+        found = service.replan(job, changed, save_dir=tmp_path / "run")
+        assert (found.lost_steps, found.remaining_steps) == (50, 500)  # 500 - 450, 1000 - 500
+        assert {way.kind for way in found.ways} >= {"new layout", "wait for repair"}
+        assert [way.finish_s for way in found.ways] == sorted(way.finish_s for way in found.ways)
+        assert all(way.layout.num_gpus <= 8 for way in found.ways if way.kind == "new layout")
+        assert {path.name for path in (tmp_path / "run").iterdir()} >= {"launch.sh", "resume.sh"}
+        with pytest.raises(InvalidRequestError) as fault:
+            service.replan(job, {**changed, "lost_nodes": 3}, save_dir=tmp_path / "other")
+        assert [one.pointer for one in fault.value.problem.errors or ()] == ["/lost_nodes"]
+        assert not (tmp_path / "other").exists()
+
+
+def with_two_nodes() -> dict[str, object]:
+    return {**with_batch(64), "cluster": {"name": "dgx-h100", "num_nodes": 2}}

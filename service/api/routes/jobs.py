@@ -23,7 +23,7 @@ from meshwright.service.api.deps import (
     TenantDep,
     origin_of,
 )
-from meshwright.service.api.openapi import EVENTS, JOB_BODY
+from meshwright.service.api.openapi import EVENTS, JOB_BODY, REPLAN_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import (
     AnswerView,
@@ -42,8 +42,12 @@ from meshwright.service.db.database import compact_json
 from meshwright.service.db.records import JobRecord, Origin
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission
+from meshwright.service.replan.answer import ReplanAnswer, first_files
+from meshwright.service.replan.finish import replanned
+from meshwright.service.replan.request import changed_job, read_replan_request
 from meshwright.service.requests.jobs import read_job_request
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import plan_from_json
 from meshwright.solver.problem import Problem
 
 RETRY_AFTER_S = 1
@@ -199,6 +203,25 @@ async def follow(
 def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:
     """Cancel a job, as often as you like, and with a sweep its points; a finished one stays as it is."""
     return _detail(jobs.cancel(tenant, job_id, key=idempotency_key))
+
+
+@router.post(
+    "/{job_id}:replan",
+    dependencies=[SUBMITS],
+    responses=declared(404, 408, 409, 413, 415),
+    openapi_extra=REPLAN_BODY,
+    summary="Re-plan a running job whose cluster changed",
+)
+def replan_job(job_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDep) -> ReplanAnswer:
+    """Ways to finish it by their time to finish, with launch and resume files of the first.
+
+    Answers at once, stores nothing.
+    """
+    asked = read_replan_request(body)
+    job, plan = service.jobs.plan_of_job(tenant, job_id, asked.plan_id)
+    changed = changed_job(asked, parse_problem(job.request), plan_from_json(plan))
+    found = replanned(changed, service.profiles.profile_of(changed.problem))
+    return ReplanAnswer.of(found, changed, first_files(found, changed))
 
 
 @router.get(

@@ -1,0 +1,149 @@
+"""``meshwright replan``: how a running job goes on when its cluster has changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.export import chosen_plan
+from meshwright.service.cli.problem_options import PROFILE_HELP
+from meshwright.service.cli.saved_plans import KeptPlan, keep
+from meshwright.service.cli.terminal import FOUND, NO_PLAN, say_warnings
+from meshwright.service.files import check_folder, save_export
+from meshwright.service.replan.answer import (
+    ReplanAnswer,
+    files_of,
+    first_files,
+    replan_lines,
+    way_of,
+)
+from meshwright.service.replan.checkpoint import read_checkpoint
+from meshwright.service.replan.finish import Replan, replanned
+from meshwright.service.replan.request import FORMATS, Changed, changed_job, read_replan_request
+
+_HOUR_S = 3600.0
+# What the search of the running plan proved says nothing of another layout.
+_UNPROVED: dict[str, Any] = {
+    "status": "feasible", "certified_by": [], "bound_step_time_s": None, "gap": None, "objective_gap": None,
+    "objective_excess": None, "objective": None,
+}  # fmt: skip
+
+
+def replan(  # noqa: PLR0913 - the signature is the list of options
+    plan_id: Annotated[str | None, typer.Argument(help="Plan that runs; a prefix will do.")] = None,
+    *,
+    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    lost_nodes: Annotated[
+        list[str] | None, typer.Option(metavar="N|GROUP=N", help="Nodes that are gone.")
+    ] = None,
+    slow_node: Annotated[
+        list[str] | None, typer.Option(metavar="NODE=PACE", help="A node at a share of its pace: 17=.7")
+    ] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster from now on.")] = None,
+    steps_done: Annotated[int, typer.Option(help="Steps that the run has done.")] = 0,
+    steps_total: Annotated[int | None, typer.Option(help="Steps of the whole run.")] = None,
+    saved_step: Annotated[int | None, typer.Option(help="Step of the last checkpoint.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of the checkpoint: format, step and model are read.")
+    ] = None,
+    checkpoint_format: Annotated[str | None, typer.Option(help=", ".join(FORMATS))] = None,
+    checkpoint_place: Annotated[
+        str, typer.Option(metavar="shared|local", help="Shared storage, or the nodes' own.")
+    ] = "shared",
+    spare_nodes: Annotated[int, typer.Option(help="Nodes that stand ready beside the cluster.")] = 0,
+    repair_hours: Annotated[float, typer.Option(help="Until lost nodes are back.")] = 24.0,
+    top_k: Annotated[int, typer.Option(help="Ways wanted.")] = 5,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
+    save_dir: Annotated[Path | None, typer.Option(help="Folder for launch and resume files.")] = None,
+    way: Annotated[int, typer.Option(help="Whose files --save-dir gets.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
+) -> None:
+    """Rank the ways to finish a running job after its cluster has changed: soonest first."""
+    if (plan_id is None) == (source is None):
+        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    kept = chosen_plan(plan_id, source, rank)
+    body: dict[str, Any] = {
+        "steps_done": steps_done, "steps_total": steps_total, "saved_step": saved_step,
+        "num_nodes": num_nodes, "spare_nodes": spare_nodes, "repair_s": repair_hours * _HOUR_S,
+        "top_k": top_k, "lost_nodes": _lost(lost_nodes or []), "slow_nodes": _slow(slow_node or []),
+        "checkpoint": {"format": checkpoint_format, "place": checkpoint_place},
+    }  # fmt: skip
+    if checkpoint is not None:
+        seen = read_checkpoint(checkpoint)
+        stated = {} if checkpoint_format is None else {"format": checkpoint_format}
+        body["checkpoint"] |= {**seen.request(), **stated}
+        body["saved_step"] = seen.step if saved_step is None else saved_step
+    job = changed_job(read_replan_request(body), kept.problem, kept.plan)
+    found = replanned(job, profile_for(job.problem, profile))
+    if save_dir is not None:
+        _save(kept, found, job, way, save_dir, force=force)
+    if json_output:
+        document = asdict(ReplanAnswer.of(found, job, first_files(found, job)))
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    else:
+        sys.stdout.write("\n".join(replan_lines(found, job)) + "\n")
+    raise typer.Exit(FOUND if found.ways else NO_PLAN)
+
+
+def _save(kept: KeptPlan, found: Replan, job: Changed, rank: int, folder: Path, *, force: bool) -> None:
+    """Write the files of a way, and keep its plan, so that later commands find it.
+
+    Raises:
+        InvalidProblemError: there is no such way, it starts nothing anew, or the folder is taken.
+        RefusedExportError: the launcher cannot express its layout.
+    """
+    layout = way_of(found, rank).layout
+    plan = layout.plan
+    check_folder(folder, force=force, plan_id=plan.plan_id)
+    bundle = files_of(found, job, rank)
+    search = {**kept.search, **_UNPROVED}
+    document = KeptPlan(plan=plan, problem=layout.problem, search=search).document()
+    files = save_export(folder, bundle.files, document, plan_id=plan.plan_id, force=force)
+    say_warnings([*bundle.warnings, *keep(document, layout.problem)])
+    sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
+
+
+def _lost(words: list[str]) -> int | dict[str, int] | None:
+    """``3``, or ``GROUP=2`` once or more.
+
+    Raises:
+        InvalidProblemError: it is neither.
+    """
+    if not words:
+        return None
+    named = [word.rpartition("=") for word in words]
+    if any(not count.isdecimal() for _, _, count in named) or (
+        len(words) > 1 and not all(n for n, _, _ in named)
+    ):
+        raise InvalidProblemError.of("--lost-nodes", "must be a number, or GROUP=NUMBER")
+    if not named[0][0]:
+        return int(named[0][2])
+    return {name: int(count) for name, _, count in named}
+
+
+def _slow(words: list[str]) -> dict[str, float]:
+    """``17=.7``, once or more.
+
+    Raises:
+        InvalidProblemError: it is not that.
+    """
+    found = {}
+    for word in words:
+        node, _, pace = word.partition("=")
+        try:
+            found[node] = float(pace)
+        except ValueError:
+            message = "must be NODE=PACE, such as 17=.7"
+            raise InvalidProblemError.of(
+                "--slow-node", message, allowed="a pace above 0, below 1"
+            ) from None
+    return found

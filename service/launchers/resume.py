@@ -1,0 +1,177 @@
+"""Files with which a run goes on from a checkpoint under another layout than the one that wrote it.
+
+Nothing is converted beforehand: Megatron-Core's distributed checkpoints and torch.distributed.checkpoint
+hold whole tensors in parts, and every rank reads the parts that its own layout needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from meshwright.service.launchers.export import TORCHRUN_FILE
+from meshwright.service.launchers.target import ExportBundle
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import Configuration
+
+RESUME_SCRIPT = "resume.sh"
+RESUME_FACTS = "resume.json"
+RESUME_MODULE = "resume.py"
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# Goes on from @WHICH@ under plan @PLAN@, whatever layout wrote the checkpoint: every rank reads the
+# parts that it needs. On every node as launch.sh; under Slurm: START="sbatch launch.sbatch" bash resume.sh
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+: "${CHECKPOINTS:?set it to the folder of the checkpoints that the run before has written}"
+CHECKPOINTS="$(cd "${CHECKPOINTS}" && pwd)"
+step="${STEP:-@STEP@}"
+if [[ ! -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then
+    echo "error: ${CHECKPOINTS}/@FOLDER@ holds no whole checkpoint of @FORMAT@" >&2
+    exit 2
+fi
+export CHECKPOINTS
+cd "${here}"
+# shellcheck disable=SC2086 # START is a command with its arguments
+exec ${START:-bash @LAUNCH@} @ARGUMENTS@ "$@"
+"""
+# Megatron-Core 0.19, training/checkpointing.py and config/training_config.py. What it saves from now on can
+# be resharded too: --dist-ckpt-optim-fully-reshardable.
+_MEGATRON = (
+    "--auto-detect-ckpt-format", "--ckpt-step", '"${step}"', "--exit-on-missing-checkpoint",
+)  # fmt: skip
+_TORCH_DIST = ("--ckpt-fully-parallel-load", "--dist-ckpt-optim-fully-reshardable")
+# torchtitan 0.2.2, config/job_config.py; 0.3.0, components/checkpointer/base.py: the same names.
+_TORCHTITAN = (
+    "--checkpoint.enable", "--checkpoint.folder", '"${CHECKPOINTS}"', "--checkpoint.load_step", '"${step}"',
+)  # fmt: skip
+_NEWEST = """$(ls "${CHECKPOINTS}" | sed -nE 's/^@NAMES@([0-9]+)$/\\1/p' | sort -n | tail -n 1)"""
+# Of each launcher: the folder of a step, what stands before its number, and what loads it.
+_STARTS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "megatron-lm": ('iter_$(printf %07d "${step:-0}")', "iter_0*", _MEGATRON),
+    "torchtitan": ("step-${step:-0}", "step-", _TORCHTITAN),
+}
+
+_MODULE = '''\
+"""Save and load a training state in any layout: torch.distributed.checkpoint reshards it as it is read.
+
+    save(folder, step, model, optimizer)         # every rank; folder/step-N
+    step = resume(folder, model, optimizer)      # every rank, of however many, under any layout
+
+Model and optimizer are those of this rank: plain, DDP, FSDP2 (fully_shard), tensor parallel (DTensor).
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+def save(folder, step, model, optimizer):
+    """Write folder/step-N; it counts once its .metadata is there, which is written last."""
+    weights, states = get_state_dict(model, optimizer)
+    path = Path(folder) / f"step-{step}"
+    dcp.save({"model": weights, "optimizer": states, "step": torch.tensor(step)}, checkpoint_id=path)
+
+
+def newest(folder):
+    """The last step that was saved whole; None: none was."""
+    steps = [int(path.parent.name[5:]) for path in Path(folder).glob("step-*/.metadata")]
+    return max(steps, default=None)
+
+
+def resume(folder, model, optimizer, step=None):
+    """Load folder/step-N into this rank's model and optimizer, and give back the step.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it is another model's; nothing was loaded.
+    """
+    step = newest(folder) if step is None else step
+    path = Path(folder) / f"step-{step}"
+    if step is None or not (path / ".metadata").is_file():
+        raise ValueError(f"{folder} holds no whole checkpoint{'' if step is None else f' of step {step}'}")
+    weights, states = get_state_dict(model, optimizer)
+    refuse_another_model(path, weights)
+    state = {"model": weights, "optimizer": states, "step": torch.tensor(0)}
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+    return int(state["step"])
+
+
+def refuse_another_model(path, weights):
+    """Compare names and shapes with the checkpoint's before anything is read.
+
+    Raises:
+        ValueError: they differ.
+    """
+    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    saved = {name[6:]: tuple(one.size) for name, one in saved.items() if name.startswith("model.")}
+    own = {name: tuple(one.shape) for name, one in weights.items()}
+    other = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
+    if other:
+        shown = "; ".join(f"{name}: {saved.get(name)} saved, {own.get(name)} here" for name in other[:3])
+        raise ValueError(f"{path} is another model's: {len(other)} tensors differ ({shown})")
+'''
+
+
+def with_resume_files(
+    bundle: ExportBundle,
+    launcher: str,
+    before: Plan,
+    after: Plan,
+    *,
+    saved_step: int | None,
+    checkpoint_format: str,
+) -> ExportBundle:
+    """Launch files with those that let the run go on from its checkpoint.
+
+    Args:
+        bundle: the new layout's launch files.
+        launcher: whose they are.
+        before: the plan that wrote the checkpoint.
+        after: the plan that goes on.
+        saved_step: the checkpoint's; None: not known, the newest is meant.
+        checkpoint_format: as requests spell it.
+    """
+    files, warnings = dict(bundle.files), list(bundle.warnings)
+    facts = {
+        "plan_id": after.plan_id, "saved_step": saved_step, "checkpoint_format": checkpoint_format,
+        "global_batch_size": after.config.global_batch_size, "before": _sizes(before.config),
+        "after": _sizes(after.config),
+    }  # fmt: skip
+    files[RESUME_FACTS] = json.dumps(facts, indent=1) + "\n"
+    if checkpoint_format == "dcp":
+        files[RESUME_MODULE] = _MODULE
+    if launcher in _STARTS and checkpoint_format != "torch":
+        files[RESUME_SCRIPT] = _script(launcher, after, saved_step, checkpoint_format)
+    else:
+        warnings.append(
+            f"how {launcher} is told to load a checkpoint is left to its script; see {RESUME_FACTS}"
+        )
+    return ExportBundle(files=files, warnings=warnings)
+
+
+def _script(launcher: str, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
+    """Checks that the checkpoint is whole, and starts the launch script with what loads it."""
+    folder, names, arguments = _STARTS[launcher]
+    if checkpoint_format.startswith("torch_dist"):
+        arguments = (*arguments, *_TORCH_DIST)
+    newest = _NEWEST.replace("@NAMES@", names)
+    values = {
+        "STEP": newest if saved_step is None else str(saved_step), "PLAN": after.plan_id,
+        "WHICH": "the newest step" if saved_step is None else f"step {saved_step}", "FOLDER": folder,
+        "FORMAT": checkpoint_format, "LAUNCH": TORCHRUN_FILE, "ARGUMENTS": " ".join(arguments),
+    }  # fmt: skip
+    text = _SCRIPT
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def _sizes(config: Configuration) -> dict[str, object]:
+    """The layout in words that a script can read."""
+    placed = ("stage_groups", "replicas")
+    return {name: value for name, value in asdict(config).items() if name not in placed}

@@ -1,0 +1,154 @@
+"""What a checkpoint on this machine holds: its format, its step, its model's size; read without torch.
+
+torch.distributed.checkpoint and Megatron-Core's distributed checkpoints keep a pickled ``.metadata``:
+names, sizes and places of all tensors. It is read with stand-ins for every class that it names, so that
+nothing of what a pickle may name is imported or called.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from meshwright.profiles.documents import shown_path
+from meshwright.profiles.errors import InvalidProblemError
+
+_MOST_BYTES = 2**30  # of a .metadata file; those of 16 384 ranks have some hundred MiB
+_STEP = re.compile(r"(?:iter_|step-|step_|global_step|checkpoint-)(\d{1,12})$")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_OPTIMIZER = re.compile(r"(?:^|\.)(?:optimizer|optim|exp_avg|exp_avg_sq|optimizer_state)(?:\.|$)")
+_BOUND = "dp_group_idx"  # Megatron-Core 0.19, DistributedOptimizer: states as buffers of one layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A checkpoint."""
+
+    format: str
+    step: int | None  # None: its folder's name does not say
+    num_parameters: int
+    num_layers: int | None  # None: its tensors' names do not say
+
+    def request(self) -> dict[str, object]:
+        """As a request states it."""
+        layers = {} if self.num_layers is None else {"num_layers": self.num_layers}
+        return {"format": self.format, "num_parameters": self.num_parameters, **layers}
+
+
+def read_checkpoint(folder: Path) -> Found:
+    """The newest checkpoint in a folder, or the one that it is.
+
+    Raises:
+        InvalidProblemError: there is none whose tensors can be listed.
+    """
+    path = folder if (folder / ".metadata").is_file() else _newest(folder)
+    if path is None:
+        message = (
+            f"{shown_path(folder)} holds no whole checkpoint: no .metadata in it or in its step folders"
+        )
+        raise InvalidProblemError.of(
+            "--checkpoint", message, allowed="torch DCP, Megatron-Core's torch_dist"
+        )
+    tensors = _tensors(path / ".metadata")
+    weights = {
+        name: size for name, size in tensors.items() if not _OPTIMIZER.search(name) and prod(size) > 1
+    }
+    if not weights:
+        raise InvalidProblemError.of("--checkpoint", f"{shown_path(path)} holds no weights")
+    step = _STEP.search(path.name)
+    return Found(
+        format=_format(path, tensors), step=int(step[1]) if step else None,
+        num_parameters=sum(map(prod, weights.values())), num_layers=_layers(weights),
+    )  # fmt: skip
+
+
+def _newest(folder: Path) -> Path | None:
+    """The step folder of the highest number that holds a whole checkpoint."""
+    try:
+        steps = [(int(found[1]), path) for path in folder.iterdir() if (found := _STEP.search(path.name))]
+    except OSError:
+        return None
+    whole = [(step, path) for step, path in steps if (path / ".metadata").is_file()]
+    return max(whole)[1] if whole else None
+
+
+def _format(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> str:
+    """Megatron-Core writes which of its backends it used; anything else is torch's own."""
+    try:
+        backend = json.loads((path / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return "dcp"
+    if backend == "fsdp_dtensor":
+        return "fsdp_dtensor"
+    bound = any(_BOUND in name for name in tensors)
+    return "torch_dist" if bound else "torch_dist_fully_reshardable"
+
+
+def _layers(weights: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Layers that the names of weights count; Megatron-Core stacks them in a tensor's first dimension."""
+    numbers = [int(found[1]) for name in weights if (found := _LAYER.search(name))]
+    if numbers:
+        return max(numbers) + 1
+    stacked = {size[0] for name, size in weights.items() if "decoder.layers." in name}
+    return stacked.pop() if len(stacked) == 1 else None
+
+
+class _StandIn:
+    """An object of any class of a pickle: keeps what it was made of, does nothing."""
+
+    arguments: tuple[Any, ...]
+    state: Mapping[str, Any]
+
+    def __new__(cls, *arguments: object) -> _StandIn:  # noqa: PYI034 - pickles call it without __init__
+        self = super().__new__(cls)
+        self.arguments, self.state = arguments, {}
+        return self
+
+    def __init__(self, *_arguments: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state if isinstance(state, dict) else {}
+
+    def __setitem__(self, _key: object, _value: object) -> None: ...
+
+    def append(self, _value: object) -> None: ...
+
+
+class _Inert(pickle.Unpickler):
+    """Reads a pickle without importing or calling what it names."""
+
+    def find_class(self, module_name: str, global_name: str) -> type:
+        """A class of its own for every name."""
+        return type(global_name, (_StandIn,), {"__module__": module_name})
+
+
+def _tensors(path: Path) -> dict[str, tuple[int, ...]]:
+    """Sizes of the tensors that a ``.metadata`` lists, by name.
+
+    Raises:
+        InvalidProblemError: it lists none, or is no such file.
+    """
+    try:
+        with path.open("rb") as handle:
+            content = io.BytesIO(handle.read(_MOST_BYTES))
+        state = _Inert(content).load().state["state_dict_metadata"]
+        found = {str(name): _size(one) for name, one in state.items()}
+        return {name: size for name, size in found.items() if size is not None}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError, EOFError):
+        message = f"{shown_path(path)} is no metadata of torch.distributed.checkpoint"
+        raise InvalidProblemError.of("--checkpoint", message) from None
+
+
+def _size(entry: _StandIn) -> tuple[int, ...] | None:
+    """The size of a tensor's entry; None: the entry is of something else."""
+    size = entry.state.get("size")
+    if not isinstance(size, _StandIn):
+        return None
+    return tuple(int(length) for length in size.arguments[0])

@@ -1,0 +1,376 @@
+"""What is asked when a running job's cluster changes, and what of it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from meshwright.profiles.cluster import MAX_NODES, ClusterSpec
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.target import settled_problem
+from meshwright.service.requests.parts import Part
+from meshwright.service.requests.schema import field_errors
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import SIZES
+from meshwright.solver.problem import Problem
+
+MAX_STEPS = 10**12
+MAX_SLOW = 64
+_DAY_S = 86_400.0
+_PADDED_ROWS = 2**14  # of a vocabulary, added so that ranks share it out evenly
+
+Place = Literal["shared", "local"]
+Steps = Annotated[int, Field(ge=0, le=MAX_STEPS)]
+
+
+class CheckpointRequest(Part):
+    """What the job goes on from."""
+
+    format: str | None = Field(default=None, description="default: what the launcher's files write")
+    place: Place = Field(
+        default="shared", description="local: on the nodes' own disks, copies on other nodes"
+    )
+    num_parameters: int | None = Field(default=None, ge=1, description="that it holds, to be held against")
+    num_layers: int | None = Field(default=None, ge=1, description="the same")
+
+
+class ReplanRequest(Part):
+    """What happened to a job's cluster, how far the job is, and what it can go on from."""
+
+    plan_id: str | None = Field(default=None, max_length=64, description="that runs; default: the first")
+    lost_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | dict[str, int] | None = Field(
+        default=None, description="how many; of a mixed cluster by node group"
+    )
+    slow_nodes: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict, max_length=MAX_SLOW, description="node: its share of the usual pace"
+    )
+    num_nodes: int | None = Field(
+        default=None, ge=1, le=MAX_NODES, description="of the cluster from now on"
+    )
+    steps_done: Steps = 0
+    steps_total: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = Field(
+        default=None, description="default: of the problem's total_tokens"
+    )
+    saved_step: Steps | None = Field(default=None, description="of the checkpoint; default: assumed")
+    checkpoint: CheckpointRequest = Field(default_factory=CheckpointRequest)
+    spare_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="beside those of the cluster")
+    repair_s: float = Field(default=_DAY_S, gt=0, le=1e9, description="until lost nodes are back")
+    top_k: int = Field(default=5, ge=1, le=20, description="ways wanted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format of checkpoints: which sizes a run that goes on from it must keep."""
+
+    name: str
+    keeps: tuple[str, ...]  # variables of the configuration
+    reads_once: bool  # ranks read a part each and hand it on; else each reads what it needs
+    source: str
+    zero_stages: tuple[int, int] = (0, 3)  # least and most that it is loaded under
+
+
+# What replicas decide among themselves; the other sizes cut the model into pieces.
+_OF_REPLICAS = {
+    "context_parallel_size", "data_parallel_size", "zero_shard_size", "micro_batch_size",
+    "num_microbatches",
+}  # fmt: skip
+_MODEL_PARALLEL = (*(name for name in SIZES if name not in _OF_REPLICAS), "stage_layers")
+_FSDP = 2  # least ZeRO stage that Megatron's launch files run as its FSDP
+_NOT_FSDP = (0, _FSDP - 1)
+FORMATS: Mapping[str, Format] = {
+    one.name: one
+    for one in (
+        Format(
+            name="torch_dist",
+            keeps=_MODEL_PARALLEL,
+            reads_once=True,
+            source="Megatron-Core 0.19, training/checkpointing.py: other TP and PP are refused for "
+            "optimizer states of the type dp_reshardable, written unless "
+            "--dist-ckpt-optim-fully-reshardable is given",
+            zero_stages=_NOT_FSDP,
+        ),
+        Format(
+            name="torch_dist_fully_reshardable",
+            keeps=(),
+            reads_once=True,
+            source="Megatron-Core 0.19, DistributedOptimizer.checkpoint_fully_reshardable_formats",
+            zero_stages=_NOT_FSDP,
+        ),
+        Format(
+            name="fsdp_dtensor",
+            keeps=(),
+            reads_once=False,
+            source="Megatron-Core 0.19, the same list; Megatron's FSDP writes and reads it alone",
+            zero_stages=(_FSDP, 3),
+        ),
+        Format(
+            name="torch",
+            keeps=_MODEL_PARALLEL,
+            reads_once=False,
+            source="Megatron-LM's own format: one file for each tensor and pipeline rank",
+            zero_stages=_NOT_FSDP,
+        ),
+        Format(
+            name="dcp",
+            keeps=(),
+            reads_once=False,
+            source="torch.distributed.checkpoint: ranks read the parts of the saved tensors that they need",
+        ),
+        Format(
+            name="deepspeed",
+            keeps=(*_MODEL_PARALLEL, "data_parallel_size", "zero_stage"),
+            reads_once=False,
+            source="DeepSpeed 0.19, runtime/zero: a file for each rank's shard, loaded by as many ranks",
+        ),
+        Format(
+            name="deepspeed_universal",
+            keeps=(),
+            reads_once=False,
+            source="DeepSpeed 0.19, checkpoint/ds_to_universal.py (arXiv:2406.18820)",
+        ),
+    )
+}
+# What the launch files of each launcher write unless they are told otherwise.
+_WRITTEN: Mapping[str, str] = {
+    "megatron-lm": "torch_dist", "megatron-bridge": "torch_dist", "ms-swift": "torch_dist",
+    "torchtitan": "dcp", "accelerate": "dcp", "axolotl": "dcp", "trl": "dcp", "deepspeed": "deepspeed",
+    "none": "dcp",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A running job and its changed cluster, checked."""
+
+    problem: Problem  # as the plan settled it, on the nodes that the plan runs on and those beside them
+    plan: Plan
+    running_nodes: int  # that the plan runs on
+    lost: tuple[int, ...]  # nodes of each group that are gone
+    slow: Mapping[int, float]  # node to its pace
+    left: ClusterSpec  # what remains, spares among it; slow nodes are part of it
+    spares: int  # nodes that stand idle
+    planned: bool  # the job still runs, and can save before it changes
+    steps_done: int
+    steps_total: int
+    saved_step: int | None
+    format: Format
+    place: Place
+    repair_s: float
+    top_k: int
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What the checkpoint's format holds fast; without ZeRO no shards of states are to be cut anew."""
+        free = self.format.name == "torch_dist" and not self.plan.config.zero_stage
+        return () if free else self.format.keeps
+
+
+def read_replan_request(raw: Mapping[str, object]) -> ReplanRequest:
+    """Names, types and ranges.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault.
+    """
+    try:
+        return ReplanRequest.model_validate(raw)
+    except ValidationError as fault:
+        raise InvalidProblemError(field_errors(fault)) from None
+
+
+def changed_job(asked: ReplanRequest, problem: Problem, plan: Plan) -> Changed:
+    """The request held against the job that it is about.
+
+    Args:
+        asked: what happened.
+        problem: the job's question.
+        plan: the plan that runs.
+
+    Raises:
+        InvalidProblemError: nodes that the job never had, another model's checkpoint, impossible steps.
+    """
+    problem = _settled(problem, plan)
+    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    running = -(-plan.config.num_gpus // per_node)
+    faults = [*_happened(asked), *_slow_faults(asked, running)]
+    faults += _checkpoint_faults(asked.checkpoint, problem.model)
+    total = _steps_total(asked, problem)
+    faults += _step_faults(asked, total)
+    if faults:
+        raise InvalidProblemError(faults)
+    lost = _lost(asked, problem.cluster, running)
+    left = _left(asked, problem.cluster, lost)
+    return Changed(
+        problem=problem, plan=plan, running_nodes=running, lost=lost,
+        slow={int(node): pace for node, pace in asked.slow_nodes.items()}, left=left,
+        spares=max(problem.cluster.num_nodes - running, 0) + asked.spare_nodes, planned=not sum(lost),
+        steps_done=asked.steps_done, steps_total=total or 0, saved_step=asked.saved_step,
+        format=_format(asked.checkpoint, problem, plan), place=asked.checkpoint.place,
+        repair_s=asked.repair_s, top_k=asked.top_k,
+    )  # fmt: skip
+
+
+def _settled(problem: Problem, plan: Plan) -> Problem:
+    """The job's question with what the plan decided; the rest of the run is asked for as a whole."""
+    problem = settled_problem(plan, problem)
+    workload = replace(problem.workload, global_batch_size=plan.config.global_batch_size)
+    options = replace(
+        problem.options, batch_sizes=(), batch_ramp=(), num_nodes=(), reserve_nodes=0, gpus="all",
+        deadline_days=None, objective="step_time", pareto=False, baseline=None, certify="none",
+    )  # fmt: skip
+    return replace(problem, workload=workload, options=options)
+
+
+def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
+    """Something must have happened, and one thing about the number of nodes."""
+    if asked.lost_nodes is None and asked.num_nodes is None and not asked.slow_nodes:
+        yield FieldError(
+            pointer="/lost_nodes", message="nothing changed", allowed="lost_nodes, slow_nodes or num_nodes"
+        )
+    if asked.lost_nodes is not None and asked.num_nodes is not None:
+        yield FieldError(pointer="/num_nodes", message="does not go with lost_nodes: state one of them")
+    if asked.num_nodes is not None and asked.slow_nodes:
+        yield FieldError(pointer="/num_nodes", message="does not go with slow_nodes: state one of them")
+
+
+def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:
+    """Slow nodes are nodes of the job, some at the usual pace."""
+    for name in asked.slow_nodes:
+        if not name.isdecimal() or int(name) >= running:
+            yield FieldError(
+                pointer=pointer("slow_nodes", name),
+                message="the job has no such node",
+                allowed=f"0 to {running - 1}",
+                nearest=str(running - 1) if name.isdecimal() else None,
+            )
+    if len(asked.slow_nodes) >= running:
+        yield FieldError(
+            pointer="/slow_nodes", message="all nodes are slow: calibrate the cluster, and plan again"
+        )
+
+
+def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
+    """Steps of the whole run, as stated or as its tokens make them."""
+    tokens = problem.options.total_tokens
+    if asked.steps_total is not None or tokens is None:
+        return asked.steps_total
+    workload = problem.workload
+    return -(-tokens // (workload.global_batch_size * workload.seq_length))
+
+
+def _step_faults(asked: ReplanRequest, total: int | None) -> Iterator[FieldError]:
+    """Saved, done and all steps stand in this order."""
+    if total is None:
+        message = "is required: the job does not say how many tokens it trains on"
+        yield FieldError(pointer="/steps_total", message=message)
+    elif asked.steps_done > total:
+        message = f"{asked.steps_done} steps are more than the run has"
+        yield FieldError(
+            pointer="/steps_done", message=message, allowed=f"0 to {total}", nearest=str(total)
+        )
+    if asked.saved_step is not None and asked.saved_step > asked.steps_done:
+        yield FieldError(
+            pointer="/saved_step",
+            message=f"step {asked.saved_step} was not reached",
+            allowed=f"0 to {asked.steps_done}",
+            nearest=str(asked.steps_done),
+        )
+
+
+def _checkpoint_faults(given: CheckpointRequest, model: ModelSpec) -> Iterator[FieldError]:
+    """A checkpoint of another model is refused; a padded vocabulary or a second copy of it is none."""
+    if given.num_layers is not None and given.num_layers != model.num_layers:
+        yield FieldError(
+            pointer="/checkpoint/num_layers",
+            message=f"the checkpoint holds {given.num_layers} layers, {model.name} has {model.num_layers}: "
+            "it is another model's",
+            nearest=str(model.num_layers),
+        )
+    own, table = model.num_parameters(), model.vocab_size * model.hidden_size
+    if given.num_parameters is None:
+        return
+    copies = (0, table) if model.tied_embeddings else (0,)
+    extra = (own + model.mtp_parameters(), own)
+    padding = 2 * _PADDED_ROWS * model.hidden_size
+    padding = min(padding, max(table // 8, 2 * 1024 * model.hidden_size))
+    near = any(0 <= given.num_parameters - base - copy <= padding for base in extra for copy in copies)
+    if not near:
+        yield FieldError(
+            pointer="/checkpoint/num_parameters",
+            message=f"the checkpoint holds {given.num_parameters} parameters, {model.name} has {own}: "
+            "it is another model's",
+            nearest=str(own),
+        )
+
+
+def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int, ...]:
+    """Lost nodes of each group.
+
+    Raises:
+        InvalidProblemError: more than the job had, or it is not said of which group.
+    """
+    groups, given = cluster.distinct_groups, asked.lost_nodes
+    if given is None:
+        return (0,) * len(groups)
+    if isinstance(given, int):
+        if len(groups) > 1:
+            names = ", ".join(cluster.group_names)
+            message = "the cluster is mixed: say how many of which group"
+            raise InvalidProblemError.of("/lost_nodes", message, allowed=f"an object of {names}")
+        given = {cluster.group_names[0]: given}
+    for name in given.keys() - set(cluster.group_names):
+        raise UnknownNameError.among("/lost_nodes", name, cluster.group_names)
+    had = [min(group.num_nodes, running) if len(groups) == 1 else group.num_nodes for group in groups]
+    for name, most in zip(cluster.group_names, had, strict=True):
+        if not 0 <= given.get(name, 0) <= most:
+            message = f"{given[name]} nodes are lost, but the job had {most}"
+            raise InvalidProblemError.of("/lost_nodes", message, allowed=f"1 to {most}", nearest=str(most))
+    return tuple(given.get(name, 0) for name in cluster.group_names)
+
+
+def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> ClusterSpec:
+    """The nodes that remain, with the spare ones.
+
+    Raises:
+        InvalidProblemError: none does, or a mixed cluster is to have another number of nodes.
+    """
+    groups = cluster.distinct_groups
+    if asked.num_nodes is not None and len(groups) > 1:
+        raise InvalidProblemError.of(
+            "/num_nodes", "the cluster is mixed: say which nodes are lost", allowed="lost_nodes"
+        )
+    counts = [group.num_nodes - gone for group, gone in zip(groups, lost, strict=True)]
+    if asked.num_nodes is not None:
+        counts = [asked.num_nodes]
+    counts[0] += asked.spare_nodes
+    if not sum(counts):
+        raise InvalidProblemError.of(
+            "/lost_nodes", "no node is left, and none is spare", allowed=f"1 to {sum(lost) - 1}"
+        )
+    kept = tuple(
+        replace(group, num_nodes=count) for group, count in zip(groups, counts, strict=True) if count
+    )
+    return replace(cluster, groups=kept)
+
+
+def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
+    """The checkpoint's format.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+        InvalidProblemError: none is stated, and the launcher has no usual one.
+    """
+    written = _WRITTEN.get(problem.launcher)
+    if written == "torch_dist" and plan.config.zero_stage >= _FSDP:
+        written = "fsdp_dtensor"
+    name = given.format or written
+    if name is None:
+        message = f"is required: {problem.launcher} has no usual one"
+        raise InvalidProblemError.of("/checkpoint/format", message, allowed=", ".join(FORMATS))
+    if name not in FORMATS:
+        raise UnknownNameError.among("/checkpoint/format", name, FORMATS)
+    return FORMATS[name]

@@ -1,0 +1,168 @@
+"""``meshwright replan`` and ``POST /v1/jobs/{id}:replan``: one answer, nothing half-written."""
+
+import json
+import pickle
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.cli.main import app
+from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.library import answer_document
+from meshwright.service.replan.checkpoint import read_checkpoint
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.plan import ask
+from meshwright.workers.outcome import outcome_of
+from tests.served.api_client import BODY, submit
+from tests.served.job_records import claimed
+
+PROBLEM = {**BODY, "launcher": "megatron-lm", "search": {"top_k": 2, "certify": "none"}}
+CHANGE = {"lost_nodes": 1, "steps_done": 1000, "steps_total": 5000, "saved_step": 900}
+
+
+@cache
+def found() -> Answer:
+    """Two plans."""
+    problem = parse_problem(PROBLEM)
+    return ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+@pytest.fixture
+def answer_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(answer_document(found(), parse_problem(PROBLEM))))
+    return path
+
+
+@pytest.fixture
+def job(client: TestClient, engine: JobEngine) -> str:
+    """A job that a worker has answered with two plans."""
+    job_id = submit(client)
+    outcome = outcome_of(found(), cache_key="k", cancelled=False)
+    assert engine.complete(claimed(engine), outcome)
+    return job_id
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["replan", *words], standalone_mode=False)
+    if isinstance(done.exception, InvalidProblemError):
+        return 2, done.stdout, str(done.exception)
+    code = done.return_value if isinstance(done.return_value, int) else done.exit_code
+    return code, done.stdout, done.stderr
+
+
+def test_the_command_and_the_service_answer_alike(client: TestClient, job: str, answer_file: Path) -> None:
+    reply = client.post(f"/v1/jobs/{job}:replan", json=CHANGE)
+    assert reply.status_code == 200, reply.text
+    code, out, _ = run("--from", str(answer_file), "--lost-nodes", "1", "--steps-done", "1000",
+                       "--steps-total", "5000", "--saved-step", "900", "--json")  # fmt: skip
+    assert code == 0
+    ours, theirs = json.loads(out), reply.json()
+    assert [one["kind"] for one in ours["ways"]] == [one["kind"] for one in theirs["ways"]]
+    assert [one["finish_s"] for one in ours["ways"]] == [one["finish_s"] for one in theirs["ways"]]
+    assert "resume.sh" in theirs["files"]
+
+
+def test_another_plan_of_the_job_can_be_the_one_that_runs(client: TestClient, job: str) -> None:
+    second = client.get(f"/v1/jobs/{job}/plans").json()["plans"][1]["plan_id"]
+    assert (
+        client.post(f"/v1/jobs/{job}:replan", json={**CHANGE, "plan_id": second}).json()["plan_id"]
+        == second
+    )
+    assert client.post(f"/v1/jobs/{job}:replan", json={**CHANGE, "plan_id": "none"}).status_code == 404
+
+
+def test_a_job_without_an_answer_and_one_that_is_not_there(client: TestClient) -> None:
+    waiting = submit(client)
+    assert client.post(f"/v1/jobs/{waiting}:replan", json=CHANGE).status_code == 409
+    assert client.post("/v1/jobs/nobody:replan", json=CHANGE).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"lost_nodes": 5}, "/lost_nodes"),
+        ({"lost_nodes": True}, "/lost_nodes"),
+        ({"slow_nodes": {"0": 2}}, "/slow_nodes/0"),
+        ({"strange": 1}, "/strange"),
+        ({"checkpoint": {"num_parameters": 1000}}, "/checkpoint/num_parameters"),
+    ],
+)  # fmt: skip
+def test_the_service_names_the_field_that_is_wrong(
+    client: TestClient, job: str, change: dict[str, object], pointer: str
+) -> None:
+    reply = client.post(f"/v1/jobs/{job}:replan", json={**CHANGE, **change})
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["pointer"].startswith(pointer)
+
+
+def test_the_files_of_a_way_start_it_from_a_whole_checkpoint(answer_file: Path, tmp_path: Path) -> None:
+    words = ("--lost-nodes", "1", "--steps-done", "9", "--steps-total", "50")
+    code, _, said = run("--from", str(answer_file), *words, "--save-dir", str(tmp_path / "run"))
+    assert code == 0, said
+    saved = tmp_path / "checkpoints"
+    for step, whole in ((100, True), (90, True), (110, False)):  # the last one was broken off
+        (saved / f"iter_{step:07d}").mkdir(parents=True)
+        if whole:
+            (saved / f"iter_{step:07d}" / ".metadata").touch()
+
+    def started(**given: str) -> tuple[int, str]:
+        environment = {"PATH": "/usr/bin:/bin", "START": "echo", "CHECKPOINTS": str(saved), **given}
+        words = ["bash", str(tmp_path / "run" / "resume.sh"), "--exit-interval", "5"]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=environment, timeout=10, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert started()[0] == 2  # the newest folder holds half a checkpoint: it says so, and starts nothing
+    code, said = started(STEP="100")
+    assert (code, "--ckpt-step 100" in said, "--exit-interval 5" in said) == (0, True, True)
+    facts = json.loads((tmp_path / "run" / "resume.json").read_text())
+    assert facts["global_batch_size"] == 256 == _batch(facts["after"])  # kept by accumulation
+
+
+def _batch(sizes: dict[str, int]) -> int:
+    return sizes["data_parallel_size"] * sizes["micro_batch_size"] * sizes["num_microbatches"]
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(answer_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    words = ("--from", str(answer_file), "--lost-nodes", "1", "--steps-total", "50")
+    code, _, said = run(*words, "--save-dir", str(tmp_path / "mine"))
+    assert (code, "holds something else" in said) == (2, True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "words", [("--lost-nodes", "x"), ("--lost-nodes", "1", "--lost-nodes", "2"), ("--slow-node", "3=fast")]
+)
+def test_words_that_are_no_nodes_are_refused(answer_file: Path, words: tuple[str, ...]) -> None:
+    code, _, said = run("--from", str(answer_file), *words, "--steps-total", "50")
+    assert (code, "must be" in said) == (2, True)
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('a checkpoint was run')",)
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), pickle.dumps(_Bomb())])
+def test_a_file_that_is_no_metadata_is_refused_and_runs_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises(InvalidProblemError, match="no metadata"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step-10").mkdir()
+    with pytest.raises(InvalidProblemError, match="no whole checkpoint"):
+        read_checkpoint(tmp_path)
