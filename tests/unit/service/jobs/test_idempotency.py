@@ -25,13 +25,16 @@ def keyed(database: Database) -> Iterator[TestClient]:
         yield client
 
 
-def test_every_post_takes_the_header_but_the_one_that_stores_nothing() -> None:
+def test_every_post_takes_the_header_but_those_that_store_nothing() -> None:
     takes = {
         path: any(one["name"] == "idempotency-key" for one in operation.get("parameters", ()))
         for method, path, operation in operations()
         if method == "POST"
     }
-    assert {path for path, does in takes.items() if not does} <= {"/v1/predictions"}
+    assert {path for path, does in takes.items() if not does} <= {
+        "/v1/predictions",
+        "/v1/jobs/{job_id}:replan",
+    }
 
 
 def test_a_repeated_request_makes_one_key_and_tells_its_token_once(keyed: TestClient) -> None:
