@@ -8,6 +8,7 @@ standard input is closed.
 """
 
 import atexit
+import gc
 import importlib
 import io
 import json
@@ -165,6 +166,7 @@ def main(path: str) -> Callable[[], object]:
     for name in (*LOADED, *commands):
         importlib.import_module(f"meshwright.{name}")
     del sys.modules["meshwright.workers.__main__"]  # ``-m meshwright.workers`` runs it
+    gc.freeze()  # a fork does not look through what was loaded, neither while it runs nor as it ends
     waker, woken = socket.socketpair()
     for end in (waker, woken):
         end.setblocking(False)
