@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import resource
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
         settings = Settings(**{name: value for name, value in given.items() if value})
     except ValidationError as fault:
         raise SystemExit(f"error: {fault_of(fault)}") from None
+    gc.freeze()  # what is loaded stays: no search looks through it for garbage
     logs.configure_logging(settings.log_format)
     telemetry.configure()
     _limit_memory(settings.worker_memory_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -115,8 +116,13 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
     Raises:
         MissingExtraError: it is a command of the service, whose packages are not installed.
     """
-    with service_packages_for(name) if name in SERVICE_COMMANDS else nullcontext():
-        loaded = import_module(f"meshwright.service.cli.{module}")
+    gc.disable()  # what is loaded stays: looking through it for garbage took a third of a server's start
+    try:
+        with service_packages_for(name) if name in SERVICE_COMMANDS else nullcontext():
+            loaded = import_module(f"meshwright.service.cli.{module}")
+    finally:
+        gc.freeze()
+        gc.enable()
     defined = getattr(loaded, definition)
     if isinstance(defined, typer.Typer):
         for command in defined.registered_commands:

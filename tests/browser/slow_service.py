@@ -1,5 +1,6 @@
 """A service whose searches go on until they are stopped."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,5 +32,8 @@ def slow_service(folder: Path) -> Iterator[Slow]:
     """Started with one slow worker."""
     url, port = f"sqlite:///{folder / 'slow.db'}", str(free_port())
     settings = {"database_url": url, "workers": "0", "port": port, "grace_s": "1"}
-    with serving(settings) as started, working(settings, module="tests.processes.slow_worker", quiet=True):
+    with (
+        serving(settings) as started,
+        working(settings, module="tests.processes.slow_worker", stderr=subprocess.DEVNULL),
+    ):
         yield Slow(server=started, settings=settings)

@@ -20,8 +20,9 @@ from meshwright_client.choosing import NoAnswerError, NoPlanError
 from meshwright_client.errors import InvalidRequestError
 from meshwright_client.launching import plan_flags
 from meshwright_client.nodes import Nodes
+from tests.processes import warm
 from tests.processes.servers import RunningServer, free_port, serving
-from tests.processes.warm import ROOT
+from tests.processes.warm import ROOT, Warm
 from tests.served.job_records import TINY_PROBLEM
 
 SLURM = {"SLURM_JOB_ID": "7001", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
@@ -62,10 +63,8 @@ def launched(server_url: str, folder: Path, *words: str, **environment: str) -> 
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     variables = {**clean, **SLURM, **environment, "MESHWRIGHT_URL": server_url}
     variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'client'}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "meshwright", "launch", *words],
-        cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = ["-m", "meshwright", "launch", *words]
+    return Warm(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_a_start_gets_a_plan_for_its_own_nodes_and_the_same_one_again(
@@ -242,7 +241,7 @@ def example_environment(server: RunningServer, folder: Path, **variables: str) -
     (folder / "pretrain_gpt.py").write_text(TRAIN)
     programs = folder / "bin"
     programs.mkdir()
-    program(programs, "meshwright", f'#!/bin/sh\nexec {sys.executable} -m meshwright "$@"\n')
+    warm.program(programs / "meshwright")
     script = "#!/usr/bin/env bash\nwhile [[ $1 != *.py ]]; do shift; done\n"
     program(programs, "torchrun", f'{script}RANK=$NODE exec {sys.executable} "$@"\n')
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}

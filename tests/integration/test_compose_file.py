@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
@@ -20,6 +19,7 @@ import yaml
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.settings import Settings
+from tests.processes.warm import Warm, run_warm
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -28,8 +28,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-COMMANDS = {"python": [sys.executable]} | {
-    script: [sys.executable, "-c", f"import sys; from {where.split(':')[0]} import main; sys.exit(main())"]
+COMMANDS: dict[str, list[str]] = {"python": []} | {
+    script: ["-c", f"import sys; from {where.split(':')[0]} import main; sys.exit(main())"]
     for script, where in PROJECT["project"]["scripts"].items()
 }  # what stands on the image's path
 
@@ -42,16 +42,7 @@ def environment_of(name: str) -> dict[str, str]:
 
 def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """A command of the image, started from this checkout."""
-    command = [*COMMANDS[words[0]], *words[1:]]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return run_warm(*COMMANDS[words[0]], *words[1:], env={**os.environ, **environment}, timeout=60)
 
 
 def test_the_file_follows_the_compose_format() -> None:
@@ -213,9 +204,7 @@ def served_url(tmp_path: Path) -> Iterator[str]:
         "MESHWRIGHT_PORT": "0",
         "MESHWRIGHT_WORKERS": "0",
     }
-    with subprocess.Popen(
-        words, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
-    ) as server:
+    with Warm(words, env={**os.environ, **variables}, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         found = re.search(r"http://\S+", server.stdout.readline())
         assert found

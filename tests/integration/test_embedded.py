@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.processes.servers import SERVE, RunningServer, Settings, environment, serving, until
+from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
 
 PROBLEM: dict[str, Any] = {
@@ -22,7 +23,8 @@ PROBLEM: dict[str, Any] = {
     "workload": {"global_batch_size": 256, "seq_length": 8192},
     "search": {"top_k": 3},
 }
-NO_ROOM = {**PROBLEM, "model": {"name": "llama-3.1-405b"}, "cluster": {"name": "dgx-h100", "num_nodes": 2}}
+# 70.6 B parameters * 18 B = 1.3 TB of states; one node of 8 x 79.6 GiB has 0.68 TB
+NO_ROOM = {**PROBLEM, "model": {"name": "llama-3.1-70b"}, "cluster": {"name": "dgx-h100", "num_nodes": 1}}
 
 
 def settings_in(folder: Path) -> Settings:
@@ -109,13 +111,7 @@ def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path
     settings = {**settings_in(tmp_path), "workers": "0"}
     with serving(settings) as owner:
         started_at = time.monotonic()
-        second = subprocess.run(
-            [sys.executable, "-c", SERVE],
-            env=environment({"port": "0", **settings}),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        second = run_warm("-c", SERVE, env=environment({"port": "0", **settings}))
         assert second.returncode != 0
         assert f"already served by process {owner.process.pid}" in second.stderr
         measured(21, "refused after, its start included", time.monotonic() - started_at, "s")

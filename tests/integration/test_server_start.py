@@ -3,7 +3,6 @@
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,26 +15,18 @@ import pytest
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from tests.processes.postgres_server import PostgresServer
-from tests.processes.servers import environment, serving
+from tests.processes.servers import HANGS_S, environment, serving
+from tests.processes.warm import run_warm
 
-SERVE = [
-    sys.executable,
-    "-c",
-    "import sys; from meshwright.service.cli.main import main; sys.exit(main())",
-    "serve",
-]
+
+def serve(**settings: str) -> subprocess.CompletedProcess[str]:
+    """``meshwright serve`` to its end."""
+    return run_warm("-m", "meshwright", "serve", env=environment(settings), timeout=HANGS_S)
 
 
 def start(**settings: str) -> str:
     """What a server that refuses to start says."""
-    run = subprocess.run(
-        SERVE,
-        env=environment({"port": "0", "workers": "0", "database_wait_s": "0", **settings}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    run = serve(port="0", workers="0", database_wait_s="0", **settings)
     assert (run.returncode, run.stdout) == (2, ""), run.stderr
     assert run.stderr.startswith("error: ")
     assert run.stderr.count("\n") == 1
@@ -129,21 +120,8 @@ def test_a_server_waits_for_a_postgresql_that_is_still_starting_and_says_so() ->
         return refusal("28P01", "password authentication failed")
 
     with starting_postgresql(answers) as port:
-        run = subprocess.run(
-            SERVE,
-            env=environment(
-                {
-                    "port": "0",
-                    "workers": "0",
-                    "database_url": f"postgresql://nobody:secret@127.0.0.1:{port}/name",
-                    "database_wait_s": "25",
-                }
-            ),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=40,
-        )
+        url = f"postgresql://nobody:secret@127.0.0.1:{port}/name"
+        run = serve(port="0", workers="0", database_url=url, database_wait_s="25")
     first, *_, last = run.stderr.splitlines()
     assert (
         f"PostgreSQL at 127.0.0.1:{port} is starting or stopping; waiting for it, 25 s more at most"
@@ -156,16 +134,7 @@ def test_a_server_waits_for_a_postgresql_that_is_still_starting_and_says_so() ->
 
 def test_a_server_gives_up_after_the_stated_wait_and_says_what_to_do() -> None:
     began_s = time.monotonic()
-    run = subprocess.run(
-        SERVE,
-        env=environment(
-            {"port": "0", "database_url": "postgresql://127.0.0.1:1/name", "database_wait_s": "1.5"}
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    run = serve(port="0", database_url="postgresql://127.0.0.1:1/name", database_wait_s="1.5")
     assert run.returncode == 2
     assert run.stderr.splitlines()[-1] == (
         "error: the database cannot be used: PostgreSQL at 127.0.0.1:1 does not answer; "

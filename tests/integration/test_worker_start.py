@@ -1,20 +1,16 @@
 """What a worker does before it takes its first job."""
 
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
-from tests.processes.servers import environment, until, working
+from tests.processes.servers import HANGS_S, environment, until, working
+from tests.processes.warm import run_warm
 
 
 def run_worker(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "meshwright.workers", *options]
-    return subprocess.run(
-        command, env=environment(settings), capture_output=True, text=True, check=False, timeout=20
-    )
+    return run_warm("-m", "meshwright.workers", *options, env=environment(settings), timeout=HANGS_S)
 
 
 def test_a_worker_refuses_a_schema_it_was_not_written_for(tmp_path: Path) -> None:
@@ -38,13 +34,15 @@ def test_a_wrong_setting_is_named_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_worker_waits_for_a_database_that_is_away(tmp_path: Path) -> None:
-    folder = tmp_path / "later"
-    url = f"sqlite:///{folder / 'meshwright.db'}"
-    with working({"database_url": url}) as worker:
-        time.sleep(1.0)  # it starts, and finds nothing
-        folder.mkdir()
-        database = Database(url)
-        migrations.upgrade(database)
-        database.close()
+    made, folder = tmp_path / "made", tmp_path / "later"
+    made.mkdir()
+    database = Database(f"sqlite:///{made / 'meshwright.db'}")
+    migrations.upgrade(database)
+    database.close()
+    settings = {"database_url": f"sqlite:///{folder / 'meshwright.db'}"}
+    with working(settings, stderr=subprocess.PIPE) as worker:
+        assert worker.stderr is not None
+        assert "waiting for the database" in worker.stderr.readline()
+        made.rename(folder)  # whole: a schema that is half made would be refused
         until(lambda: Path(f"{folder}/meshwright.db-wal").exists())  # it is looking for jobs
         assert worker.poll() is None

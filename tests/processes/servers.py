@@ -90,10 +90,9 @@ def serving(settings: Settings, *, start: str = SERVE, fresh: bool = False) -> I
 
 @contextmanager
 def working(
-    settings: Settings, *options: str, module: str = "meshwright.workers", quiet: bool = False
+    settings: Settings, *options: str, module: str = "meshwright.workers", stderr: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """A worker process, stopped with SIGTERM; ``slow_worker`` beside this file never finishes."""
-    stderr = subprocess.DEVNULL if quiet else None
     with ended(Warm(["-m", module, *options], env=environment(settings), stderr=stderr)) as process:
         yield process
 
@@ -148,8 +147,9 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
             process.kill()
             process.wait()
             raise
-        if process.stdout is not None:
-            process.stdout.close()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def free_port() -> int:

@@ -244,6 +244,8 @@ def _begun(asked: list[Any], streams: list[int]) -> Callable[[], object]:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path += [one for one in paths if one and one not in sys.path]
     time.tzset()
     random.seed()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from tests.launchers.training_logs import (
     torchtitan_log,
     words_of_start,
 )
+from tests.processes.warm import run_warm
 
 PROBLEM = a_problem()
 PLAN = a_plan()  # tp 8, pp 4 of 5 chunks, dp 4: 128 GPUs, 512 sequences
@@ -283,12 +283,8 @@ def test_the_command_takes_the_plan_that_it_found(tmp_path: Path) -> None:
     ]  # fmt: skip
 
     def meshwright(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "meshwright", *words],
-            env={"XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path.cwd()
-            / "src")},
-            capture_output=True, text=True, check=True, timeout=120,
-        )  # fmt: skip
+        done = run_warm("-m", "meshwright", *words, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     answer = json.loads(meshwright("plan", *question))

@@ -7,7 +7,6 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import render_answer
-from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
@@ -15,7 +14,7 @@ from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 
 
-def everything() -> tuple[Problem, Answer]:
+def everything() -> Problem:
     """Batches, nodes, precision, launcher and front left open, with a baseline."""
     own = a_configuration(
         tensor_parallel_size=2, pipeline_parallel_size=1, virtual_pipeline_size=1, data_parallel_size=8,
@@ -27,12 +26,12 @@ def everything() -> tuple[Problem, Answer]:
         allow=("fp8",), pareto=True, baseline=own, total_tokens=10**9, gpu_hour_price=2.0,
         pin={"context_parallel_size": 1},
     )  # fmt: skip
-    problem = replace(problem, launcher="any")
-    return problem, ask(problem, default_profile(problem.cluster, problem.launcher))
+    return replace(problem, launcher="any")
 
 
 def test_everything_survives_json_and_is_printed() -> None:
-    problem, answer = everything()
+    problem = everything()
+    answer = ask(problem, default_profile(problem.cluster, problem.launcher))
     assert answer.status == "optimal"
     assert answer.pareto is not None
     assert answer.baseline is not None
@@ -43,7 +42,7 @@ def test_everything_survives_json_and_is_printed() -> None:
 
 
 def test_what_is_left_open_stands_in_the_header() -> None:
-    problem, _ = everything()
+    problem = everything()
     words = header(problem, 300).plain.replace("\xa0", " ")
     assert "batch 16 or 32 × 8192 tokens" in words
     assert words.endswith("for any launcher")

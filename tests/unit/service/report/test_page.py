@@ -4,7 +4,9 @@ import base64
 import hashlib
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -17,6 +19,13 @@ from tests.served.reports import Page, page_of, small_answer
 
 MOST_BYTES = 2_000_000
 LOADS = {"src", "href", "data", "poster", "action", "formaction", "srcset", "xlink:href"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pair_of_changes_comes_too_late() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwright.service.what_if.grid._PAIRS_S", inf)
+        yield
 
 
 @pytest.fixture(scope="module")

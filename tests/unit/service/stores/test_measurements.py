@@ -24,7 +24,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.workers.outcome import outcome_of
 from meshwright.workers.search import StoredSearch
-from tests.builders import a_cluster, a_plan, a_problem, an_answer
+from tests.builders import a_cluster, a_model, a_plan, a_problem, an_answer
 from tests.served.job_records import TENANT, RememberingQueue, claimed
 
 PROBLEM = a_problem()
@@ -178,7 +178,8 @@ def test_a_worker_searches_with_the_profile_that_the_problem_names(
 ) -> None:
     seconds = 1.5 * expected_s(PROBLEM, PLANS[0])
     learnt = measurements.add(TENANT, "aaa", {"step_time_s": seconds}, key=None)
-    named = a_problem(cluster=a_cluster(num_nodes=1), top_k=1, certify="none")
+    model = a_model(num_layers=8, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336)
+    named = a_problem(model=model, cluster=a_cluster(num_nodes=1), top_k=1, certify="none")
     named = Problem(
         model=named.model,
         cluster=named.cluster,
