@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -94,7 +95,7 @@ def done_by(here: Place, num_workers: int) -> Figures:
     here.emptied()
     with ExitStack() as stack:
         for _ in range(num_workers):
-            stack.enter_context(working(here.settings, "--celery", quiet=True))
+            stack.enter_context(working(here.settings, "--celery", stderr=subprocess.DEVNULL))
         time.sleep(WORKER_START_S * num_workers)
         queue = CeleryQueue(here.settings["redis_url"])
         for job_id in submitted(here.database):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ def swept_by(
     asked = read_job_request(QUESTION, parse_problem)
     with ExitStack() as stack:
         for _ in range(num_workers):
-            stack.enter_context(working(settings, "--celery", module=module, quiet=True))
+            stack.enter_context(working(settings, "--celery", module=module, stderr=subprocess.DEVNULL))
         time.sleep(WORKER_START_S * num_workers)
         submission = Submission(problem=asked.problem, body=QUESTION, sweep=asked.sweep, fresh=True)
         sweep = jobs.submit(TENANT, submission)

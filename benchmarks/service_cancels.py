@@ -11,6 +11,7 @@ import argparse
 import math
 import random
 import re
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -34,7 +35,11 @@ def cancelled_after(url: str, times: int) -> list[float]:
     database, draw, took_s = Database(url), random.Random(0), list[float]()  # noqa: S311 - no secret
     migrations.upgrade(database)
     engine = JobEngine(database, lease_s=15.0)
-    with working({"database_url": url, "poll_s": "0.05"}, module="tests.processes.slow_worker", quiet=True):
+    with working(
+        {"database_url": url, "poll_s": "0.05"},
+        module="tests.processes.slow_worker",
+        stderr=subprocess.DEVNULL,
+    ):
         for number in range(times):
             job_id = add_tiny_job(database, f"job-{number}")
             _await(database, job_id, frozenset({"running"}))

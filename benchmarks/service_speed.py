@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
@@ -121,7 +122,7 @@ def measure(kind: str) -> Figures:
         _, token = Keys(database, actor="benchmark").create(NewKey(tenant="bench"))
         with serving({**settings, "workers": "0"}) as server:
             options = ["--celery"] if kind == "postgresql" else []
-            with working(settings, *options, quiet=True):
+            with working(settings, *options, stderr=subprocess.DEVNULL):
                 time.sleep(WORKER_START_S)
                 started = starts(server, token)
             figures = asyncio.run(requests(server, token))
