@@ -20,6 +20,9 @@ def export_command(
     source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
     rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
+    launcher_version: Annotated[
+        str | None, typer.Option(help="Its release, where the files of releases differ: 0.3.")
+    ] = None,
     save_dir: Annotated[
         Path | None, typer.Option(help="Folder to write; default: print the files.")
     ] = None,
@@ -29,7 +32,7 @@ def export_command(
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
     chosen = chosen_plan(plan_id, source, rank)
-    write_export(chosen, launcher=launcher, save_dir=save_dir, force=force)
+    write_export(chosen, launcher=launcher, version=launcher_version, save_dir=save_dir, force=force)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -47,7 +50,9 @@ def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan
     return find_plan(plan_id or "")
 
 
-def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | None, force: bool) -> None:
+def write_export(
+    chosen: KeptPlan, *, launcher: str | None, version: str | None, save_dir: Path | None, force: bool
+) -> None:
     """Write the launch files into ``save_dir``, or print them where there is none.
 
     Raises:
@@ -57,7 +62,7 @@ def write_export(chosen: KeptPlan, *, launcher: str | None, save_dir: Path | Non
     name = launcher_of(chosen.problem, launcher, pointer="--launcher")
     if save_dir is not None:
         check_folder(save_dir, force=force, plan_id=chosen.plan.plan_id)
-    bundle = export(chosen.plan, chosen.problem, name)
+    bundle = export(chosen.plan, chosen.problem, name, version=version)
     say_warnings(bundle.warnings)
     if save_dir is None:
         for file, text in bundle.files.items():

@@ -128,6 +128,7 @@ def json_file(head: str, target: Target) -> str:
         "train_batch_size": workload.global_batch_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
+        "gradient_clipping": 1.0,
         "steps_per_print": 1,  # by default DeepSpeed logs no time at all (runtime/constants.py)
         "bf16": {"enabled": workload.precision == "bf16"},
         "fp16": {"enabled": workload.precision == "fp16"},

@@ -37,6 +37,7 @@ from meshwright.service.launchers.megatron_names import (
     split_values,
 )
 from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory with mcore_adapter (not verified)"
 CONFIG_FILE = "llama_factory.yaml"
@@ -71,7 +72,9 @@ class LlamaFactory:
                 assignments=True,
             ),
             warnings=found_warnings(target),
-            own=lambda head: {CONFIG_FILE: head + yaml.safe_dump(values_of(target), sort_keys=True)},
+            own=lambda head: {
+                CONFIG_FILE: head + yaml.safe_dump(values_of(target) | OF_THE_RUN, sort_keys=True)
+            },
         )
 
 

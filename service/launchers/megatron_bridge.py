@@ -192,8 +192,16 @@ def _batch(target: Target) -> Values:
         "train.micro_batch_size": target.config.micro_batch_size,
         "train.global_batch_size": target.workload.global_batch_size,
         "model.seq_length": target.workload.seq_length,
-        "dataset.sequence_length": target.workload.seq_length,
+        _data_length(target.version): target.workload.seq_length,
     }
+
+
+def _data_length(version: str) -> str:
+    """The data set's key: up to 0.3 Megatron-Core's, over which Bridge writes its own from 0.6 on.
+
+    Between them ``seq_length`` is an alias that Hydra knows no key of, so that it is added (``++``).
+    """
+    return "dataset.sequence_length" if version in ("", "0.3") else "++dataset.seq_length"
 
 
 def _data_parallel(target: Target) -> Values:
@@ -324,6 +332,7 @@ def _latent(model: ModelSpec) -> Values:
     if mla is None:
         return {}
     return {
+        "multi_latent_attention": True,
         "q_lora_rank": mla.q_lora_rank or None,
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_head_dim": mla.qk_nope_head_dim,
@@ -332,7 +341,11 @@ def _latent(model: ModelSpec) -> Values:
     }
 
 
-PRODUCT = "Megatron-Bridge 0.3.1 (NeMo)"
+PRODUCT = "Megatron-Bridge (NeMo)"
+# What no price hangs on. A rank that waits this long for the others has lost one.
+RUN = """\
+run_args=("logger.log_interval=${LOG_INTERVAL:-1}" "checkpoint.save_interval=${SAVE_INTERVAL:-500}"
+    "dist.distributed_timeout_minutes=${TIMEOUT_MINUTES:-30}" "optimizer.clip_grad=${CLIP_GRAD:-1.0}")"""
 NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=value overrides"),)
 OWN_RULES = (
     interleaving_needs_a_pipeline,
@@ -352,6 +365,7 @@ class MegatronBridge:
     """Exports to a training script of Megatron-Bridge that takes Hydra overrides."""
 
     name = "megatron-bridge"
+    versions = ("0.3", "0.4", "0.5", "0.6", "0.7")
 
     def export(self, target: Target) -> ExportBundle:
         """The overrides and the two scripts that start them.
@@ -364,7 +378,8 @@ class MegatronBridge:
             target,
             product=PRODUCT,
             start=Start(
-                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "logger.log_interval=${LOG_INTERVAL:-1}"',
+                program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
+                before=RUN,
                 needs=NEEDS,
                 environment=tuple(environment(target, bridge_facts(target))),
                 has_arguments=True,
@@ -379,7 +394,6 @@ class MegatronBridge:
 def found_warnings(target: Target) -> Iterator[str]:
     """What the recipe decides, or does differently from the plan."""
     yield from common_warnings(target, written=SWITCHES_OF_ALL)
-    yield "not verified by Megatron-Bridge's own parser: it lets most illegal values through"
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
     # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers
     # of the gated models that are exported have silu already (models/*/*_provider.py: activation_func).

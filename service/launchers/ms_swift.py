@@ -43,7 +43,11 @@ from meshwright.service.launchers.target import ExportBundle, Target
 
 PRODUCT = "ms-swift 4.6.0 (not verified)"
 OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
-PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}"'
+PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
+# What no price hangs on; its own timeout is 208 days.
+RUN = """\
+run_args=(--logging_steps "${LOG_INTERVAL:-1}" --save_steps "${SAVE_INTERVAL:-500}"
+    --ddp_timeout "${TIMEOUT_S:-1800}" --clip_grad "${CLIP_GRAD:-1.0}")"""
 OWN_SWITCHES = (
     "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_permute_fusion", "moe_expert_capacity_factor",
     "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap",
@@ -72,6 +76,7 @@ class MsSwift:
             shape=True,
             start=Start(
                 program=PROGRAM,
+                before=RUN,
                 needs=NEEDS,
                 environment=tuple(environment(target, megatron_facts(target))),
                 has_arguments=True,

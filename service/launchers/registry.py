@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.profiles.capabilities import judged_versions
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.accelerate import Accelerate
 from meshwright.service.launchers.deepspeed import DeepSpeed
@@ -45,10 +46,17 @@ def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launch
     return name
 
 
-def export(plan: Plan, problem: Problem, launcher: str) -> ExportBundle:
+def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None = None) -> ExportBundle:
     """The files that start ``plan`` under ``launcher``; ``any``: the first of the plan's own.
 
+    Args:
+        plan: what is to be started.
+        problem: what it answers.
+        launcher: its name.
+        version: the launcher's release, where files differ between them; None: the newest judged one.
+
     Raises:
+        InvalidProblemError: no files are known for that release of the launcher.
         UnknownNameError: there is no exporter of that name.
         RefusedExportError: the launcher cannot express the plan; one FieldError per fault.
     """
@@ -56,4 +64,23 @@ def export(plan: Plan, problem: Problem, launcher: str) -> ExportBundle:
         launcher = next((name for name in plan.launchers if name in _LAUNCHERS), plan.launchers[0])
     if launcher not in _LAUNCHERS:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
-    return _LAUNCHERS[launcher].export(target_of(plan, replace(problem, launcher=launcher)))
+    target = target_of(plan, replace(problem, launcher=launcher))
+    return _LAUNCHERS[launcher].export(replace(target, version=_release(launcher, version)))
+
+
+def _release(launcher: str, version: str | None) -> str:
+    """The release whose names are written: ``0.3`` for 0.3.1; empty for what is judged.
+
+    Raises:
+        InvalidProblemError: the launcher's files are known for other releases.
+    """
+    if version is None:
+        return ""
+    known = getattr(_LAUNCHERS[launcher], "versions", ())
+    release = ".".join(version.split(".")[:2])
+    if release not in known:
+        judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))
+        message = f"{launcher} {version} is not known" if known else f"{launcher} has one kind of files"
+        allowed = ", ".join(known) or f"leave it out; its files were read by {judged or 'no version'}"
+        raise InvalidProblemError.of("/launcher_version", message, allowed=allowed)
+    return release

@@ -18,6 +18,9 @@ class Target:
 
     plan: Plan
     problem: Problem
+    version: str = (
+        ""  # of the launcher, as its exporter lists them; empty: the one its files are judged with
+    )
 
     @property
     def config(self) -> Configuration:

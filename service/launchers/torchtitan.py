@@ -45,6 +45,7 @@ def training_values(target: Target) -> Values:
         "local_batch_size": config.micro_batch_size * (config.num_microbatches if pipelined else 1),
         "global_batch_size": target.workload.global_batch_size,
         "seq_len": target.workload.seq_length,
+        "max_norm": 1.0,
         "mixed_precision_param": "bfloat16",
         "mixed_precision_reduce": "float32",
     }
@@ -132,9 +133,8 @@ RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": 
 # The model's shape.
 @MODEL@
 
-# What does not change the cost of a step: from the environment, or a dry start's.
-HF_ASSETS_PATH = os.environ.get("HF_ASSETS_PATH", "./tests/assets/tokenizer")
-DATASET = os.environ.get("DATASET", "c4_test")
+# What does not change the cost of a step: launch.sh asks for the first two.
+HF_ASSETS_PATH, DATASET = os.environ["HF_ASSETS_PATH"], os.environ["DATASET"]
 LEARNING_RATE = float(os.environ.get("LR", "3e-4"))
 
 _LINEAR = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
@@ -287,14 +287,14 @@ llama3_args["@FLAVOR@"] = TransformerModelArgs(
 
 
 def toml_file(head: str, target: Target) -> str:
-    """The configuration; dataset, tokenizer and learning rate are a dry start's."""
+    """The configuration; ``launch.sh`` asks for data set and tokenizer."""
     recompute = target.config.recompute_granularity
     sections: dict[str, Values] = {
         "job": {"description": f"Meshwright plan {target.plan.plan_id}"},
         "model": {"name": "llama3", "flavor": flavor(target)},
         "experimental": {"custom_import": FLAVOR_MODULE},
         "optimizer": {"name": "AdamW", "lr": 0.0003},
-        "training": training_values(target) | {"dtype": "float32", "dataset": "c4_test"},
+        "training": training_values(target) | {"dtype": "float32"},
         "parallelism": parallelism_values(target, "output"),
         "activation_checkpoint": {"mode": recompute, "selective_ac_option": "op"},
         "compile": {"enable": True, "components": compiled_parts(target)},
@@ -340,19 +340,42 @@ _SEGMENTS = Variable(
     reason="torchtitan's own run_train.sh sets it: less memory is lost between blocks.",
 )
 PROGRAMS = f"""\
-program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}")
-if [[ "${{TORCHTITAN_VERSION:-0.3}}" != 0.2* ]]; then
+program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}"
+    --model.hf_assets_path "${{HF_ASSETS_PATH}}" --training.dataset "${{DATASET}}")
+if [[ "${{TORCHTITAN_VERSION:-@VERSION@}}" != 0.2* ]]; then
     program=(-m torchtitan.train --module {MODULE} --config plan)
 fi
 # The time of every step is logged; torchtitan's own interval is 10 steps.
-program+=(--metrics.log_freq "${{LOG_INTERVAL:-1}}")"""
-START = Start(program='"${program[@]}"', environment=(_BESIDE, _SEGMENTS), before=PROGRAMS)
+# A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.
+program+=(--metrics.log_freq "${{LOG_INTERVAL:-1}}"
+    --checkpoint.enable --checkpoint.interval "${{SAVE_INTERVAL:-500}}"
+    --comm.init_timeout_seconds "${{TIMEOUT_S:-1800}}"
+    --comm.train_timeout_seconds "${{TIMEOUT_S:-1800}}")"""
+NEEDS = (
+    ("HF_ASSETS_PATH", "the folder of the model's tokenizer files"),
+    ("DATASET", "a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"),
+)
+_ASKED = tuple(
+    Variable(name=name, value=f'"${{{name}}}"', reason="The plan's module reads it.", is_expression=True)
+    for name, _ in NEEDS
+)
+
+
+def start(version: str) -> Start:
+    """How a node starts; ``version``: its release, unless TORCHTITAN_VERSION says another."""
+    return Start(
+        program='"${program[@]}"',
+        needs=NEEDS,
+        environment=(_BESIDE, _SEGMENTS, *_ASKED),
+        before=PROGRAMS.replace("@VERSION@", version),
+    )
 
 
 class Torchtitan:
     """Exports to ``torchtitan.train``."""
 
     name = "torchtitan"
+    versions = ("0.3", "0.2")
 
     def export(self, target: Target) -> ExportBundle:
         """The module, the TOML with its model, and the two scripts that start either.
@@ -364,7 +387,7 @@ class Torchtitan:
         return bundled(
             target,
             product=PRODUCT,
-            start=START,
+            start=start(target.version or self.versions[0]),
             warnings=found_warnings(target),
             own=lambda head: {
                 PYTHON_FILE: python_file(head, target),

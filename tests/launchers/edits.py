@@ -163,6 +163,26 @@ def _megatron_lm_stages() -> list[Edit]:
     ]  # fmt: skip
 
 
+def megatron_bridge() -> list[Edit]:
+    """Keys and values of its overrides."""
+    plain = _for("megatron-bridge", PLAIN)
+    stages = _for("megatron-bridge", STAGES, stage_layers=(9, 8, 8, 7))
+    head = "PLAN_ARGS=(\n"
+    return [
+        Edit("a sequence of the data alone", plain,
+             (("dataset.sequence_length=4096", "dataset.sequence_length=2048"),)),
+        Edit("an unknown key", plain, ((head, f"{head}    model.number_of_layers=3\n"),), listed=True),
+        Edit("a letter missing", plain, (("model.tensor_model_parallel", "model.tensor_model_paralel"),)),
+        Edit("a size that is a word", plain, (("train.micro_batch_size=1", "train.micro_batch_size=one"),)),
+        Edit("an unknown precision", plain, (("bf16:true", "bf17:true"),), noticed=False),
+        Edit("ranks that do not fill the world", plain,
+             (("model.pipeline_model_parallel_size=1", "model.pipeline_model_parallel_size=3"),)),
+        Edit("a layout of three stages", stages, (("Et*9|t*8|t*8|t*7L", "Et*11|t*11|t*10L"),)),
+        Edit("full recomputation of nobody's", plain,
+             (("model.recompute_granularity=null", "model.recompute_granularity=some"),)),
+    ]  # fmt: skip
+
+
 def deepspeed() -> list[Edit]:
     """Keys and values of the JSON."""
     two = _for("deepspeed", PLAIN, zero_stage=2, zero_shard_size=8)
@@ -308,6 +328,7 @@ def nanotron() -> list[Edit]:
 
 EDITS: Mapping[str, Callable[[], list[Edit]]] = {
     "megatron-lm": megatron_lm,
+    "megatron-bridge": megatron_bridge,
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
     "accelerate": accelerate,

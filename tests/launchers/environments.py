@@ -52,6 +52,11 @@ ENVIRONMENTS = {
     found.name: found
     for found in (
         Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",)),
+        Environment(
+            "megatron-bridge",
+            ("triton==3.9.0", "einops==0.8.2", "hydra-core==1.3.2", "omegaconf==2.3.0"),
+            ("megatron-bridge==0.3.1", "megatron-core==0.16.1"),
+        ),
         Environment("deepspeed", ("deepspeed==0.19.8",)),
         Environment("nanotron", (), ("nanotron==0.4",)),
         Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0")),

@@ -188,8 +188,18 @@ def trl() -> list[Mutant]:
     return [one for one in accelerate() if one.name in ("an unknown precision", "stages")]
 
 
+def megatron_bridge() -> list[Mutant]:
+    """Those of Megatron-LM without an edit of its flags; it looks at fewer things before it builds."""
+    noticed = ("batch of a sequence too many", "odd slices of a sequence", "heads not divided by tp",
+               "query groups and tp", "a layout with a layer too many",
+               "states on the host without the distributed optimizer")  # fmt: skip
+    plain = [one for one in megatron_lm() if one.edit is None]
+    return [replace(one, noticed=one.name in noticed) for one in plain]
+
+
 MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "megatron-lm": megatron_lm,
+    "megatron-bridge": megatron_bridge,
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
     "accelerate": accelerate,

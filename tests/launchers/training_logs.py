@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _HOST = {"MASTER_ADDR": "node0", "MEGATRON_LM_DIR": "/opt/megatron", "NANOTRON_DIR": "/opt/nanotron"}
-_SETTINGS = {"TRAIN_SCRIPT": "train.py", "BRIDGE_SCRIPT": "recipe.py", "MOCK_DATA": "1"}
+_SETTINGS = {
+    "TRAIN_SCRIPT": "train.py", "BRIDGE_SCRIPT": "recipe.py", "MOCK_DATA": "1", "DATASET": "c4",
+    "HF_ASSETS_PATH": "tokenizer",
+}  # fmt: skip
 # NVIDIA/Megatron-LM, megatron/training/config/training_config.py, LoggerConfig.
 _MEGATRON_INTERVAL = "100"
 

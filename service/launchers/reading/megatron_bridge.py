@@ -212,7 +212,7 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
     given.refuse_slips(CORE_NAMES)
     _take_overlaps(given, values)
     _take_length(given, values)
-    if given.has("kv-lora-rank"):
+    if given.has("kv-lora-rank") and not given.has("multi-latent-attention"):
         given.take("--multi-latent-attention", Value((), 0), called="model.kv_lora_rank")
     take_precision(given, values)
     take_usual(given)

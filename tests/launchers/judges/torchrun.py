@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 STUB = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 FILLED = (
     "BRIDGE_SCRIPT", "TRAIN_SCRIPT", "NANOTRON_DIR", "SWIFT_DIR", "SWIFT_COMMAND", "LLAMA_FACTORY_DIR",
-    "MEGATRON_LM_DIR", "MODEL", "DATASET", "OUTPUT_DIR", "LR",
+    "MEGATRON_LM_DIR", "MODEL", "DATASET", "OUTPUT_DIR", "LR", "HF_ASSETS_PATH",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
 
+os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}
 NEW = importlib.metadata.version("torchtitan") >= "0.3"
 if not NEW:
     from torchtitan.models.llama3 import llama3_args

@@ -1,4 +1,4 @@
-# Megatron-Bridge 0.3.1 (NeMo), plan 0123456789ab (rank 1), by Meshwright
+# Megatron-Bridge (NeMo), plan 0123456789ab (rank 1), by Meshwright
 # Model DeepSeek-V3, 4096 tokens a sequence
 # World size 512: tp 1 * cp 1 * pp 8 * dp 64
 # Micro-batches: 64 of 1
@@ -6,7 +6,6 @@
 # Layers of each chunk: 3 4 4 4 4 4 4 4 4 4 4 4 4 4 4 2
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
 # Warning: latent attention is of the recipe's model provider; only its sizes are overridden
 
@@ -90,6 +89,7 @@ PLAN_ARGS=(
     model.moe_router_num_groups=8
     model.moe_router_group_topk=4
     model.moe_router_topk_scaling_factor=2.5
+    model.multi_latent_attention=true
     model.q_lora_rank=1536
     model.kv_lora_rank=512
     model.qk_head_dim=128

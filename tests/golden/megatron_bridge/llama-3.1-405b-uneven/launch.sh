@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Megatron-Bridge 0.3.1 (NeMo), plan 0123456789ab (rank 1), by Meshwright
+# Megatron-Bridge (NeMo), plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 405B, 8192 tokens a sequence
 # World size 1024: tp 8 * cp 1 * pp 16 * dp 8
 # Micro-batches: 64 of 1
@@ -7,7 +7,6 @@
 # Layers of each chunk: 7 8 8 8 8 8 8 8 8 8 8 8 8 8 8 7
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -102,7 +101,9 @@ done
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+run_args=("logger.log_interval=${LOG_INTERVAL:-1}" "checkpoint.save_interval=${SAVE_INTERVAL:-500}"
+    "dist.distributed_timeout_minutes=${TIMEOUT_MINUTES:-30}" "optimizer.clip_grad=${CLIP_GRAD:-1.0}")
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \
-    "${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "logger.log_interval=${LOG_INTERVAL:-1}" "$@"
+    "${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}" "$@"

@@ -1,4 +1,4 @@
-# Megatron-Bridge 0.3.1 (NeMo), plan 0123456789ab (rank 1), by Meshwright
+# Megatron-Bridge (NeMo), plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 405B, 8192 tokens a sequence
 # World size 1024: tp 8 * cp 1 * pp 16 * dp 8
 # Micro-batches: 64 of 1
@@ -6,7 +6,6 @@
 # Layers of each chunk: 7 8 8 8 8 8 8 8 8 8 8 8 8 8 8 7
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: not verified by Megatron-Bridge's own parser: it lets most illegal values through
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
 
 PLAN_ARGS=(

@@ -24,18 +24,31 @@ if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     exit 2
 fi
 
+# What the plan does not decide.
+: "${HF_ASSETS_PATH:?set it to the folder of the model's tokenizer files}"
+: "${DATASET:?set it to a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start}"
+
 # torchtitan imports the plan's module by its name.
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
 # torchtitan's own run_train.sh sets it: less memory is lost between blocks.
 export PYTORCH_ALLOC_CONF=expandable_segments:True
+# The plan's module reads it.
+export HF_ASSETS_PATH="${HF_ASSETS_PATH}"
+# The plan's module reads it.
+export DATASET="${DATASET}"
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
-program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml")
+program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml"
+    --model.hf_assets_path "${HF_ASSETS_PATH}" --training.dataset "${DATASET}")
 if [[ "${TORCHTITAN_VERSION:-0.3}" != 0.2* ]]; then
     program=(-m torchtitan.train --module torchtitan_plan --config plan)
 fi
 # The time of every step is logged; torchtitan's own interval is 10 steps.
-program+=(--metrics.log_freq "${LOG_INTERVAL:-1}")
+# A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.
+program+=(--metrics.log_freq "${LOG_INTERVAL:-1}"
+    --checkpoint.enable --checkpoint.interval "${SAVE_INTERVAL:-500}"
+    --comm.init_timeout_seconds "${TIMEOUT_S:-1800}"
+    --comm.train_timeout_seconds "${TIMEOUT_S:-1800}")
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.profile import default_profile
@@ -129,7 +130,7 @@ SCONTROL = "#!/bin/sh\nseq -f host%g 100\n"
 STARTED = '#!/bin/sh\nprintf "<%s>" "$(basename "$0")" "$@"; echo\n'
 SITE = (
     "BRIDGE_SCRIPT", "TRAIN_SCRIPT", "NANOTRON_DIR", "SWIFT_DIR", "SWIFT_COMMAND", "LLAMA_FACTORY_DIR",
-    "MEGATRON_LM_DIR", "MODEL", "DATASET", "OUTPUT_DIR", "LR",
+    "MEGATRON_LM_DIR", "MODEL", "DATASET", "OUTPUT_DIR", "LR", "HF_ASSETS_PATH",
 )  # fmt: skip
 
 
@@ -362,3 +363,29 @@ def test_torchtitan(tmp_path: Path) -> None:
     text += "gradient accumulation steps 2, sequence length 8192\n"
     run = read(folder, text + torchtitan_log(words_of_start(folder), 1000.0))
     assert run.step_time_s == pytest.approx(16.384, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("version", "key"), [(None, "dataset.sequence_length"), ("0.3.1", "dataset.sequence_length"),
+                         ("0.6.0", "++dataset.seq_length")]
+)  # fmt: skip
+def test_megatron_bridge_is_told_the_datas_length_by_the_key_of_its_release(
+    version: str | None, key: str
+) -> None:
+    case = CASES["megatron-bridge"]["llama-3.1-70b-fsdp"]
+    files = export(case.plan, case.problem, "megatron-bridge", version=version).files
+    assert f"    {key}=8192\n" in files["plan_args.sh"]
+    assert "++" not in files["plan_args.sh"] or version == "0.6.0"
+
+
+def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() -> None:
+    case = CASES["torchtitan"]["llama-3.1-70b-fsdp"]
+    assert (
+        "TORCHTITAN_VERSION:-0.2"
+        in export(case.plan, case.problem, "torchtitan", version="0.2.2").files["launch.sh"]
+    )
+    with pytest.raises(InvalidProblemError, match=r"torchtitan 0\.9 is not known.*0\.3, 0\.2"):
+        export(case.plan, case.problem, "torchtitan", version="0.9")
+    case = CASES["nanotron"]["llama-3-70b-tensor"]
+    with pytest.raises(InvalidProblemError, match=r"nanotron has one kind of files.*0\.4"):
+        export(case.plan, case.problem, "nanotron", version="0.4")
