@@ -51,7 +51,12 @@ def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan
 
 
 def write_export(
-    chosen: KeptPlan, *, launcher: str | None, version: str | None, save_dir: Path | None, force: bool
+    chosen: KeptPlan,
+    *,
+    launcher: str | None,
+    version: str | None = None,
+    save_dir: Path | None,
+    force: bool,
 ) -> None:
     """Write the launch files into ``save_dir``, or print them where there is none.
 
