@@ -13,6 +13,7 @@ from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.model import ModelSpec
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
+BUILT_MODELS = CATALOG / "frameworks" / "built_models.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,14 @@ class Capabilities:
     adapters: bool = False  # low-rank ones beside a frozen model
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
+    tied_on_one_stage: bool = False  # tied embeddings beside no pipeline
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
     sinks_need_all_to_all: bool = False  # attention sinks beside context parallelism
+    biased_experts_whole: bool = False  # no tensor ranks split experts that have biases
     balances_stages: bool = (
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
-    built_types: tuple[str, ...] = ()  # model types of which its own builder made the weights priced
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
     constraints: tuple[
         str, ...
@@ -87,6 +89,13 @@ def judged_versions(launcher: str) -> tuple[JudgedVersion, ...]:
     return tuple(JudgedVersion(**{name: str(value) for name, value in one.items()}) for one in entries)
 
 
+@cache
+def exact_types(launcher: str) -> frozenset[str]:
+    """Hugging Face model types of which the launcher itself has built what is priced."""
+    recorded = yaml.load(BUILT_MODELS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    return frozenset(recorded.get(launcher, {}).get("types", ()))
+
+
 def launcher_names() -> tuple[str, ...]:
     """Launchers whose limits are known."""
     return tuple(sorted(_catalog()))
@@ -99,7 +108,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules")  # fmt: skip
+             "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules", "biased_experts_whole", "tied_on_one_stage")  # fmt: skip
 _LIMITING_WORDS = ("constraints",)
 
 
@@ -246,6 +255,7 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
         "gated shared experts": moe.shared_expert_gate,
         "layers without experts": "dense" in model.layer_kinds(),
         "softmax over all experts": moe.router_score == "softmax" and not normalized,
+        "one expert, whose weight is normalised": moe.router_score == "softmax" and normalized and moe.top_k == 1,
         "sigmoid router": moe.router_score == "sigmoid",
         "sigmoid router without normalisation": moe.router_score == "sigmoid" and not normalized,
         "sparsemixer router": moe.router_score == "sparsemixer",

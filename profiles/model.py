@@ -119,9 +119,14 @@ class MlaSpec:
         """Weights of both norms."""
         return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
 
+    @property
+    def latent_width(self) -> int:
+        """Columns of the down-projections together, which every tensor-parallel rank holds whole."""
+        return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim
+
     def bias_parameters(self) -> int:
         """Biases of the down-projections."""
-        return (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim) * int(self.latent_bias)
+        return self.latent_width * int(self.latent_bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +344,7 @@ class ModelSpec:
             query = mla.q_lora_rank * (self.hidden_size + heads * qk_dim)
         else:
             query = self.hidden_size * heads * qk_dim
-        down = self.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim)
+        down = self.hidden_size * (mla.latent_width - mla.q_lora_rank)
         up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         gate = self.hidden_size * self.gate_width
         return query + down + up + gate + heads * mla.v_head_dim * self.hidden_size

@@ -331,6 +331,8 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     if model.num_attention_heads % tp or model.ffn_hidden_size % tp:
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
+    if model.moe and model.moe.shared_ffn_hidden_size % tp:
+        yield f"tensor_parallel_size = {tp} does not divide the width of the shared experts"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield f"tensor_parallel_size = {tp} does not go with {model.num_kv_heads} key/value heads"
     if any(group.island_gpus % tp for group in problem.cluster.groups):

@@ -1,10 +1,16 @@
-"""torchtitan: a plan becomes a Python module for 0.3, a TOML with its model for 0.2, and scripts."""
+"""torchtitan: a plan becomes a Python module for 0.3, a TOML with its model for 0.2, and scripts.
+
+The module builds Llama 3's layers, or Qwen3's where queries and keys are normalised; the TOML is written
+for what 0.2's llama3 can be.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 
+from meshwright.profiles.errors import FieldError, RefusedExportError
+from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings
 from meshwright.service.launchers.target import ExportBundle, Target
@@ -101,7 +107,8 @@ def flavor(target: Target) -> str:
 # --------------------------------------------------------------------------------------------------
 # torchtitan 0.3: a Python module with one function that returns the whole configuration.
 #
-# Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/common/config_utils.py, trainer.py.
+# Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/qwen3/__init__.py, models/common/config_utils.py,
+# trainer.py.
 
 
 MODULE = "torchtitan_plan"
@@ -120,11 +127,9 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common import @ROPE@, Embedding, Linear, RMSNorm
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
-from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
-from torchtitan.models.llama3.parallelize import parallelize_llama
-from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+@IMPORTS@
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
@@ -144,25 +149,26 @@ _EMBEDDING = {"weight": partial(nn.init.normal_, std=1.0)}
 
 def layer():
     """One transformer layer."""
-    rope = ComplexRoPE.Config(
-        dim=HIDDEN_SIZE // NUM_HEADS,
+    rope = @ROPE@.Config(
+        dim=HEAD_DIM,
         max_seq_len=MAX_SEQ_LEN,
         theta=ROTARY_BASE,
         scaling=ROTARY_SCALING,
         scaling_factor=ROTARY_SCALING_FACTOR,
     )
-    return Llama3TransformerBlock.Config(
+    return @FAMILY@TransformerBlock.Config(
         attention_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
         ffn_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
         attention=make_gqa_config(
             dim=HIDDEN_SIZE,
             n_heads=NUM_HEADS,
             n_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
             wqkv_param_init=_LINEAR,
             wo_param_init=_LINEAR,
             inner_attention=get_attention_config("flex"),
             fuse_qkv=True,
-            rope=rope,
+            rope=rope,@NORM@
         ),
         feed_forward=make_ffn_config(
             dim=HIDDEN_SIZE,
@@ -175,9 +181,9 @@ def layer():
 
 def model_spec():
     """The model as torchtitan builds it."""
-    model = Llama3Model.Config(
+    model = @FAMILY@Model.Config(
         dim=HIDDEN_SIZE,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE,@TIED@
         tok_embeddings=Embedding.Config(
             num_embeddings=VOCAB_SIZE, embedding_dim=HIDDEN_SIZE, param_init=_EMBEDDING
         ),
@@ -186,13 +192,13 @@ def model_spec():
         layers=[layer() for _ in range(NUM_LAYERS)],
     )
     return ModelSpec(
-        name="llama3",
+        name="@NAME@",
         flavor="@FLAVOR@",
         model=model,
-        parallelize_fn=parallelize_llama,
+        parallelize_fn=parallelize_@SHORT@,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
-        state_dict_adapter=Llama3StateDictAdapter,
+        state_dict_adapter=@FAMILY@StateDictAdapter,
     )
 
 
@@ -216,6 +222,24 @@ def plan() -> Trainer.Config:
 '''
 
 
+_IMPORTS = """\
+from torchtitan.models.@NAME@.model import @FAMILY@Model, @FAMILY@TransformerBlock
+from torchtitan.models.@NAME@.parallelize import parallelize_@SHORT@
+from torchtitan.models.@NAME@.state_dict_adapter import @FAMILY@StateDictAdapter"""
+_QUERY_KEY_NORM = """
+            qk_norm=RMSNorm.Config(normalized_shape=HEAD_DIM, eps=NORM_EPSILON, param_init=_NORM),"""
+_TIED = """
+        enable_weight_tying=True,"""
+
+
+def _family(model: ModelSpec) -> dict[str, str]:
+    """The names of torchtitan's model: Qwen3 normalises queries and keys, and pairs halves of a head."""
+    if model.query_key_norm == "none":
+        return {"FAMILY": "Llama3", "NAME": "llama3", "SHORT": "llama", "ROPE": "ComplexRoPE", "NORM": ""}
+    rope = "ComplexRoPE" if model.rotary_scaling else "CosSinRoPE"  # which has no scaling of Llama's
+    return {"FAMILY": "Qwen3", "NAME": "qwen3", "SHORT": "qwen3", "ROPE": rope, "NORM": _QUERY_KEY_NORM}
+
+
 def python_file(head: str, target: Target) -> str:
     """The module's text."""
     model, workload = target.model, target.workload
@@ -225,6 +249,7 @@ def python_file(head: str, target: Target) -> str:
         "FFN_HIDDEN_SIZE": model.ffn_hidden_size,
         "NUM_HEADS": model.num_attention_heads,
         "NUM_KV_HEADS": model.num_kv_heads,
+        "HEAD_DIM": model.head_dim,
         "VOCAB_SIZE": model.vocab_size,
         "MAX_SEQ_LEN": max(workload.seq_length, model.max_position_embeddings or 0),
         "ROTARY_BASE": float(model.rotary_base or 10_000),
@@ -238,6 +263,9 @@ def python_file(head: str, target: Target) -> str:
     parallelism["enable_sequence_parallel"] = target.config.sequence_parallel
     text = _TEXT
     for name, value in {
+        "IMPORTS": _IMPORTS,
+        **_family(model),
+        "TIED": _TIED if model.tied_embeddings else "",
         "MODEL": "\n".join(f"{name} = {value!r}" for name, value in shape.items()),
         "FLAVOR": flavor(target),
         "TRAINING": _arguments(training),
@@ -267,6 +295,12 @@ def _arguments(values: Values) -> str:
 # Keys: torchtitan 0.2.2, config/job_config.py; shape: models/llama3/model/args.py. Its MLP width is
 # ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)`` (model/model.py FeedForward):
 # with ``multiple_of`` the wanted width and a multiplier that stays below it, exactly the wanted width.
+
+
+def is_stated_by_0_2(model: ModelSpec) -> bool:
+    """Whether 0.2's llama3 can be the model: heads fill the hidden size, and the output head is its own."""
+    fills = model.head_dim * model.num_attention_heads == model.hidden_size
+    return fills and model.query_key_norm == "none" and not model.tied_embeddings
 
 
 TOML_FILE = "torchtitan_0_2.toml"
@@ -328,6 +362,7 @@ def flavor_file(head: str, target: Target) -> str:
 
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
+NEWER_ALONE = "torchtitan 0.3.0"
 _BESIDE = Variable(
     name="PYTHONPATH",
     value='"${here}${PYTHONPATH:+:${PYTHONPATH}}"',
@@ -345,12 +380,15 @@ program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}"
 if [[ "${{TORCHTITAN_VERSION:-@VERSION@}}" != 0.2* ]]; then
     program=(-m torchtitan.train --module {MODULE} --config plan)
 fi
+"""
+_MODULE = f"program=(-m torchtitan.train --module {MODULE} --config plan)\n"
+_LOGGED = """\
 # The time of every step is logged; torchtitan's own interval is 10 steps.
 # A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.
-program+=(--metrics.log_freq "${{LOG_INTERVAL:-1}}"
-    --checkpoint.enable --checkpoint.interval "${{SAVE_INTERVAL:-500}}"
-    --comm.init_timeout_seconds "${{TIMEOUT_S:-1800}}"
-    --comm.train_timeout_seconds "${{TIMEOUT_S:-1800}}")"""
+program+=(--metrics.log_freq "${LOG_INTERVAL:-1}"
+    --checkpoint.enable --checkpoint.interval "${SAVE_INTERVAL:-500}"
+    --comm.init_timeout_seconds "${TIMEOUT_S:-1800}"
+    --comm.train_timeout_seconds "${TIMEOUT_S:-1800}")"""
 NEEDS = (
     ("HF_ASSETS_PATH", "the folder of the model's tokenizer files"),
     ("DATASET", "a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"),
@@ -361,13 +399,13 @@ _ASKED = tuple(
 )
 
 
-def start(version: str) -> Start:
-    """How a node starts; ``version``: its release, unless TORCHTITAN_VERSION says another."""
+def start(version: str, *, both: bool) -> Start:
+    """How a node starts; ``version``: its release, unless TORCHTITAN_VERSION says another of ``both``."""
     return Start(
         program='"${program[@]}"',
         needs=NEEDS,
         environment=(_BESIDE, _SEGMENTS, *_ASKED),
-        before=PROGRAMS.replace("@VERSION@", version),
+        before=(PROGRAMS.replace("@VERSION@", version) if both else _MODULE) + _LOGGED,
     )
 
 
@@ -384,16 +422,20 @@ class Torchtitan:
             RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name)
+        both = is_stated_by_0_2(target.model)
+        version = target.version or self.versions[0]
+        if version != self.versions[0] and not both:
+            why = "0.2's llama3 has no query-key norms, no tied embeddings and no heads of another size"
+            raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
         return bundled(
             target,
-            product=PRODUCT,
-            start=start(target.version or self.versions[0]),
+            product=PRODUCT if both else NEWER_ALONE,
+            start=start(version, both=both),
             warnings=found_warnings(target),
-            own=lambda head: {
-                PYTHON_FILE: python_file(head, target),
-                TOML_FILE: toml_file(head, target),
-                FLAVOR_FILE: flavor_file(head, target),
-            },
+            own=lambda head: (
+                {PYTHON_FILE: python_file(head, target)}
+                | ({TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)} if both else {})
+            ),
         )
 
 
@@ -401,7 +443,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     """What torchtitan does differently from the plan, or what the plan leaves open."""
     config = target.config
     yield from common_warnings(target)
-    yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
+    if is_stated_by_0_2(target.model):
+        yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
     yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
     if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.profiles.capabilities import (
     Capabilities,
+    exact_types,
     lacking_facts,
     launcher_capabilities,
     launchers_of,
@@ -59,7 +60,7 @@ def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
     lacking = lacking_facts(able, model)
     if lacking:
         return "; ".join(lacking)
-    return "**exact**" if model_type in able.built_types else "priced"
+    return "**exact**" if model_type in exact_types(able.launcher) else "priced"
 
 
 def _refused() -> str:

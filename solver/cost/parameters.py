@@ -29,13 +29,17 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     """One layer: matrices are split over tp, experts over ep and their own tp; norms are whole.
 
     So are biases of what is summed over tp ranks: of the output of attention, MLP and experts
-    (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized"). Attention sinks are split as
-    heads are (``DotProductAttention``: ``softmax_offset``).
+    (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized"), and latent attention's
+    down-projections (``MLASelfAttention``: Transformer Engine's are ``parallel_mode = "duplicated"``).
+    Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``).
     """
     model, moe = ctx.model, ctx.model.moe
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
     whole += model.activation_parameters()
-    split = model.attention_parameters() + model.split_bias_parameters(kind) + model.sink_parameters()
+    down = model.hidden_size * model.mla.latent_width if model.mla else 0
+    whole += down
+    split = model.attention_parameters() - down
+    split += model.split_bias_parameters(kind) + model.sink_parameters()
     routed = np.zeros_like(ctx.t)
     if kind == "moe" and moe is not None:
         whole += model.router_parameters()
@@ -59,12 +63,13 @@ def embedding_weights(ctx: Context) -> Weights:
 def copied_embedding(ctx: Context) -> FloatArray:
     """Weights of the last stage that also exist on the first one, shape (n,); none without stages.
 
-    A tied output matrix, or the embedding that multi-token prediction looks its tokens up in: the last
-    stage has its own copy (Megatron-Core 0.16, ``GPTModel.__init__``: ``pre_process or mtp_process``).
+    A tied output matrix, and the embedding that multi-token prediction looks its tokens up in: the last
+    stage has a copy for each (Megatron-Core 0.19, ``GPTModel.__init__``: ``pre_process or mtp_process``, and
+    an output layer whose weight is left out only where ``pre_process`` is true).
     """
     model = ctx.model
-    copied = model.tied_embeddings or model.num_mtp_layers > 0
-    return np.where((ctx.p > 1) & copied, ctx.padded_vocabulary * model.hidden_size / ctx.t, 0.0)
+    copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
+    return np.where(ctx.p > 1, copies * ctx.padded_vocabulary * model.hidden_size / ctx.t, 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:

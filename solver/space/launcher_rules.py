@@ -209,6 +209,20 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring"))
             ),
         )
+    if able.tied_on_one_stage and problem.model.tied_embeddings:
+        yield Rule(
+            name=f"{name} has tied embeddings on one stage",
+            reason="pipeline_parallel_size is 1 where the output head is the embedding",
+            reads=("pipeline_parallel_size",),
+            violated=lambda c: c.pipeline_parallel_size > 1,
+        )
+    if able.biased_experts_whole and problem.model.expert_bias_parameters():
+        yield Rule(
+            name=f"{name} has experts with biases on whole ranks",
+            reason="expert_tensor_parallel_size is 1 where experts have biases",
+            reads=("expert_tensor_parallel_size",),
+            violated=lambda c: c.expert_tensor_parallel_size > 1,
+        )
     if able.halves_on_ranks:
         yield Rule(
             name=f"{name} splits the sequence",

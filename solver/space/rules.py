@@ -189,6 +189,9 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     """Tensor parallelism splits heads, key/value heads and the MLP, inside an island."""
     model = problem.model
     island = common_island(problem)
+    shared = model.moe.shared_ffn_hidden_size if model.moe else 0
+    widths = f"ffn_hidden_size = {model.ffn_hidden_size}"
+    widths += f", and {shared} of the shared experts," if shared else ""
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
         reason=f"{model.num_attention_heads} heads are split over the tensor-parallel ranks",
@@ -206,9 +209,9 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="tensor_parallel_size divides the MLP width",
-        reason=f"ffn_hidden_size = {model.ffn_hidden_size} is split over the tensor-parallel ranks",
+        reason=f"{widths} is split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
-        violated=lambda c: model.ffn_hidden_size % c.tensor_parallel_size != 0,
+        violated=lambda c: gcd(model.ffn_hidden_size, shared) % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size divides an island",

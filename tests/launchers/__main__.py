@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
@@ -41,6 +41,7 @@ from tests.launchers.environments import (
     ready,
     versions,
 )
+from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import problem_of, random_targets
 
@@ -133,12 +134,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "head_stage": config.pipeline_parallel_size - 1,
     }
     facts: dict[str, object] = seen.pop("model", {})  # type: ignore[assignment]
-    for name, value in facts.items():
-        part: object = found.model
-        for field_name in name.split("."):  # of a part that the model has not: None
-            part = getattr(part, field_name, None)
-        if value != part:
-            yield f"model.{name}: {value} instead of {part}"
+    yield from unlike_model(found.model, facts)
     for name, value in seen.items():
         wanted = planned[name] if name in planned else getattr(config, name, None)
         if value != wanted:
@@ -215,6 +211,36 @@ def try_dry_runs(name: str, environment: Environment, count: Count) -> None:
     print(f"{name}: dry runs: {len(runs)} plans, {sum(len(run.ranks()) for run in runs)} ranks")
 
 
+def try_model_types(name: str, environment: Environment, count: Count, *, whole: bool) -> None:
+    """Every rank of every model type that the launcher can state; ``whole``: of all configs, and recorded."""
+    judge, launcher = DRY_RUNS[name][0], EXPORTER.get(name, name)
+    runs = list(judged(launcher, short=not whole))
+    targets = [one.run.target for one in runs]
+    files = [export(one.plan, one.problem, launcher).files for one in targets]
+    cases = [
+        {**case_of(one.run.target, text), "ranks": one.run.ranks()}
+        for one, text in zip(runs, files, strict=True)
+    ]
+    wrong: dict[str, list[str]] = {}
+    for one, verdict in zip(runs, verdicts(environment, judge, cases), strict=True):
+        said = [verdict["refusal"]] if verdict["refusal"] else unlike(one.run, verdict["seen"])
+        said = [*said, *unlike_model(one.run.target.model, verdict["seen"].get("model", {}))]
+        wrong.setdefault(one.config, []).extend(f"{one.model_type}: {one.run.name}: {text}" for text in said)
+    built = [one for one in runs if not wrong[one.config]]
+    types = {one.model_type for one in built}
+    print(f"{name}: model types: {len(types)} exact of {len({one.model_type for one in runs})}, {len(built)} plans")
+    if whole:
+        version = environment.pinned
+        BUILT_MODELS.write_text(recorded({launcher: record(version, built)}))
+        for text in (text for said in wrong.values() for text in said[:1]):
+            print(f"{name}: not recorded: {text[:300]}")
+        return
+    count.faults += [
+        f"{name}: {text}" for one in runs if one.model_type in exact_types(launcher) for text in wrong[one.config]
+    ]
+    count.faults += [f"{name}: {kind}: exact, but not recorded" for kind in types - exact_types(launcher)]
+
+
 def try_edits(name: str, environment: Environment, judge: str, count: Count) -> None:
     """Every edited file is noticed by us, and by the launcher exactly where it is known to notice."""
     launcher = EXPORTER.get(name, name)
@@ -267,6 +293,9 @@ def main() -> int:
     parser.add_argument(
         "--latest", action="store_true", help="try the newest release of each, not the pinned one"
     )
+    parser.add_argument(
+        "--record", action="store_true", help="build every config of every model type alone, and record it"
+    )
     options = parser.parse_args()
     count = Count()
     unavailable = ready(TORCH_ENVIRONMENT)
@@ -283,6 +312,10 @@ def main() -> int:
         if name == "torchrun":
             try_scripts(max(options.plans // 10, 2), count)
             continue
+        if options.record:
+            if name in DRY_RUNS:
+                try_model_types(name, environment, count, whole=True)
+            continue
         judge = EXPORTER.get(name, name).replace("-", "_")
         try_plans(name, environment, judge, list(plans(EXPORTER.get(name, name), options.plans)), count)
         if name == "nanotron":  # its judge builds models; its parser does not know what we write
@@ -292,6 +325,7 @@ def main() -> int:
         try_edits(name, environment, judge, count)
         if name in DRY_RUNS:
             try_dry_runs(name, environment, count)
+            try_model_types(name, environment, count, whole=False)
     for fault in count.faults:
         print(f"fault: {fault[:600]}")
     print(count.line())

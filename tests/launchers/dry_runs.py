@@ -16,7 +16,7 @@ from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import CASES, GPT3_175B, MIXTRAL, target
 from tests.launchers.mutants import CHUNKS, LLAMA, SHARDED, STAGES, TENSOR
 from tests.launchers.plans import CASES as OTHER_CASES
-from tests.launchers.rank_weights import rank_layers, rank_weights
+from tests.launchers.rank_weights import rank_kinds, rank_layers, rank_matrices, rank_weights
 
 TIED = replace(
     GPT3_175B, name="small-tied", num_layers=30, hidden_size=1024, ffn_hidden_size=4096,
@@ -35,7 +35,9 @@ class DryRun:
 
     name: str
     target: Target
-    shards: int = 1
+    shards: int | None = 1  # None: they may share unevenly, which the judge has undone
+
+    ends: bool = False  # of the stages only the first and the last are built
 
     def ranks(self) -> list[int]:
         """A rank of every pipeline stage, and the last of all."""
@@ -43,7 +45,8 @@ class DryRun:
         step = config.num_gpus // config.pipeline_parallel_size
         if config.rank_order == "tp-cp-pp-dp":
             step = config.tensor_parallel_size * config.context_parallel_size
-        return [*(stage * step for stage in range(config.pipeline_parallel_size)), config.num_gpus - 1]
+        stages = (0,) if self.ends else range(config.pipeline_parallel_size)
+        return [*(stage * step for stage in stages), config.num_gpus - 1]
 
 
 def megatron_lm() -> list[DryRun]:
@@ -104,12 +107,18 @@ def _titan(config: Configuration, **changes: object) -> Target:
 def unlike(run: DryRun, seen: Mapping[str, list[dict[str, object]]]) -> Iterator[str]:
     """Ranks whose layers or weights are not those we priced."""
     layers, weights = rank_layers(run.target), rank_weights(run.target)
+    shapes = {"kinds": rank_kinds(run.target), "matrices": rank_matrices(run.target)}
+    shapes["whole_matrices"] = rank_matrices(run.target, whole=True)
     for rank, found in zip(run.ranks(), seen["ranks"], strict=True):
         stage = int(str(found["stage"]))
         if found["layers"] != layers[stage]:
             yield f"rank {rank}: layers {found['layers']} instead of {layers[stage]}"
-        if found["weights"] != weights[stage] / run.shards:
-            yield f"rank {rank}: {found['weights']} weights instead of {weights[stage] / run.shards}"
+        held, wanted = found["unsharded" if run.shards is None else "weights"], weights[stage] / (run.shards or 1)
+        if held != wanted:
+            yield f"rank {rank}: {held} weights instead of {wanted}"
+        for name, stages in shapes.items():
+            if name in found and found[name] != stages[stage]:
+                yield f"rank {rank}: {name} {found[name]} instead of {stages[stage]}"
 
 
 DRY_RUNS: Mapping[str, tuple[str, Callable[[], list[DryRun]]]] = {

@@ -42,6 +42,11 @@ class Environment:
         return self.folder / "bin" / "python"
 
     @property
+    def pinned(self) -> str:
+        """The launcher's own version: of the package that is unpacked, or installed last."""
+        return (self.unpacked or self.packages)[-1].partition("==")[2]
+
+    @property
     def path(self) -> Path:
         """Unpacked wheels, to go first on the path."""
         return self.folder / "unpacked"

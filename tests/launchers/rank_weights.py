@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.compute import layer_gemms
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import part_weights
 from meshwright.solver.cost.stages import LayerLayout, chunks_of
@@ -46,3 +50,31 @@ def rank_weights(target: Target) -> list[int]:
         round(sum(weights[chunk] for chunk, rank in enumerate(ranks) if rank == mine))
         for mine in range(target.config.pipeline_parallel_size)
     ]
+
+
+def rank_kinds(target: Target) -> list[list[str]]:
+    """The kind of every layer of every pipeline rank, chunk after chunk."""
+    ranks, _ = chunk_weights(target)
+    kinds, found, first = target.model.layer_kinds(), [[] for _ in set(ranks)], 0
+    for rank, count in zip(ranks, target.config.stage_layers, strict=True):
+        found[rank] += kinds[first : first + count]
+        first += count
+    return found
+
+
+def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]]]:
+    """Rows, columns and number of the matrices that the layers of every pipeline rank multiply by.
+
+    ``whole``: before tensor parallelism splits them.
+    """
+    alone = replace(target.config, tensor_parallel_size=1)
+    plan = replace(target.plan, config=alone) if whole else target.plan
+    ctx, found = context_for(replace(target, plan=plan)), []
+    for kinds in rank_kinds(target):
+        shapes = Counter[tuple[int, int]]()
+        for kind in kinds:
+            for gemm in layer_gemms(ctx, kind):
+                rows, columns, count = (round(float(np.ravel(x)[0])) for x in (gemm.n, gemm.k, gemm.count))
+                shapes[rows, columns] += count
+        found.append(sorted([*shape, count] for shape, count in shapes.items()))
+    return found

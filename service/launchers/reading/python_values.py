@@ -124,10 +124,11 @@ _RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
 # Names that this package's own modules give the model's shape.
 _SHAPE = {
     "NUM_LAYERS": "n_layers", "HIDDEN_SIZE": "dim", "FFN_HIDDEN_SIZE": "ffn_hidden_size",
-    "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size",
+    "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size", "HEAD_DIM": "head_dim",
     "MAX_SEQ_LEN": "max_seq_len", "ROTARY_BASE": "rope_theta", "NORM_EPSILON": "norm_eps",
     "ROTARY_SCALING_FACTOR": "scaling_factor",
 }  # fmt: skip
+_SWITCHES = ("qk_norm", "enable_weight_tying")  # arguments that are given only where they hold
 _USUAL_FACTOR = 8.0  # of 0.2, models/llama3/model/args.py RoPEScalingArgs: it scales where nothing is said
 SHAPE = "shape."
 
@@ -152,6 +153,8 @@ def module_values(source: Source) -> dict[str, Found]:
     if not any(name.startswith("parallelism.") for name in found):
         raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
     found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
+    given = {one.arg: one for one in ast.walk(tree) if isinstance(one, ast.keyword)}
+    found |= {SHAPE + name: Found(True, given[name].value.lineno) for name in _SWITCHES if name in given}
     flavor = arguments_of(tree, "model_registry", names) or _first_argument(tree, "model_registry")
     if "flavor" in flavor and flavor["flavor"].value is not NOTHING:
         found["model.flavor"] = flavor["flavor"]

@@ -199,7 +199,11 @@ def _shape(fields: Fields) -> ModelSpec:
         "rotary_base": max(int(min(fields.number(f"{SHAPE}rope_theta", 10_000.0), 2e9)), 1),
         "norm_epsilon": fields.number(f"{SHAPE}norm_eps", 1e-5),
         "max_position_embeddings": fields.integer(f"{SHAPE}max_seq_len", 131_072),
+        "query_key_norm": "per_head" if fields.has(f"{SHAPE}qk_norm") else "none",
+        "tied_embeddings": fields.has(f"{SHAPE}enable_weight_tying"),
     }
+    if fields.has(f"{SHAPE}head_dim"):
+        raw["head_dim"] = fields.integer(f"{SHAPE}head_dim", 1)
     factor = fields.number(f"{SHAPE}scaling_factor", 1.0)
     if factor != 1:
         raw["rotary_scaling"] = {

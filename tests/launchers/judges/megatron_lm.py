@@ -36,6 +36,7 @@ from megatron.core import num_microbatches_calculator as calculator  # noqa: E40
 from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
+from megatron.core.transformer.utils import is_layer_window_attention  # noqa: E402
 from megatron.training.arguments import parse_args, validate_args  # noqa: E402
 
 
@@ -99,9 +100,13 @@ def facts_of(args: typing.Any, config: typing.Any) -> Seen:
     """The model's facts as Megatron-LM understood them."""
     activations = {F.silu: "silu", F.gelu: "gelu", quick_gelu: "quick_gelu", squared_relu: "squared_relu"}
     latent = bool(config.multi_latent_attention)
-    scaling = args.rope_scaling_factor if args.use_rope_scaling else None
     return {
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "head_dim": config.qk_head_dim + config.qk_pos_emb_head_dim if latent else config.kv_channels,
+        "v_head_dim": config.v_head_dim if latent else config.kv_channels,
         "normalization": {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}[config.normalization],
+        "norm_epsilon": config.layernorm_epsilon,
         "gated_mlp": config.gated_linear_unit,
         "mlp_activation": activations[config.activation_func],
         "activation_clamp": config.activation_func_clamp_value,
@@ -110,22 +115,66 @@ def facts_of(args: typing.Any, config: typing.Any) -> Seen:
         "attention_output_bias": config.add_bias_linear,
         "mlp_bias": config.add_bias_linear,
         "query_key_norm": "per_head" if config.qk_layernorm and not latent else "none",
-        "mla.norms": config.qk_layernorm if latent else None,
         "attention_sinks": config.softmax_type == "learnable",
         "zero_centered_norm": config.layernorm_zero_centered_gamma,
         "tied_embeddings": not args.untie_embeddings_and_output_weights,
+        "num_mtp_layers": config.mtp_num_layers or 0,
+        **positions_of(args, config),
+        **latent_of(config),
+        **experts_of(config),
+    }
+
+
+def positions_of(args: typing.Any, config: typing.Any) -> Seen:
+    """Windows, and positions by table or rotation."""
+    layers = range(1, config.num_layers + 1)
+    window, skipped = config.window_size, config.window_attn_skip_freq
+    rotates, latent = args.position_embedding_type == "rope", bool(config.multi_latent_attention)
+    scaling = args.rope_scaling_factor if args.use_rope_scaling else args.rotary_seq_len_interpolation_factor
+    if latent:
+        scaling = config.rotary_scaling_factor if config.rope_type == "yarn" else None
+    scaled = latent and scaling is not None
+    return {
+        "learned_position_embeddings": not rotates,
+        "rotary_base": args.rotary_base if rotates else None,
         "rotary_fraction": args.rotary_percent,
-        "rotary_scaling.factor": config.rotary_scaling_factor if latent else scaling,
-        "rotary_scaling.mscale": config.mscale if latent else None,
-        "rotary_scaling.mscale_all_dim": config.mscale_all_dim if latent else None,
+        "rotary_scaling.factor": scaling,
+        "rotary_scaling.mscale": config.mscale if scaled else None,
+        "rotary_scaling.mscale_all_dim": config.mscale_all_dim if scaled else None,
+        "layers_without_rotary": [bool(one) for one in config.no_rope_freq or [0] * config.num_layers],
+        "sliding_window": window[0] + 1 if window else None,
+        "local_layers": [is_layer_window_attention(window, skipped, layer) for layer in layers],
+    }
+
+
+def latent_of(config: typing.Any) -> Seen:
+    """Sizes of latent attention."""
+    latent = bool(config.multi_latent_attention)
+    return {
+        "mla.norms": config.qk_layernorm if latent else None,
+        "mla.q_lora_rank": (config.q_lora_rank or 0) if latent else None,
+        "mla.kv_lora_rank": config.kv_lora_rank if latent else None,
+        "mla.qk_rope_head_dim": config.qk_pos_emb_head_dim if latent else None,
+    }
+
+
+def experts_of(config: typing.Any) -> Seen:
+    """Experts, and how they are chosen."""
+    if not config.num_moe_experts:
+        return {"moe": None}
+    groups = (config.moe_router_num_groups or 0, config.moe_router_group_topk or 0)
+    return {
         "moe.num_experts": config.num_moe_experts,
-        "moe.router_score": config.moe_router_score_function if config.num_moe_experts else None,
-        "moe.normalized_top_k": not config.moe_router_pre_softmax if config.num_moe_experts else None,
-        "moe.selection_bias": config.moe_router_enable_expert_bias if config.num_moe_experts else None,
-        "moe.router_scaling": (config.moe_router_topk_scaling_factor or 1.0)
-        if config.num_moe_experts
-        else None,
-        "moe.shared_expert_gate": config.moe_shared_expert_gate if config.num_moe_experts else None,
+        "moe.top_k": config.moe_router_topk,
+        "moe.ffn_hidden_size": config.moe_ffn_hidden_size,
+        "moe.shared_ffn_hidden_size": config.moe_shared_expert_intermediate_size or 0,
+        "moe.router_score": config.moe_router_score_function,
+        "moe.normalized_top_k": not config.moe_router_pre_softmax,
+        "moe.router_groups": groups[0],
+        "moe.router_top_groups": groups[1],
+        "moe.selection_bias": config.moe_router_enable_expert_bias,
+        "moe.router_scaling": config.moe_router_topk_scaling_factor or 1.0,
+        "moe.shared_expert_gate": config.moe_shared_expert_gate,
     }
 
 

@@ -6,14 +6,17 @@ Transformer Engine's layers, which need a GPU, its own local ones of the same sh
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
-from megatron_lm import configured  # first: it makes the rest importable
+from megatron_lm import configured, facts_of  # first: it makes the rest importable
 from protocol import Case, Seen, serve
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -24,6 +27,7 @@ torch.Tensor.cuda = lambda self, *_args, **_options: self
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: E402
 from megatron.training.argument_utils import gpt_config_from_args  # noqa: E402
 from megatron.training.models.gpt import GPTModelBuilder  # noqa: E402
 
@@ -41,17 +45,18 @@ LOCAL = {  # kernels that need a GPU, or that local layers do not have; no weigh
     "transformer_impl": "local", "apply_rope_fusion": False, "persist_layer_norm": False,
     "bias_activation_fusion": False, "bias_dropout_fusion": False, "masked_softmax_fusion": False,
     "gradient_accumulation_fusion": False, "moe_grouped_gemm": False, "tp_comm_overlap": False,
-    "perform_initialization": False, "sequence_parallel": False,
+    "perform_initialization": False, "sequence_parallel": False, "layernorm_zero_centered_gamma": False,
 }  # fmt: skip
 
 
 def judge(case: Case) -> Seen:
-    """Layers of every chunk and weights of every rank that is asked for."""
+    """Layers of every chunk and weights of every rank that is asked for, and the model's facts."""
     args, config = configured(case)
+    facts = facts_of(args, config)
     for name, value in LOCAL.items():
         setattr(args, name, value)
         setattr(config, name, value)
-    return {"ranks": [built(args, config, rank) for rank in case["ranks"]]}
+    return {"ranks": [built(args, config, rank) for rank in case["ranks"]], "model": facts}
 
 
 def built(args: Any, config: Any, rank: int) -> Seen:
@@ -81,11 +86,42 @@ def built(args: Any, config: Any, rank: int) -> Seen:
         return {
             "stage": parallel_state.get_pipeline_model_parallel_rank(),
             "layers": [len(chunk.decoder.layers) for chunk in chunks],
-            "weights": sum(weight.numel() for chunk in chunks for weight in chunk.parameters()),
+            "weights": sum(
+                math.prod(shape) for chunk in chunks for _, shape in shapes(chunk, args.tensor_model_parallel_size)
+            ),
+            "kinds": [kind_of(layer) for chunk in chunks for layer in chunk.decoder.layers],
+            "matrices": matrices(chunks, args.tensor_model_parallel_size),
         }
     finally:
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
+
+
+def kind_of(layer: Any) -> str:
+    """Whether a layer has experts."""
+    return "moe" if isinstance(layer.mlp, MoELayer) else "dense"
+
+
+def shapes(module: Any, tensor_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of weights.
+
+    Latent attention's down-projections are whole on every rank in Transformer Engine's layers
+    (``MLASelfAttention``: ``parallel_mode = "duplicated"``), and split in the local ones.
+    """
+    for name, weight in module.named_parameters():
+        whole = tensor_ranks if "_down_proj.weight" in name else 1
+        yield name, (weight.shape[0] * whole, *weight.shape[1:])
+
+
+def matrices(chunks: list[Any], tensor_ranks: int) -> list[list[int]]:
+    """Rows, columns and number of the matrices of all layers, routers and gates of one row left out."""
+    found = Counter(
+        shape
+        for chunk in chunks
+        for name, shape in shapes(chunk.decoder.layers, tensor_ranks)
+        if len(shape) == 2 and "router" not in name and "gate_weight" not in name  # noqa: PLR2004
+    )
+    return sorted([*shape, count] for shape, count in found.items())
 
 
 if __name__ == "__main__":

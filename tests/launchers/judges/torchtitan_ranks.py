@@ -8,8 +8,10 @@ and nothing is compiled; neither changes a weight.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ def judge(case: Case) -> Seen:
             (Path(folder) / name).write_text(text)
         sys.path.insert(0, folder)
         try:
-            return {"ranks": [built(case["world_size"], rank) for rank in case["ranks"]]}
+            ranks = [built(case["world_size"], rank) for rank in case["ranks"]]
+            return {"ranks": ranks, "model": facts()}
         finally:
             sys.path.remove(folder)
             sys.modules.pop("torchtitan_plan", None)
@@ -50,13 +53,60 @@ def built(world_size: int, rank: int) -> Seen:
         dims = ParallelDims.from_config(config.parallelism, world_size)
         dims.build_mesh()
         parts = parallelized(config, dims)
+        for part in parts:
+            if part.enable_weight_tying:  # again, as ``Decoder.init_states`` does
+                part.tok_embeddings.weight = part.lm_head.weight
         return {
             "stage": dims.get_mesh("pp").get_local_rank() if dims.pp > 1 else 0,
             "layers": [len(part.layers) for part in parts],
             "weights": sum(weight.to_local().numel() for part in parts for weight in part.parameters()),
+            "unsharded": sum(held(weight) for part in parts for weight in part.parameters()),
+            "whole_matrices": matrices(parts),
         }
     finally:
         torch.distributed.destroy_process_group()
+
+
+def held(weight: Any) -> int:
+    """Elements of a weight that a tensor-parallel rank holds before FSDP shards them."""
+    shape, mesh = list(weight.shape), getattr(weight, "device_mesh", None)
+    for axis, placement in zip(mesh.mesh_dim_names, weight.placements, strict=True) if mesh else ():
+        if axis == "tp" and placement.is_shard():
+            shape[placement.dim] = -(-shape[placement.dim] // mesh["tp"].size())
+    return math.prod(shape)
+
+
+def matrices(parts: list[Any]) -> list[list[int]]:
+    """Rows, columns and number of the layers' matrices before any split; gate and up count as one product."""
+    found = Counter(
+        (weight.shape[0] * (2 if ".w1." in name else 1), weight.shape[1])
+        for part in parts
+        for name, weight in part.layers.named_parameters()
+        if weight.dim() == 2 and ".w3." not in name  # noqa: PLR2004
+    )
+    return sorted([*shape, count] for shape, count in found.items())
+
+
+def facts() -> Seen:
+    """The model's facts as torchtitan understood them."""
+    config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
+    model = config.model_spec.model
+    attention, rope = model.layers[0].attention, model.layers[0].attention.rope
+    return {
+        "num_layers": len(model.layers),
+        "hidden_size": model.dim,
+        "vocab_size": model.vocab_size,
+        "num_attention_heads": attention.n_heads,
+        "num_kv_heads": attention.n_kv_heads or attention.n_heads,
+        "head_dim": attention.head_dim or model.dim // attention.n_heads,
+        "ffn_hidden_size": model.layers[0].feed_forward.w1.out_features,
+        "query_key_norm": "per_head" if attention.qk_norm else "none",
+        "qkv_bias": bool(attention.qkv_linear.wqkv.bias),
+        "tied_embeddings": model.enable_weight_tying,
+        "norm_epsilon": model.norm.eps,
+        "rotary_base": rope.theta,
+        "rotary_scaling.factor": rope.scaling_factor if rope.scaling == "llama" else None,
+    }
 
 
 def parallelized(config: Any, dims: Any) -> list[Any]:
