@@ -108,7 +108,8 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules", "biased_experts_whole", "tied_on_one_stage")  # fmt: skip
+             "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
+             "biased_experts_whole", "tied_on_one_stage")  # fmt: skip
 _LIMITING_WORDS = ("constraints",)
 
 
@@ -248,16 +249,16 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
     moe = model.moe
     if moe is None:
         return {}
-    normalized = moe.normalized_top_k
+    normalized, sigmoid = moe.normalized_top_k, moe.router_score == "sigmoid"
     return {
         "experts": True,
         "shared experts": moe.shared_ffn_hidden_size > 0,
         "gated shared experts": moe.shared_expert_gate,
         "layers without experts": "dense" in model.layer_kinds(),
         "softmax over all experts": moe.router_score == "softmax" and not normalized,
-        "one expert, whose weight is normalised": moe.router_score == "softmax" and normalized and moe.top_k == 1,
-        "sigmoid router": moe.router_score == "sigmoid",
-        "sigmoid router without normalisation": moe.router_score == "sigmoid" and not normalized,
+        "one expert, whose weight is normalised": normalized and moe.top_k == 1 and not sigmoid,
+        "sigmoid router": sigmoid,
+        "sigmoid router without normalisation": sigmoid and not normalized,
         "sparsemixer router": moe.router_score == "sparsemixer",
         "untrained bias of the router's choice": moe.selection_bias,
         "untrained bias of a softmax router": moe.selection_bias and moe.router_score == "softmax",

@@ -24,6 +24,9 @@ class Optimizer:
     end_state_bytes: float  # the same of embedding and head, where they are treated apart
     moved_bytes: float  # of one step, the states' reading and writing among them
     low_rank: bool = False  # states of matrices shrink with a rank
+    fp32_copy: bool = (
+        True  # of the weights, where the framework keeps one; else they and gradients are bf16
+    )
     newton_schulz: bool = False  # updates of matrices are orthogonalised
     source: str
 
@@ -43,6 +46,21 @@ class Optimizer:
             return self.state_bytes
         rank = rank or hidden_size // 4
         return min(4.0 * 3.0 * rank / hidden_size, self.end_state_bytes)
+
+
+# bitsandbytes 0.50, optim/optimizer.py: two moments of a byte each, with an fp32 scale for a block of 256;
+# tensors of fewer than 4096 elements keep fp32 moments.
+_BLOCK, _LEAST = 256, 4096
+_EIGHT_BITS = 2.0 + 8.0 / _BLOCK
+_EIGHT_BIT_SOURCE = (
+    "Dettmers et al. 2021 (arXiv:2110.02861): two moments of 8 bits, an fp32 scale for a block of 256 "
+    "(bitsandbytes 0.50); the embedding keeps 32-bit moments (section 2.3)"
+)
+
+
+def eight_bit_state_bytes(elements: int) -> int:
+    """State bytes of one tensor under bitsandbytes' 8-bit Adam; its code tables are shared by all."""
+    return 8 * elements if elements < _LEAST else 2 * elements + 8 * -(-elements // _BLOCK)
 
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
@@ -65,11 +83,18 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         ),
         Optimizer(
             name="adamw-8bit",
-            state_bytes=2.0 + 8.0 / 2048.0,
+            state_bytes=_EIGHT_BITS,
             end_state_bytes=8.0,
             moved_bytes=18.0,
-            source="Dettmers et al. 2021 (arXiv:2110.02861): two moments of 8 bits, an fp32 scale for a "
-            "block of 2048; the embedding keeps 32-bit moments (section 2.3)",
+            source=_EIGHT_BIT_SOURCE,
+        ),
+        Optimizer(
+            name="adamw-8bit-bf16",
+            state_bytes=_EIGHT_BITS,
+            end_state_bytes=8.0,
+            moved_bytes=10.0,
+            fp32_copy=False,
+            source=f"{_EIGHT_BIT_SOURCE}; weights and gradients in bf16 alone",
         ),
         Optimizer(
             name="galore",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from meshwright.profiles.adapters import ATTENTION_TARGETS, BasePrecision
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.model import ModelSpec
@@ -82,9 +83,6 @@ class SearchOptions:
 
 
 PRECISIONS = ("bf16", "fp16", "fp8")
-# Linear layers that LoRA (Hu et al. 2021, arXiv:2106.09685) may adapt, as Megatron-Bridge names them.
-LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-ATTENTION_TARGETS = LORA_TARGETS[:2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +96,7 @@ class Workload:
     optimizer_rank: int = 0  # of a low-rank optimizer's projection; 0: its paper's
     lora_rank: int = 0  # of adapters beside a frozen model; 0: every weight is trained
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS  # what they adapt, where lora_rank > 0
+    base_precision: BasePrecision = "bf16"  # of the frozen model's linear layers, where lora_rank > 0
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 

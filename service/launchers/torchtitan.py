@@ -107,8 +107,8 @@ def flavor(target: Target) -> str:
 # --------------------------------------------------------------------------------------------------
 # torchtitan 0.3: a Python module with one function that returns the whole configuration.
 #
-# Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/qwen3/__init__.py, models/common/config_utils.py,
-# trainer.py.
+# Calls: torchtitan 0.3.0, models/llama3/__init__.py, models/qwen3/__init__.py,
+# models/common/config_utils.py, trainer.py.
 
 
 MODULE = "torchtitan_plan"
@@ -434,9 +434,18 @@ class Torchtitan:
             warnings=found_warnings(target),
             own=lambda head: (
                 {PYTHON_FILE: python_file(head, target)}
-                | ({TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)} if both else {})
+                | (
+                    {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
+                    if both
+                    else {}
+                )
             ),
         )
+
+
+def _files_of_0_2(head: str, target: Target) -> dict[str, str]:
+    """The TOML, and the module of its model."""
+    return {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
 
 
 def found_warnings(target: Target) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
+from meshwright.profiles.adapters import LORA_TARGETS
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -32,7 +33,7 @@ from meshwright.service.requests.parts import (
     with_open_nodes,
 )
 from meshwright.service.requests.schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
-from meshwright.solver.problem import ALLOWED, LORA_TARGETS, Problem, SearchOptions, Workload
+from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
 
 
 def parse_problem(raw: Mapping[str, object]) -> Problem:
@@ -82,6 +83,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "batch_ramp": [{"batch": one, "until_tokens": end} for one, end in options.batch_ramp],
             "lora_rank": workload.lora_rank,
             "lora_targets": list(workload.lora_targets),
+            "base_precision": workload.base_precision,
             "framework_options": dict(sorted(workload.framework_options.items())),
         },
         "launcher": problem.launcher,
@@ -146,6 +148,7 @@ def _workload(request: WorkloadRequest) -> Workload:
         optimizer_rank=request.optimizer_rank,
         lora_rank=request.lora_rank,
         lora_targets=tuple(name for name in LORA_TARGETS if name in request.lora_targets),
+        base_precision=request.base_precision,
         framework_options=dict(sorted(request.framework_options.items())),
     )
 

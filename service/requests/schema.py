@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from meshwright.profiles.adapters import LORA_TARGETS, BasePrecision
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
 from meshwright.service.requests.parts import (
@@ -29,7 +30,7 @@ from meshwright.service.requests.parts import (
     RampRequest,
     ReliabilityRequest,
 )
-from meshwright.solver.problem import LORA_TARGETS, Certify, Objective
+from meshwright.solver.problem import Certify, Objective
 from meshwright.solver.space.expressions import MAX_LENGTH
 
 MAX_RANK = 65_536  # no hidden size so far exceeds it
@@ -40,8 +41,22 @@ MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fe
 MAX_CONSTRAINTS = 32
 MAX_VALUES = 1024  # forbidden values of one variable
 
-LoraTarget = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-Allowed = Literal["offload", "fp8", "adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"]
+LoraTarget = Literal[
+    "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2",
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate",
+]  # fmt: skip
+Allowed = Literal[
+    "offload",
+    "fp8",
+    "adamw",
+    "adamw-bf16",
+    "adamw-8bit",
+    "adamw-8bit-bf16",
+    "galore",
+    "muon",
+    "sgd-momentum",
+]
 Scalar = bool | int | float | str
 Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
@@ -75,7 +90,13 @@ class WorkloadRequest(Part):
         default=["linear_qkv", "linear_proj"],
         min_length=1,
         max_length=len(LORA_TARGETS),
-        description="linear layers that adapters stand beside, where lora_rank > 0",
+        description="linear layers that adapters stand beside, where lora_rank > 0: Megatron-Core's fused "
+        "ones, routed experts among them, or transformers' single ones",
+    )
+    base_precision: BasePrecision = Field(
+        default="bf16",
+        description="of the frozen model's linear layers, where lora_rank > 0: nf4 as bitsandbytes keeps "
+        "them (QLoRA), its scales quantised again under nf4-double",
     )
     framework_options: dict[str, Scalar] = Field(
         default_factory=dict,

@@ -20,7 +20,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap, shards
-from meshwright.solver.cost.parameters import Weights, part_weights, trained_parts
+from meshwright.solver.cost.parameters import Weights, part_weights, quantized_weights, trained_parts
 from meshwright.solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
 from meshwright.solver.cost.stages import LayerLayout, columns_of
 from meshwright.solver.problem import Problem
@@ -67,14 +67,30 @@ def _bytes_of(
     moments = optimizer.end_state_bytes
     if matrices:
         moments = optimizer.matrix_state_bytes(ctx.model.hidden_size, ctx.workload.optimizer_rank)
+    if not optimizer.fp32_copy:
+        return _without_copy(ctx, count, trained, sharing, moments)
     states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
     return StateBytes(
-        weights=count * _weight_bytes(ctx, sharing, matrices=matrices),
+        # adapters stand beside the weights, which are trained themselves without them
+        weights=(count + (trained if ctx.frozen else 0.0)) * _weight_bytes(ctx, sharing, matrices=matrices),
         gradients=trained * (gradient + own),
         optimizer=trained * (states + copy) / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
+    )
+
+
+def _without_copy(
+    ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, moments: float
+) -> StateBytes:
+    """Weights and gradients in bf16 alone beside the optimizer's moments, sharded by the ZeRO stage."""
+    stage = ctx.columns.zero_stage
+    held = 2.0 * (count + (trained if ctx.frozen else 0.0))
+    return StateBytes(
+        weights=held / np.where(stage == SHARD_WEIGHTS, sharing, 1.0),
+        gradients=2.0 * trained / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0),
+        optimizer=trained * moments / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
     )
 
 
@@ -358,6 +374,7 @@ def memory_prices(
         state_bytes(ctx, *both, matrices=part < last)
         for part, both in enumerate(zip(weights, trained, strict=True))
     ]
+    saved = [quantized_weights(ctx, kind)[1] for kind in layout.kinds]
     activations = _activation_parts(ctx, layout)
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]
@@ -371,7 +388,9 @@ def memory_prices(
     kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
     waiting = np.where(spilled, 2.0 * sent, ctx.full * largest) + _overlapped_bytes(ctx, largest)
     return {
-        "weights_bytes": columns_of([state.weights for state in states]),
+        "weights_bytes": columns_of(
+            [state.weights - less for state, less in zip(states, [*saved, 0.0, 0.0], strict=True)]
+        ),
         "gradients_bytes": columns_of([state.gradients for state in states]),
         "optimizer_bytes": columns_of([state.optimizer for state in states]),
         "activation_bytes": columns_of([*whole, *activations[-2:]]),

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.profiles.adapters import adapted_layers, base_bytes, quantized_layers
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import Gemm, layer_gemms
+from meshwright.solver.cost.compute import Gemm, routed_rows
 from meshwright.solver.cost.context import Context
 
 
@@ -64,8 +65,8 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """Weights of the last stage that also exist on the first one, shape (n,); none without stages.
 
     A tied output matrix, and the embedding that multi-token prediction looks its tokens up in: the last
-    stage has a copy for each (Megatron-Core 0.19, ``GPTModel.__init__``: ``pre_process or mtp_process``, and
-    an output layer whose weight is left out only where ``pre_process`` is true).
+    stage has a copy for each (Megatron-Core 0.19, ``GPTModel.__init__``: ``pre_process or mtp_process``,
+    and an output layer whose weight is left out only where ``pre_process`` is true).
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
@@ -107,21 +108,31 @@ def part_weights(ctx: Context, kinds: Sequence[LayerKind]) -> list[Weights]:
 
 
 def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """The adapted products of a layer; the last two are the MLP's, the one before attention's output.
+    """The adapted products of a layer."""
+    gemms, moe = [], ctx.model.moe
+    for layer in adapted_layers(ctx.model, kind, ctx.workload.lora_targets):
+        tensor = ctx.et if layer.experts else ctx.t
+        inputs = layer.inputs / (tensor if layer.split == "inputs" else 1.0)
+        outputs = layer.outputs / (tensor if layer.split == "outputs" else 1.0)
+        if layer.experts and moe is not None:
+            rows, local = routed_rows(ctx, moe)
+            gemms.append(Gemm(m=rows, n=outputs, k=inputs, count=local, grouped=True))
+        else:
+            rows = ctx.tokens * (ctx.row_share if layer.split == "nothing" else 1.0)
+            gemms.append(Gemm(m=rows, n=outputs, k=inputs))
+    return gemms
 
-    What stands before them computes queries, keys and values; shared experts are not adapted.
+
+def quantized_weights(ctx: Context, kind: LayerKind) -> tuple[float, float]:
+    """Weights of one layer that are kept in 4 bits, and the bytes that this saves of 2 each.
+
+    A rank keeps them whole: only layouts without tensor parallelism and ZeRO-3 have them.
     """
-    gemms = layer_gemms(ctx, kind)
-    moe = ctx.model.moe
-    shared = 2 if kind == "moe" and moe is not None and moe.shared_ffn_hidden_size else 0
-    attention = gemms[: len(gemms) - 2 - shared]
-    by_target = {
-        "linear_qkv": attention[:-1],
-        "linear_proj": attention[-1:],
-        "linear_fc1": gemms[-2:-1],
-        "linear_fc2": gemms[-1:],
-    }
-    return [gemm for target in ctx.workload.lora_targets for gemm in by_target[target]]
+    if ctx.workload.base_precision == "bf16":
+        return 0.0, 0.0
+    sizes = [layer.inputs * layer.outputs for layer in quantized_layers(ctx.model, kind)]
+    saved = (2.0 * size - float(base_bytes(size, ctx.workload.base_precision)) for size in sizes)
+    return float(sum(sizes)), sum(saved)
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:

@@ -50,6 +50,7 @@ from meshwright.solver.cost.parameters import (
     layer_weights,
     output_weights,
     part_weights,
+    quantized_weights,
     trained_parts,
     trained_weights,
 )
@@ -95,6 +96,9 @@ CAUSES = (
 )  # fmt: skip
 
 
+_DEQUANTISED_BYTES = 2.5  # moved for each weight of 4 bits (bitsandbytes, ``MatMul4Bit``)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPrice:
     """Time of one part: passes, replay and causes, shape (n,) each."""
@@ -122,6 +126,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
     if ctx.frozen:
         compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
+        compute = compute + _dequantised(ctx, kind)
     compute = compute + accumulation(ctx, trained.dense + trained.routed)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
@@ -148,6 +153,14 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         replay=np.where(ctx.full, passes.forward + replayed_gathers(ctx, weights, passes.forward), 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
+
+
+def _dequantised(ctx: Context, kind: LayerKind) -> PassSeconds:
+    """Half a byte read and two written for each weight of 4 bits, before every product (``MatMul4Bit``)."""
+    seconds = np.full_like(
+        ctx.t, _DEQUANTISED_BYTES * quantized_weights(ctx, kind)[0] / ctx.hbm_bytes_per_s
+    )
+    return PassSeconds(forward=seconds, backward=seconds)
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:

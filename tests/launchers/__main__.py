@@ -212,7 +212,7 @@ def try_dry_runs(name: str, environment: Environment, count: Count) -> None:
 
 
 def try_model_types(name: str, environment: Environment, count: Count, *, whole: bool) -> None:
-    """Every rank of every model type that the launcher can state; ``whole``: of all configs, and recorded."""
+    """Ranks of every model type that the launcher can state; ``whole``: of all configs, and recorded."""
     judge, launcher = DRY_RUNS[name][0], EXPORTER.get(name, name)
     runs = list(judged(launcher, short=not whole))
     targets = [one.run.target for one in runs]
@@ -225,20 +225,21 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
     for one, verdict in zip(runs, verdicts(environment, judge, cases), strict=True):
         said = [verdict["refusal"]] if verdict["refusal"] else unlike(one.run, verdict["seen"])
         said = [*said, *unlike_model(one.run.target.model, verdict["seen"].get("model", {}))]
-        wrong.setdefault(one.config, []).extend(f"{one.model_type}: {one.run.name}: {text}" for text in said)
+        wrong.setdefault(one.config, [])
+        wrong[one.config] += [f"{one.model_type}: {one.run.name}: {text}" for text in said]
     built = [one for one in runs if not wrong[one.config]]
-    types = {one.model_type for one in built}
-    print(f"{name}: model types: {len(types)} exact of {len({one.model_type for one in runs})}, {len(built)} plans")
+    types, tried = {one.model_type for one in built}, {one.model_type for one in runs}
+    print(f"{name}: model types: {len(types)} exact of {len(tried)}, {len(built)} plans")
     if whole:
         version = environment.pinned
         BUILT_MODELS.write_text(recorded({launcher: record(version, built)}))
         for text in (text for said in wrong.values() for text in said[:1]):
             print(f"{name}: not recorded: {text[:300]}")
         return
-    count.faults += [
-        f"{name}: {text}" for one in runs if one.model_type in exact_types(launcher) for text in wrong[one.config]
-    ]
-    count.faults += [f"{name}: {kind}: exact, but not recorded" for kind in types - exact_types(launcher)]
+    exact = exact_types(launcher)
+    told = [text for one in runs if one.model_type in exact for text in wrong[one.config]]
+    told += [f"{kind}: exact, but not recorded" for kind in sorted(types - exact)]
+    count.faults += [f"{name}: {text}" for text in told]
 
 
 def try_edits(name: str, environment: Environment, judge: str, count: Count) -> None:

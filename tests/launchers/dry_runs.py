@@ -6,7 +6,7 @@ not, both sides pad it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.library import find_model
@@ -107,13 +107,17 @@ def _titan(config: Configuration, **changes: object) -> Target:
 def unlike(run: DryRun, seen: Mapping[str, list[dict[str, object]]]) -> Iterator[str]:
     """Ranks whose layers or weights are not those we priced."""
     layers, weights = rank_layers(run.target), rank_weights(run.target)
-    shapes = {"kinds": rank_kinds(run.target), "matrices": rank_matrices(run.target)}
+    shapes: dict[str, Sequence[object]] = {
+        "kinds": rank_kinds(run.target),
+        "matrices": rank_matrices(run.target),
+    }
     shapes["whole_matrices"] = rank_matrices(run.target, whole=True)
     for rank, found in zip(run.ranks(), seen["ranks"], strict=True):
         stage = int(str(found["stage"]))
         if found["layers"] != layers[stage]:
             yield f"rank {rank}: layers {found['layers']} instead of {layers[stage]}"
-        held, wanted = found["unsharded" if run.shards is None else "weights"], weights[stage] / (run.shards or 1)
+        held = found["unsharded" if run.shards is None else "weights"]
+        wanted = weights[stage] / (run.shards or 1)
         if held != wanted:
             yield f"rank {rank}: {held} weights instead of {wanted}"
         for name, stages in shapes.items():

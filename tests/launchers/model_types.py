@@ -32,9 +32,9 @@ from tests.launchers.plans import problem_of, target_of_row
 
 CONFIGS = Path(__file__).parents[1] / "unit" / "profiles" / "fixtures"
 _HEAD = """\
-# Configs whose exported plans the launcher itself has built, every rank with the layers, weights, matrices and
-# switches that were priced. Written by `make launchers ARGS="--record"`; configs: tests/unit/profiles/fixtures,
-# "drawn" ones by their place in drawn-configs.json. The table of model types says "exact" of these alone.
+# Configs whose exported plans the launcher itself has built, every rank with the layers, weights, matrices
+# and switches that were priced. Written by `make launchers ARGS="--record"`; configs: real-configs.json and
+# drawn-configs.json (by place) of tests/unit/profiles/fixtures. The table of model types calls these exact.
 """
 SEQUENCE = 512  # within the positions of every drawn config
 MOST_STAGES = 4
@@ -95,13 +95,17 @@ def row_of(launcher: str, model: ModelSpec, rng: random.Random) -> DryRun | None
     columns, sharded = space.columns, launcher == "torchtitan"  # which has no tensor ranks without shards
     stages, chunks = columns.pipeline_parallel_size, columns.virtual_pipeline_size
     # Where key heads are fewer than tensor ranks, Megatron-LM's ranks hold parts of heads and gather them.
-    legal = space.legal & ((columns.zero_stage <= 1) != sharded) & (columns.tensor_parallel_size <= model.num_kv_heads)
+    legal = (
+        space.legal
+        & ((columns.zero_stage <= 1) != sharded)
+        & (columns.tensor_parallel_size <= model.num_kv_heads)
+    )
     split = (stages > 1) & (stages <= MOST_STAGES) & (stages * chunks <= model.num_layers)
     rows = (legal & split if (legal & split).any() else legal).nonzero()[0].tolist()
     if not rows:
         return None
     found = target_of_row(problem, space, rng.choice(rows), rng)
-    ends = bool(model.moe) and model.moe.num_experts * model.num_layers > MANY_EXPERTS
+    ends = model.moe is not None and model.moe.num_experts * model.num_layers > MANY_EXPERTS
     return DryRun(f"{model.name}, a row", found, shards=None if sharded else 1, ends=ends)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, FloatArray
@@ -52,10 +53,11 @@ def rank_weights(target: Target) -> list[int]:
     ]
 
 
-def rank_kinds(target: Target) -> list[list[str]]:
+def rank_kinds(target: Target) -> list[list[LayerKind]]:
     """The kind of every layer of every pipeline rank, chunk after chunk."""
     ranks, _ = chunk_weights(target)
-    kinds, found, first = target.model.layer_kinds(), [[] for _ in set(ranks)], 0
+    kinds, first = target.model.layer_kinds(), 0
+    found: list[list[LayerKind]] = [[] for _ in set(ranks)]
     for rank, count in zip(ranks, target.config.stage_layers, strict=True):
         found[rank] += kinds[first : first + count]
         first += count

@@ -5,6 +5,7 @@ Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingA
 
 from __future__ import annotations
 
+from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -14,7 +15,6 @@ from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import trainer_run
-from meshwright.solver.problem import ATTENTION_TARGETS, LORA_TARGETS
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
          "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",
@@ -104,4 +104,4 @@ def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
     kind = fields.word("finetuning_type", "full")
     if kind != "lora":
         return 0, ATTENTION_TARGETS
-    return fields.integer("lora_rank", 8), LORA_TARGETS
+    return fields.integer("lora_rank", 8), FUSED_TARGETS

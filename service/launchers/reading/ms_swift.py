@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshwright.profiles.adapters import ATTENTION_TARGETS
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import (
@@ -29,7 +30,6 @@ from meshwright.service.launchers.reading.megatron_core import (
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
-from meshwright.solver.problem import ATTENTION_TARGETS
 
 _LEAST_NAMES = 2
 _EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64

@@ -124,7 +124,8 @@ _RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
 # Names that this package's own modules give the model's shape.
 _SHAPE = {
     "NUM_LAYERS": "n_layers", "HIDDEN_SIZE": "dim", "FFN_HIDDEN_SIZE": "ffn_hidden_size",
-    "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size", "HEAD_DIM": "head_dim",
+    "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size",
+    "HEAD_DIM": "head_dim",
     "MAX_SEQ_LEN": "max_seq_len", "ROTARY_BASE": "rope_theta", "NORM_EPSILON": "norm_eps",
     "ROTARY_SCALING_FACTOR": "scaling_factor",
 }  # fmt: skip

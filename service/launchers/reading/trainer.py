@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
@@ -22,7 +23,7 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.problem import ATTENTION_TARGETS, LORA_TARGETS, Workload
+from meshwright.solver.problem import Workload
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
@@ -332,14 +333,32 @@ def _adapters(fields: Fields, tool: _Tool) -> tuple[int, tuple[str, ...]]:
     if kind != "lora":
         return 0, ATTENTION_TARGETS
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool is _PLAIN else 8))
-    targets = str(
-        fields.raw("lora_target")
-        or fields.raw("target_modules")
-        or fields.raw("lora_target_modules")
-        or "all"
-    )
-    every = any(name in targets for name in ("all", "gate_proj", "up_proj", "down_proj"))
-    return rank, LORA_TARGETS if every else ATTENTION_TARGETS
+    return rank, adapted(fields)
+
+
+_TARGETS = ("lora_target", "target_modules", "lora_target_modules")
+_FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does
+    "qkv_proj": "linear_qkv", "query_key_value": "linear_qkv", "c_attn": "linear_qkv",
+    "W_pack": "linear_qkv", "dense": "linear_proj", "gate_up_proj": "linear_fc1",
+    "dense_h_to_4h": "linear_fc1", "dense_4h_to_h": "linear_fc2",
+}  # fmt: skip
+
+
+def adapted(fields: Fields) -> tuple[str, ...]:
+    """What LoRA's targets name; all linear layers where nothing is said."""
+    name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
+    said = fields.raw(name) or "all"
+    words = said if isinstance(said, list) else str(said).replace(",", " ").split()
+    if any(word in ("all", "all-linear") for word in words):
+        return SINGLE_TARGETS
+    known = [word if word in LORA_TARGETS else _FUSED.get(str(word), "") for word in words]
+    if not all(known):
+        word = words[known.index("")]
+        fields.fault(
+            name, f'"{str(word)[:40]}" is no layer that is priced', allowed=", ".join(LORA_TARGETS)
+        )
+        return ATTENTION_TARGETS
+    return tuple(one for one in LORA_TARGETS if one in known)
 
 
 def _recomputes(fields: Fields, tool: _Tool) -> bool:

@@ -35,8 +35,8 @@ import torch.nn.functional as F  # noqa: E402, N812
 from megatron.core import num_microbatches_calculator as calculator  # noqa: E402
 from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
-from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 from megatron.core.transformer.utils import is_layer_window_attention  # noqa: E402
+from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 from megatron.training.arguments import parse_args, validate_args  # noqa: E402
 
 
@@ -130,7 +130,9 @@ def positions_of(args: typing.Any, config: typing.Any) -> Seen:
     layers = range(1, config.num_layers + 1)
     window, skipped = config.window_size, config.window_attn_skip_freq
     rotates, latent = args.position_embedding_type == "rope", bool(config.multi_latent_attention)
-    scaling = args.rope_scaling_factor if args.use_rope_scaling else args.rotary_seq_len_interpolation_factor
+    scaling = (
+        args.rope_scaling_factor if args.use_rope_scaling else args.rotary_seq_len_interpolation_factor
+    )
     if latent:
         scaling = config.rotary_scaling_factor if config.rope_type == "yarn" else None
     scaled = latent and scaling is not None

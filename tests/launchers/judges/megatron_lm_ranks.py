@@ -78,7 +78,7 @@ def built(args: Any, config: Any, rank: int) -> Seen:
         tensor_parallel.random.initialize_rng_tracker()
         builder = GPTModelBuilder(gpt_config_from_args(args, config))
         groups = ProcessGroupCollection.use_mpu_process_groups()
-        parts = args.virtual_pipeline_model_parallel_size
+        parts, tensor_ranks = args.virtual_pipeline_model_parallel_size, args.tensor_model_parallel_size
         with torch.device("meta"):
             chunks = [
                 builder.build_model(groups, vp_stage=part) for part in (range(parts) if parts else [None])
@@ -87,10 +87,12 @@ def built(args: Any, config: Any, rank: int) -> Seen:
             "stage": parallel_state.get_pipeline_model_parallel_rank(),
             "layers": [len(chunk.decoder.layers) for chunk in chunks],
             "weights": sum(
-                math.prod(shape) for chunk in chunks for _, shape in shapes(chunk, args.tensor_model_parallel_size)
+                math.prod(shape)
+                for chunk in chunks
+                for _, shape in shapes(chunk, args.tensor_model_parallel_size)
             ),
             "kinds": [kind_of(layer) for chunk in chunks for layer in chunk.decoder.layers],
-            "matrices": matrices(chunks, args.tensor_model_parallel_size),
+            "matrices": matrices(chunks, tensor_ranks),
         }
     finally:
         parallel_state.destroy_model_parallel()
@@ -119,7 +121,7 @@ def matrices(chunks: list[Any], tensor_ranks: int) -> list[list[int]]:
         shape
         for chunk in chunks
         for name, shape in shapes(chunk.decoder.layers, tensor_ranks)
-        if len(shape) == 2 and "router" not in name and "gate_weight" not in name  # noqa: PLR2004
+        if len(shape) == 2 and "router" not in name and "gate_weight" not in name
     )
     return sorted([*shape, count] for shape, count in found.items())
 

@@ -77,12 +77,12 @@ def held(weight: Any) -> int:
 
 
 def matrices(parts: list[Any]) -> list[list[int]]:
-    """Rows, columns and number of the layers' matrices before any split; gate and up count as one product."""
+    """Rows, columns and number of the layers' matrices before any split; gate and up are one product."""
     found = Counter(
         (weight.shape[0] * (2 if ".w1." in name else 1), weight.shape[1])
         for part in parts
         for name, weight in part.layers.named_parameters()
-        if weight.dim() == 2 and ".w3." not in name  # noqa: PLR2004
+        if weight.dim() == 2 and ".w3." not in name
     )
     return sorted([*shape, count] for shape, count in found.items())
 

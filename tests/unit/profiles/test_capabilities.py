@@ -3,11 +3,22 @@
 from dataclasses import replace
 
 import pytest
+import yaml
 
-from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
+from meshwright.profiles.capabilities import (
+    BUILT_MODELS,
+    exact_types,
+    judged_versions,
+    lacking_facts,
+    launcher_capabilities,
+    launcher_names,
+    launchers_of,
+)
 from meshwright.profiles.errors import UnknownNameError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import RotaryScaling
+from meshwright.service.reference.models import models_page
+from tests.launchers.model_types import configs
 
 
 def test_megatron_runs_zero_2_and_3_only_without_stages() -> None:
@@ -36,3 +47,20 @@ def test_megatron_scales_the_positions_of_latent_attention_by_yarn_alone() -> No
     assert lacking_facts(launcher_capabilities("megatron-lm"), model) == ()
     lacking = lacking_facts(launcher_capabilities("megatron-lm"), scaled)
     assert lacking == ("linear rotary scaling of latent attention",)
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "torchtitan"])
+def test_what_the_launcher_has_built_is_what_the_table_calls_exact(launcher: str) -> None:
+    """``make launchers`` holds the record against the launcher itself; here against what stands beside it."""
+    recorded = yaml.safe_load(BUILT_MODELS.read_text())[launcher]
+    judged = {one.version: one.date for one in judged_versions(launcher)}
+    assert recorded["version"] in judged
+    known = {(kind, name): model for kind, name, model in configs()}
+    able = launcher_capabilities(launcher)
+    for kind, names in recorded["types"].items():
+        assert all(lacking_facts(able, known[kind, name]) == () for name in names), kind
+    assert exact_types(launcher) == set(recorded["types"])
+    rows = [line.split(" | ") for line in models_page().splitlines() if line.startswith("| `")]
+    column = [able.launcher for able in map(launcher_capabilities, launchers_of("any"))].index(launcher) + 1
+    exact = {row[0].strip("| `") for row in rows if len(row) > column and row[column] == "**exact**"}
+    assert exact <= exact_types(launcher), "and those whose class's own defaults it cannot state are named"

@@ -229,7 +229,7 @@ def test_a_frozen_layer_keeps_its_weights_and_the_states_of_its_adapters_only() 
     # rank 16 beside h -> 3 h and h -> h: 16 (1024 + 3072 + 1024 + 1024) trained weights
     prices = prices_of(a_problem(lora_rank=16), a_layout())
     adapters = 16 * 6 * 1024
-    assert prices.weights_bytes[0, 0] == pytest.approx(2 * LAYER_WEIGHTS)
+    assert prices.weights_bytes[0, 0] == pytest.approx(2 * (LAYER_WEIGHTS + adapters))
     assert prices.gradients_bytes[0, 0] == pytest.approx(4 * adapters)
     assert prices.optimizer_bytes[0, 0] == pytest.approx(12 * adapters)
     assert (prices.gradients_bytes[0, 1:] == 0).all()

@@ -1,0 +1,129 @@
+"""LoRA, weights of 4 bits and 8-bit Adam: our counts beside the tensors of peft and bitsandbytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+import transformers
+from bitsandbytes import functional
+from peft import LoraConfig, get_peft_model
+
+from meshwright.profiles.adapters import (
+    LORA_TARGETS,
+    SINGLE_TARGETS,
+    BasePrecision,
+    adapter_parameters,
+    base_bytes,
+    quantized_layers,
+)
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.optimizers import eight_bit_state_bytes
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
+)  # of peft and transformers
+
+SMALL = {"num_hidden_layers": 3, "vocab_size": 1000}
+HEADS = {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 8, "num_key_value_heads": 2}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **HEADS},
+    "qwen3": {"model_type": "qwen3", **HEADS, "head_dim": 64},
+    "gemma3_text": {"model_type": "gemma3_text", **HEADS, "head_dim": 64},
+    "starcoder2": {"model_type": "starcoder2", **HEADS, "use_bias": True},
+    "qwen3_moe": {"model_type": "qwen3_moe", **HEADS, "num_local_experts": 4, "moe_intermediate_size": 96,
+                  "num_experts_per_tok": 2},
+    "deepseek_v3": {"model_type": "deepseek_v3", **HEADS, **EXPERTS, **LATENT, "q_lora_rank": 48,
+                    "num_key_value_heads": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
+                    "n_group": 1, "topk_group": 1},
+}  # fmt: skip
+FUSED = {
+    "phi3": ({"model_type": "phi3", **HEADS, "pad_token_id": 0},
+             {"qkv_proj": "linear_qkv", "o_proj": "linear_proj", "gate_up_proj": "linear_fc1",
+              "down_proj": "linear_fc2"}),
+    "gpt_neox": ({"model_type": "gpt_neox", "hidden_size": 256, "intermediate_size": 640,
+                  "num_attention_heads": 8},
+                 {"query_key_value": "linear_qkv", "dense": "linear_proj", "dense_h_to_4h": "linear_fc1",
+                  "dense_4h_to_h": "linear_fc2"}),
+}  # fmt: skip
+
+
+def built(config: dict[str, Any]) -> tuple[ModelSpec, Any]:
+    """Our model, and that of transformers on torch's meta device."""
+    whole = {**config, **SMALL}
+    ours = model_from_config(whole, name="small")
+    options = {name: value for name, value in whole.items() if name != "model_type"}
+    made = transformers.AutoConfig.for_model(config["model_type"], **options)
+    with torch.device("meta"):
+        return ours, transformers.AutoModelForCausalLM.from_config(made)
+
+
+def test_all_linear_layers_of_a_model_with_experts_are_attention_experts_and_router() -> None:
+    for name in ("qwen3_moe", "deepseek_v3"):
+        ours, model = built(CONFIGS[name])
+        assert adapter_parameters(ours, 6, SINGLE_TARGETS) == trained(model, "all-linear", 6)
+
+
+def trained(model: torch.nn.Module, targets: list[str] | str, rank: int) -> int:
+    """Elements that peft trains."""
+    with torch.device("meta"):
+        adapted = get_peft_model(model, LoraConfig(r=rank, target_modules=targets, task_type="CAUSAL_LM"))
+    return sum(one.numel() for one in adapted.parameters() if one.requires_grad)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_peft_trains_as_many_weights_beside_every_single_layer(name: str) -> None:
+    ours, model = built(CONFIGS[name])
+    there = {part for path, _ in model.named_modules() for part in path.split(".")}
+    experts = {"gate_proj", "up_proj", "down_proj"} if ours.moe else set()
+    each = [target for target in SINGLE_TARGETS if target in there | experts]
+    for targets in (each, each[:1], ["o_proj"]):
+        ours, model = built(CONFIGS[name])
+        assert adapter_parameters(ours, 6, tuple(targets)) == trained(model, targets, 6), targets
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_peft_trains_as_many_weights_beside_fused_layers(name: str) -> None:
+    config, names = FUSED[name]
+    for theirs, own in names.items():
+        ours, model = built(config)
+        assert own in LORA_TARGETS
+        assert adapter_parameters(ours, 6, (own,)) == trained(model, [theirs], 6), theirs
+
+
+@pytest.mark.parametrize("precision", ["nf4", "nf4-double"])
+def test_bitsandbytes_keeps_as_many_bytes_of_every_layer(precision: BasePrecision) -> None:
+    ours, model = built(CONFIGS["llama"])
+    layer = model.model.layers[0]
+    matrices = [part.weight for part in layer.modules() if isinstance(part, torch.nn.Linear)]
+    theirs = sorted(kept_bytes(weight.shape, double=precision != "nf4") for weight in matrices)
+    sizes = [one.inputs * one.outputs for one in quantized_layers(ours, "dense")]
+    assert sorted(int(base_bytes(size, precision)) for size in sizes) == theirs
+
+
+def kept_bytes(shape: torch.Size, *, double: bool) -> int:
+    """Bytes of a matrix that bitsandbytes has quantised, with all tensors of its state."""
+    weight = torch.randn(shape, dtype=torch.bfloat16)
+    whole, state = functional.quantize_4bit(
+        weight, blocksize=64, quant_type="nf4", compress_statistics=double
+    )
+    tensors = [whole, state.absmax, state.code]
+    if double:
+        tensors += [state.offset, state.state2.absmax, state.state2.code]
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+@pytest.mark.parametrize("elements", [100, 4095, 4096, 5000, 256 * 640])
+def test_8_bit_adam_keeps_as_many_bytes_of_every_tensor(elements: int) -> None:
+    weight = torch.nn.Parameter(torch.randn(elements))
+    optimizer = bitsandbytes.optim.AdamW8bit([weight])
+    weight.grad = torch.randn(elements)
+    optimizer.step()
+    state = optimizer.state[weight]
+    tensors = [one for name, one in state.items() if name not in ("step", "qmap1", "qmap2")]
+    assert sum(one.numel() * one.element_size() for one in tensors) == eight_bit_state_bytes(elements)

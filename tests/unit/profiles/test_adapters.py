@@ -1,0 +1,50 @@
+"""Adapters and frozen weights of 4 bits: what each linear layer adds, by hand."""
+
+from __future__ import annotations
+
+from meshwright.profiles.adapters import ATTENTION_TARGETS, SINGLE_TARGETS, adapter_parameters, base_bytes
+from meshwright.profiles.library import find_model
+from meshwright.profiles.optimizers import eight_bit_state_bytes
+
+
+def test_a_fused_layer_has_one_pair_where_single_ones_have_three() -> None:
+    # Llama 3.1 8B: 32 layers, hidden size 4096, 32 heads and 8 key heads of 128; rank 8
+    model = find_model("llama-3.1-8b")
+    fused = 32 * 8 * (4096 + (4096 + 2 * 1024) + 4096 + 4096)
+    assert adapter_parameters(model, 8, ATTENTION_TARGETS) == fused
+    single = 32 * 8 * ((4096 + 4096) + 2 * (4096 + 1024) + (4096 + 4096))
+    assert adapter_parameters(model, 8, ("q_proj", "k_proj", "v_proj", "o_proj")) == single
+    # and the MLP, 14336 wide: three pairs of hidden size and width
+    assert adapter_parameters(model, 8, SINGLE_TARGETS) == single + 32 * 8 * 3 * (4096 + 14336)
+
+
+def test_routed_experts_are_adapted_where_they_are_linear_layers() -> None:
+    # Mixtral 8x7B: 32 layers of 8 experts, up with its gate 4096 -> 2 x 14336, down 14336 -> 4096; rank 4
+    model = find_model("mixtral-8x7b")
+    pair = 4 * (4096 + 2 * 14336) + 4 * (14336 + 4096)
+    assert adapter_parameters(model, 4, ("linear_fc1", "linear_fc2")) == 32 * 8 * pair
+    # peft: the fused gate and up of all experts have twice the rank
+    fused = 8 * (4096 + 2 * 14336) + 4 * (14336 + 4096)
+    assert adapter_parameters(model, 4, ("gate_proj", "up_proj", "down_proj")) == 32 * 8 * fused
+    assert adapter_parameters(model, 4, ("gate",)) == 32 * 4 * (4096 + 8)
+
+
+def test_latent_attention_has_its_own_projections() -> None:
+    # DeepSeek-V2-Lite: 27 layers, direct queries of 16 heads of 192, latents of 512 + 64; rank 2
+    model = find_model("deepseek-v2-lite")
+    assert adapter_parameters(model, 2, ("q_proj", "kv_a_proj_with_mqa")) == 27 * 2 * (
+        (2048 + 16 * 192) + (2048 + 512 + 64)
+    )
+
+
+def test_a_frozen_matrix_of_4_bits_has_half_a_byte_a_weight_and_its_scales() -> None:
+    # 12 295 weights: 6148 bytes, 193 scales of 4 bytes and 16 code points of 4
+    assert base_bytes(12_295, "nf4") == 6148 + 193 * 4 + 64
+    # 193 scales of 1 byte, 1 of their own, 256 code points and an offset
+    assert base_bytes(12_295, "nf4-double") == 6148 + 193 + 4 + 1024 + 4 + 64
+    assert base_bytes(12_295, "bf16") == 2 * 12_295
+
+
+def test_8_bit_states_have_two_bytes_a_weight_and_a_scale_for_each_256() -> None:
+    assert eight_bit_state_bytes(100_000) == 2 * 100_000 + 8 * 391
+    assert eight_bit_state_bytes(4_095) == 8 * 4_095
