@@ -140,14 +140,18 @@ def with_batch(problem: Problem, batch: int) -> Problem:
 def problem_digest(problem: Problem) -> str:
     """SHA-256, in hex, of model, cluster, workload and launcher; the limits of the search are left out.
 
-    Facts of the model that have their default are left out, so that a new fact changes no digest.
+    Facts of the model that have their default are left out, and so is a frozen base in bf16, so that a new
+    fact changes no digest.
 
     So a configuration has one plan id for a problem, however many plans were asked for.
     """
+    workload = asdict(problem.workload)
+    if workload["base_precision"] == "bf16":
+        del workload["base_precision"]
     parts = {
         "model": model_to_mapping(problem.model),
         "cluster": asdict(problem.cluster),
-        "workload": asdict(problem.workload),
+        "workload": workload,
         "launcher": problem.launcher,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -83,7 +83,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "batch_ramp": [{"batch": one, "until_tokens": end} for one, end in options.batch_ramp],
             "lora_rank": workload.lora_rank,
             "lora_targets": list(workload.lora_targets),
-            "base_precision": workload.base_precision,
+            **({"base_precision": workload.base_precision} if workload.base_precision != "bf16" else {}),
             "framework_options": dict(sorted(workload.framework_options.items())),
         },
         "launcher": problem.launcher,
