@@ -25,7 +25,7 @@ TINY = ModelSpec(
     name="tiny", num_layers=4, hidden_size=8, ffn_hidden_size=8, num_attention_heads=4, num_kv_heads=2,
     head_dim=2, vocab_size=128, rotary_base=10_000,
 )  # fmt: skip
-EXPERTS = replace(TINY, moe=MoeSpec(num_experts=2, top_k=1, ffn_hidden_size=8))
+EXPERTS = replace(TINY, moe=MoeSpec(num_experts=4, top_k=2, ffn_hidden_size=8))
 ONE = Configuration(stage_layers=(4,))
 TWO = replace(ONE, data_parallel_size=2)
 STAGES = replace(
