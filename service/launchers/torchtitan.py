@@ -433,12 +433,7 @@ class Torchtitan:
             start=start(version, both=both),
             warnings=found_warnings(target),
             own=lambda head: (
-                {PYTHON_FILE: python_file(head, target)}
-                | (
-                    {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
-                    if both
-                    else {}
-                )
+                {PYTHON_FILE: python_file(head, target)} | (_files_of_0_2(head, target) if both else {})
             ),
         )
 

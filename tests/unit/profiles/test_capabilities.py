@@ -51,7 +51,7 @@ def test_megatron_scales_the_positions_of_latent_attention_by_yarn_alone() -> No
 
 @pytest.mark.parametrize("launcher", ["megatron-lm", "torchtitan"])
 def test_what_the_launcher_has_built_is_what_the_table_calls_exact(launcher: str) -> None:
-    """``make launchers`` holds the record against the launcher itself; here against what stands beside it."""
+    """``make launchers`` holds the record against the launcher; here it is held against its neighbours."""
     recorded = yaml.safe_load(BUILT_MODELS.read_text())[launcher]
     judged = {one.version: one.date for one in judged_versions(launcher)}
     assert recorded["version"] in judged
