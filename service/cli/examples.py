@@ -55,6 +55,10 @@ EXAMPLES = {
         "meshwright import profile.json --model opt-30b --gpu a100 --seq-length 2048 --out layers.json",
         "meshwright import train.log --model llama-3.1-8b --gpu h100 --into runs.csv",
     ),
+    "tune": (
+        "meshwright tune 992b --budget-gpu-minutes 120 --save-dir tuning/",
+        "meshwright tune --from run/answer.json -- torchrun --nproc-per-node 8 train.py --steps {steps}",
+    ),
     "replan": (
         "meshwright replan 992b --lost-nodes 3 --steps-done 120000 --steps-total 900000",
         "meshwright replan 992b --slow-node 17=.7 --checkpoint run/checkpoints --save-dir run2/",

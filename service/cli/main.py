@@ -65,6 +65,10 @@ COMMANDS = {
         "import_file:import_file",
         "Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.",
     ),
+    "tune": (
+        "tune:tune",
+        "Run the best plans a few steps each, learn from every run, stop when the best is decided.",
+    ),
     "replan": (
         "replan:replan",
         "Rank the ways to finish a running job after its cluster has changed: soonest first.",

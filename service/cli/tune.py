@@ -1,0 +1,153 @@
+"""``meshwright tune``: runs the short list on the machines at hand until the best plan is decided."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.problem_options import PROFILE_HELP
+from meshwright.service.cli.saved_plans import answer_of_file, find_answer
+from meshwright.service.cli.terminal import FOUND, NO_PLAN, say_warnings
+from meshwright.service.files import write_text
+from meshwright.service.launchers.registry import export, launcher_of
+from meshwright.service.report.formatting import configuration_words
+from meshwright.service.tuning.decide import (
+    Standing,
+    keep_runs,
+    kept_runs,
+    likely_gpu_minutes,
+    next_plan,
+    report_of,
+    short_list,
+    standing,
+)
+from meshwright.service.tuning.runs import Start, run_plan
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
+
+PROFILE_FILE, REPORT_FILE = "profile.json", "tuning.md"
+
+
+def tune(
+    plan_id: Annotated[str | None, typer.Argument(help="A plan of the answer; a prefix will do.")] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="Starts a run; {save_dir}, {steps}; default: launch.sh."),
+    ] = None,
+    *,
+    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    save_dir: Annotated[Path, typer.Option(help="Folder of runs, report and profile.")] = Path("tuning"),
+    top: Annotated[int, typer.Option(min=1, help="Best plans, and as many that would decide most.")] = 4,
+    steps: Annotated[int, typer.Option(min=4, help="Steps of a run.")] = 10,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Chance at which a plan is the best.")
+    ] = 0.9,
+    budget_gpu_minutes: Annotated[float, typer.Option(min=0.001, help="Of all runs together.")] = 60.0,
+    run_limit_s: Annotated[float, typer.Option(min=1.0, help="A run that takes longer is killed.")] = 600.0,
+    launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
+    profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
+) -> None:
+    """Run the best plans a few steps each, learn from every run, stop when the best is decided."""
+    if plan_id is None and source is None:
+        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    if source is not None and plan_id is not None:  # the first word behind -- is the command's
+        command, plan_id = [plan_id, *(command or ())], None
+    kept = answer_of_file(source, 1) if source is not None else find_answer(plan_id or "")
+    name = launcher_of(kept.problem, launcher, pointer="--launcher")
+    costs = profile_for(kept.problem, profile)
+    plans = short_list(kept.problem, costs, kept.answer.plans, top)
+    if not plans:
+        raise InvalidProblemError.of("plan", "the answer holds no plan to run")
+    start = Start(command=command or (), steps=steps, limit_s=run_limit_s)
+    tuning = _Tuning(kept.problem, costs, plans, name, start, save_dir)
+    now, why = tuning.tuned(confidence, budget_gpu_minutes)
+    _save(now, why, plans, save_dir)
+    if json_output:
+        sys.stdout.write(json.dumps(_document(now, why), indent=1, allow_nan=False) + "\n")
+    else:
+        sys.stdout.write((save_dir / REPORT_FILE).read_text(encoding="utf-8"))
+    raise typer.Exit(FOUND if any(one.outcome == "measured" for one in now.runs) else NO_PLAN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    """The short list and how its plans are run."""
+
+    problem: Problem
+    profile: Profile
+    plans: tuple[Plan, ...]
+    launcher: str
+    start: Start
+    folder: Path
+
+    def tuned(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
+        """What is known when the best is decided or the budget is used up, and which of them it was."""
+        runs = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in self._ids()]
+        while True:
+            now = standing(self.problem, self.profile, self.plans, runs)
+            plan = next_plan(self.problem, self.profile, now, confidence)
+            if plan is None:
+                decided = now.chance() >= confidence
+                return now, "The best is decided." if decided else "No further run would decide it."
+            spent = sum(one.gpu_minutes for one in runs)
+            if spent + likely_gpu_minutes(now) > budget_gpu_minutes:
+                return now, "The budget is used up."
+            folder = self.folder / plan.plan_id
+            self._export(plan, folder)
+            sys.stderr.write(f"run {len(runs) + 1}: {plan.plan_id} {configuration_words(plan.config)}\n")
+            left_s = (budget_gpu_minutes - spent) * 60.0 / plan.config.num_gpus
+            start = Start(
+                command=self.start.command, steps=self.start.steps, limit_s=min(self.start.limit_s, left_s)
+            )
+            runs.append(run_plan(plan.plan_id, plan.config, folder, start))
+            keep_runs(self.folder, self.problem, runs)
+            sys.stderr.write(f"       {runs[-1].outcome} {runs[-1].step_time_s or ''}\n")
+
+    def _ids(self) -> set[str]:
+        return {plan.plan_id for plan in self.plans}
+
+    def _export(self, plan: Plan, folder: Path) -> None:
+        """Launch files of a plan in a folder of its own."""
+        bundle = export(plan, self.problem, self.launcher)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in bundle.files.items():
+                write_text(folder / name, text)
+        except OSError as fault:
+            raise InvalidProblemError.of("--save-dir", fault.strerror or "cannot be written") from None
+
+
+def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
+    """The report, and what was learnt as a profile for ``plan --profile``."""
+    names = {plan.plan_id: configuration_words(plan.config) for plan in plans}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / REPORT_FILE, report_of(now, names, why))
+    if now.calibration is not None:
+        text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
+        write_text(folder / PROFILE_FILE, text + "\n")
+    for one in now.runs:
+        if one.outcome != "measured":
+            last = one.said.splitlines()[-1] if one.said else "its log is empty"
+            say_warnings([f"plan {one.plan_id}: {one.outcome}: {last}"])
+
+
+def _document(now: Standing, why: str) -> dict[str, object]:
+    """All of it as plain values."""
+    best = now.best
+    return {
+        "why": why,
+        "best": None if best is None else best.plan_id,
+        "chance": now.chance(),
+        "plans": [plan.to_json() for plan in now.plans],
+        "runs": [asdict(one) for one in now.runs],
+        "findings": list(now.calibration.findings) if now.calibration else [],
+    }

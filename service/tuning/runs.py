@@ -1,0 +1,229 @@
+"""One short run of a plan on the machines at hand: started, watched, ended for sure, and read.
+
+A run ends measured, out of memory, hung (it took longer than its limit), or failed. Whatever it started is
+gone afterwards: its processes are asked to end, and killed where they do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.importers.registry import import_profile
+from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
+from meshwright.profiles.measurements import MeasuredRun
+from meshwright.solver.configuration import Configuration
+
+Outcome = Literal["measured", "out of memory", "hung", "failed"]
+GRACE_S = 10.0  # from the request to end until processes are killed
+_LOOK_S = 0.1
+_TAIL_BYTES = 2**20
+_MEMORY = re.compile(rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError")
+LOG_FILE = "tune.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one run came to."""
+
+    plan_id: str
+    outcome: Outcome
+    seconds: float  # that the machines were held
+    gpu_minutes: float
+    step_time_s: float | None = None
+    peak_memory_bytes: float | None = None
+    memory_kind: str = "unknown"
+    memory_rank: str = "unknown"
+    said: str = ""  # the end of its log, where it was not measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How runs are started."""
+
+    command: Sequence[
+        str
+    ]  # with {save_dir}, {steps} and the sizes of the plan; empty: the plan's launch.sh
+    steps: int
+    limit_s: float
+
+
+def run_plan(plan_id: str, config: Configuration, folder: Path, start: Start) -> Measured:
+    """Run a plan whose launch files lie in ``folder``, and read what it took.
+
+    Raises:
+        InvalidProblemError: the command cannot be started.
+    """
+    folder = folder.resolve()
+    words = _words(start, config, folder)
+    log, began_s = folder / LOG_FILE, time.monotonic()
+    with log.open("wb") as out:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - the user's own command
+                words, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=None if start.command else folder,
+                env={**os.environ, **_environment(start, config, folder)},
+            )  # fmt: skip
+        except OSError as fault:
+            message = f"{words[0]}: {fault.strerror or 'cannot be started'}"
+            raise InvalidProblemError.of("command", message) from None
+        code = _code_within(child, start.limit_s)
+    seconds = time.monotonic() - began_s
+    outcome, found, said = _read(log, code)
+    return Measured(
+        plan_id=plan_id, outcome=outcome, seconds=seconds, gpu_minutes=seconds * config.num_gpus / 60.0,
+        said=said, **found,
+    )  # fmt: skip
+
+
+def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
+    """The command with what it names filled in."""
+    if not start.command:
+        nodes = os.environ.get("SLURM_JOB_ID") and (folder / "launch.sbatch").is_file()
+        return ["bash", "launch.sbatch" if nodes else "launch.sh"]
+    sizes = {name: getattr(config, name) for name in config.__slots__}
+    known = {**sizes, "save_dir": folder, "steps": start.steps}
+    filled = []
+    for word in start.command:
+        for name, value in known.items():
+            word = word.replace("{" + name + "}", str(value))  # noqa: PLW2901 - filled in one by one
+        filled.append(word)
+    return filled
+
+
+def _environment(start: Start, config: Configuration, folder: Path) -> dict[str, str]:
+    """What launch files and scripts are told: a dry start of so many steps, each of them logged."""
+    known = {"TRAIN_ITERS": start.steps, "LOG_INTERVAL": 1, "SLURM_SUBMIT_DIR": folder,
+             "MESHWRIGHT_SAVE_DIR": folder, "MESHWRIGHT_STEPS": start.steps,
+             "MESHWRIGHT_NUM_GPUS": config.num_gpus}  # fmt: skip
+    dry = {} if "DATA_PATH" in os.environ else {"MOCK_DATA": "1"}
+    return {**dry, **{name: str(value) for name, value in known.items()}}
+
+
+def _code_within(child: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """The exit code; None: the limit came first. None of its processes is left either way."""
+    try:
+        code: int | None = child.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        _end(child)
+    return code
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Ask every process of a run to end, and kill those that do not within the grace."""
+    family = _family(child.pid)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+    _wait(family, GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pid, began in family.items():
+        if _is_alive((pid, began)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    _wait(family, GRACE_S)
+    child.wait()
+
+
+def _wait(family: dict[int, str], most_s: float) -> None:
+    """Wait until all have ended, no longer than so many seconds."""
+    until = time.monotonic() + most_s
+    while time.monotonic() < until and any(map(_is_alive, family.items())):
+        time.sleep(_LOOK_S)
+
+
+def _family(pid: int) -> dict[int, str]:
+    """The process and what it started, directly or not, with when each began.
+
+    torchrun's ranks have sessions of their own. Empty where the system does not tell (no /proc).
+    """
+    parents: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        found = _stat(int(path.parent.name))
+        if found is not None:
+            parents[int(path.parent.name)] = found
+    family, grown = {pid: parents[pid][1]} if pid in parents else {}, True
+    while grown:
+        more = {
+            one: began for one, (parent, began) in parents.items() if parent in family and one not in family
+        }
+        family.update(more)
+        grown = bool(more)
+    return family
+
+
+def _stat(pid: int) -> tuple[int, str] | None:
+    """A process's parent, and when it began; None where there is none, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] == "Z" else (int(fields[1]), fields[19])
+
+
+def _is_alive(process: tuple[int, str]) -> bool:
+    """Whether that very process still runs, not another one of its number."""
+    found = _stat(process[0])
+    return found is not None and found[1] == process[1]
+
+
+def _read(log: Path, code: int | None) -> tuple[Outcome, dict[str, Any], str]:
+    """How the run ended, what it measured, and what it said last where it measured nothing."""
+    text = _tail(log)
+    if _MEMORY.search(text):
+        return "out of memory", {}, _last_lines(text)
+    found = _figures(log, text) if code in (0, None) else {}  # at its limit it may have logged enough
+    if found:
+        return "measured", found, ""
+    return "hung" if code is None else "failed", {}, _last_lines(text)
+
+
+def _figures(log: Path, text: str) -> dict[str, Any]:
+    """Step time and peak memory: of a log that an importer reads, else of a JSON line that states them."""
+    try:
+        run = import_profile(log)
+    except (ProfileError, InvalidProblemError):
+        return _stated(text)
+    if not isinstance(run, MeasuredRun):
+        return _stated(text)
+    peak = run.peak_reserved_bytes or run.peak_allocated_bytes
+    kind = "reserved" if run.peak_reserved_bytes else "allocated"
+    rank = "worst" if run.num_memory_ranks > 1 else "unknown"
+    memory = {"peak_memory_bytes": peak, "memory_kind": kind, "memory_rank": rank} if peak else {}
+    return {"step_time_s": run.step_time_s, **memory} if run.step_time_s else {}
+
+
+def _stated(text: str) -> dict[str, Any]:
+    """``{"step_time_s": 1.2, "peak_memory_bytes": 3}`` on a line of its own, the last one that there is."""
+    known = {"step_time_s", "peak_memory_bytes", "memory_kind", "memory_rank"}
+    for line in reversed(text.splitlines()):
+        if line.startswith("{") and '"step_time_s"' in line:
+            with suppress(ValueError, TypeError):
+                found = {name: value for name, value in json.loads(line).items() if name in known}
+                if isinstance(found.get("step_time_s"), float) and found["step_time_s"] > 0:
+                    return found
+    return {}
+
+
+def _tail(log: Path) -> str:
+    """The end of a log."""
+    with log.open("rb") as handle:
+        handle.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
+        return handle.read().decode(errors="replace")
+
+
+def _last_lines(text: str) -> str:
+    """What a run said last."""
+    return "\n".join(line for line in text.splitlines() if line.strip())[-400:]

@@ -1,0 +1,173 @@
+"""``meshwright tune`` with real processes: what they log teaches, what hangs is killed, a start goes on."""
+
+import json
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.cli.main import app
+from meshwright.service.library import answer_document
+from meshwright.service.requests.parse import parse_problem
+from meshwright.service.tuning import runs as running
+from meshwright.service.tuning.decide import next_plan, standing
+from meshwright.service.tuning.runs import Measured, Start, run_plan
+from meshwright.solver.answer import Answer
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from tests.builders import a_configuration
+
+# Steps as Megatron-LM logs them; the plan decides how long they take.
+LOGS = """
+for step in 1 2 3 4 5 6; do
+    echo " iteration        $step/ 10 | elapsed time per iteration (ms): $1 | loss: 2.0"
+done
+"""
+
+
+@cache
+def asked() -> tuple[Problem, Profile, Answer]:
+    problem = parse_problem(
+        {"model": {"name": "gpt-3-350m"}, "cluster": {"name": "dgx-h100", "num_nodes": 1},
+         "workload": {"global_batch_size": 64, "seq_length": 2048}, "launcher": "megatron-lm",
+         "search": {"top_k": 6, "certify": "none"}}
+    )  # fmt: skip
+    profile = default_profile(problem.cluster, problem.launcher)
+    return problem, profile, ask(problem, profile)
+
+
+def run(
+    folder: Path, script: str, *, limit_s: float = 20.0, config: Configuration | None = None
+) -> Measured:
+    (folder / "train.sh").write_text(script)
+    start = Start(command=("bash", "{save_dir}/train.sh", "{steps}"), steps=7, limit_s=limit_s)
+    return run_plan("aaa", config or a_configuration(), folder, start)
+
+
+def test_the_steps_of_a_log_are_measured(tmp_path: Path) -> None:
+    found = run(tmp_path, LOGS.replace("$1", "250.0"))
+    assert (found.outcome, found.step_time_s) == ("measured", 0.25)
+    assert found.gpu_minutes == pytest.approx(found.seconds * a_configuration().num_gpus / 60)
+
+
+def test_a_script_may_state_its_figures_as_json(tmp_path: Path) -> None:
+    found = run(tmp_path, """echo '{"step_time_s": 0.5, "peak_memory_bytes": 1000, "loss": 2}'""")
+    assert (found.step_time_s, found.peak_memory_bytes) == (0.5, 1000)
+
+
+def test_a_run_out_of_memory_and_one_that_fails_are_told_apart(tmp_path: Path) -> None:
+    out = run(
+        tmp_path, "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'; exit 1"
+    )
+    assert out.outcome == "out of memory"
+    failed = run(tmp_path, LOGS.replace("$1", "1.0") + "echo 'no such tokenizer' >&2; exit 3")
+    assert (failed.outcome, failed.step_time_s) == ("failed", None)  # what broke off is no measurement
+    assert "no such tokenizer" in failed.said
+
+
+def test_a_hung_run_is_killed_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE_S", 0.3)
+    # a rank of torchrun has a session of its own; this one does not even listen to SIGTERM
+    rank = "trap '' TERM; echo $$ > $MESHWRIGHT_SAVE_DIR/rank.pid; while true; do sleep 1; done"
+    script = f'setsid bash -c "{rank.replace("$", chr(92) + "$")}" &\nsleep 600'
+    began = time.monotonic()
+    found = run(tmp_path, script, limit_s=1.0)
+    assert found.outcome == "hung"
+    assert time.monotonic() - began < 10
+    state = Path(
+        f"/proc/{int((tmp_path / 'rank.pid').read_text())}/stat"
+    )  # gone, or dead and not yet buried
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_run_that_never_ends_but_logs_its_steps_is_measured(tmp_path: Path) -> None:
+    found = run(tmp_path, LOGS.replace("$1", "40.0") + "sleep 600", limit_s=1.0)
+    assert (found.outcome, found.step_time_s) == ("measured", 0.04)
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="nothing-of-that-name"):
+        run_plan(
+            "a", a_configuration(), tmp_path, Start(command=("nothing-of-that-name",), steps=4, limit_s=1)
+        )
+
+
+def measured(plan_id: str, seconds: float | None, outcome: str = "measured") -> Measured:
+    return Measured(
+        plan_id=plan_id, outcome=outcome, seconds=1.0, gpu_minutes=0.1, step_time_s=seconds,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_the_likeliest_runs_first_and_plans_that_cannot_run_are_out() -> None:
+    problem, profile, answer = asked()
+    before = standing(problem, profile, answer.plans, [])
+    first = next_plan(problem, profile, before, 0.9)
+    assert first is not None
+    assert first == before.best
+    after = standing(problem, profile, answer.plans, [measured(first.plan_id, None, "out of memory")])
+    assert first.plan_id not in {plan.plan_id for plan in after.plans}
+    assert len(after.plans) == len(answer.plans) - 1
+
+
+def test_a_plan_measured_far_faster_than_all_others_is_decided() -> None:
+    problem, profile, answer = asked()
+    times = [measured(plan.plan_id, 1.0 if rank else 0.5) for rank, plan in enumerate(answer.plans)]
+    now = standing(problem, profile, answer.plans, times)
+    assert now.best is not None
+    assert now.best.plan_id == answer.plans[0].plan_id
+    assert now.chance() > 0.9
+    assert next_plan(problem, profile, now, 0.9) is None
+
+
+def tuned(answer: Path, folder: Path, script: Path, *words: str) -> tuple[int, str, str]:
+    line = ["tune", "--from", str(answer), "--save-dir", str(folder), *words, "--"]
+    line += ["bash", str(script), "{micro_batch_size}", "{save_dir}"]
+    done = CliRunner().invoke(app, line, standalone_mode=False)
+    if isinstance(done.exception, InvalidProblemError):
+        return 2, done.stdout, str(done.exception)
+    code = done.return_value if isinstance(done.return_value, int) else done.exit_code
+    return code, done.stdout, done.stderr
+
+
+def test_a_tuning_stops_at_its_budget_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    script = tmp_path / "train.sh"  # the larger the micro-batch, the longer the step: 100 ms and more
+    script.write_text("set -- $((100 + 20 * $1)).0 $2\ndate >> $2/../started\n" + LOGS + "sleep 0.2\n")
+    folder = tmp_path / "tuning"
+    code, out, said = tuned(
+        tmp_path / "answer.json", folder, script, "--top", "1", "--budget-gpu-minutes", "0.04"
+    )
+    assert (code, "The budget is used up." in out) == (0, True), said
+    first = json.loads((folder / "tuning.json").read_text())["runs"]
+    assert len(first) == 1  # 8 GPUs for 0.2 s and more are 0.03 GPU minutes; two such runs are too many
+    code, out, said = tuned(tmp_path / "answer.json", folder, script, "--top", "1", "--json")
+    assert code == 0, said
+    found = json.loads(out)
+    assert found["runs"][0] == first[0]  # nothing is run twice for nothing
+    assert len((folder / "started").read_text().splitlines()) == len(found["runs"])
+    by_id = {plan["plan_id"]: plan for plan in found["plans"]}
+    times = {one["plan_id"]: one["step_time_s"] for one in found["runs"]}
+    assert times[found["best"]] == min(times.values())
+    assert by_id[found["best"]]["prediction"]["step_time_s"] == pytest.approx(
+        times[found["best"]], rel=0.05
+    )
+    assert (folder / "profile.json").exists()
+    assert "| plan | layout |" in (folder / "tuning.md").read_text()
+
+
+def test_a_folder_of_another_question_is_refused(tmp_path: Path) -> None:
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    (tmp_path / "tuning").mkdir()
+    state = {"format": "meshwright-tuning-1", "problem": "another", "runs": []}
+    (tmp_path / "tuning" / "tuning.json").write_text(json.dumps(state))
+    code, _, said = tuned(tmp_path / "answer.json", tmp_path / "tuning", tmp_path / "train.sh")
+    assert (code, "another question" in said) == (2, True)
