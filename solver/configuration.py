@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, get_type_hints
 
@@ -344,6 +344,14 @@ BoolArray = NDArray[np.bool_]
 
 ALL_LAYERS = 2**20  # recompute_layers of a row that recomputes every layer, whatever the split
 PER_STAGE = ALL_LAYERS + 1  # the same of a row with a count of its own for every stage: the least that fits
+
+
+def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
+    """Rows whose value is among a few; of them ``np.isin`` takes 5 to 40 times as long."""
+    found = np.zeros(column.shape, dtype=bool)
+    for value in few:
+        found |= column == value
+    return found
 
 
 def _nothing() -> IntArray:

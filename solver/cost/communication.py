@@ -19,7 +19,7 @@ from meshwright.profiles.collectives.collectives import (
     point_to_point_s,
 )
 from meshwright.profiles.model import MoeSpec
-from meshwright.solver.configuration import RING, FloatArray
+from meshwright.solver.configuration import RING, FloatArray, is_one_of
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, shards
 from meshwright.solver.cost.parameters import Weights
@@ -188,7 +188,7 @@ def weight_gathers(
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
     gather = _sharded_s(ctx, weights, gathered_bytes)
     reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained), 0.0)
-    hidden = np.isin(ctx.columns.zero_stage, ctx.facts.blocking_stages, invert=True)
+    hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)
     forward, backward = gathers_in_passes(ctx)
     needed = again | in_torch_pipeline(ctx)
     under = passes.backward + ctx.full * passes.forward * again

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray
+from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, is_one_of
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
 
 # torch's runtime of several chunks a rank keeps the weights of so many chunks, those that it computes with
@@ -30,7 +30,7 @@ def in_torch_pipeline(ctx: Context) -> BoolArray:
 
 def reduces_every_pass(ctx: Context) -> BoolArray:
     """Rows that reduce gradients after every micro-batch rather than once a step."""
-    every = np.isin(ctx.columns.zero_stage, ctx.facts.reduced_every_pass)
+    every = is_one_of(ctx.columns.zero_stage, ctx.facts.reduced_every_pass)
     return np.asarray(every & ~((ctx.p > 1) & ctx.facts.torch_pipelines))
 
 
@@ -42,12 +42,12 @@ def adds_whole_gradients(ctx: Context) -> BoolArray:
 
 def all_reduces(ctx: Context) -> BoolArray:
     """Rows whose gradients are all-reduced, not reduced and scattered."""
-    return np.isin(ctx.columns.zero_stage, (0, *ctx.facts.all_reduced_stages))
+    return is_one_of(ctx.columns.zero_stage, (0, *ctx.facts.all_reduced_stages))
 
 
 def hides_reductions(ctx: Context) -> BoolArray:
     """Rows that reduce gradients under the backward pass."""
-    waits = np.isin(ctx.columns.zero_stage, ctx.facts.blocking_stages) | in_torch_pipeline(ctx)
+    waits = is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages) | in_torch_pipeline(ctx)
     return np.asarray(~waits & ctx.facts.overlap_gradients)
 
 

@@ -22,6 +22,7 @@ from meshwright.solver.configuration import (
     BoolArray,
     Columns,
     Configuration,
+    is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.problem import Problem
@@ -296,20 +297,20 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 def _step_rules(able: Capabilities) -> Iterator[Rule]:
     """What the launcher cannot express."""
     name = able.launcher
-    schedules = np.array([SCHEDULES.index(word) for word in able.schedules])
-    recompute = np.array([RECOMPUTE.index(word) for word in able.recompute])
+    schedules = [SCHEDULES.index(word) for word in able.schedules]
+    recompute = [RECOMPUTE.index(word) for word in able.recompute]
     yield Rule(
         name=f"{name} has the schedule",
         reason=f"it runs {', '.join(able.schedules)}",
         reads=("pipeline_schedule",),
-        violated=lambda c: ~np.isin(c.pipeline_schedule, schedules),
+        violated=lambda c: ~is_one_of(c.pipeline_schedule, schedules),
     )
     yield Rule(
         name=f"{name} has the ZeRO stage",
         reason=f"stages {able.zero_stages}; up to {able.max_zero_stage_with_pipeline} with pipeline stages",
         reads=("pipeline_parallel_size", "zero_stage"),
         violated=lambda c: (
-            ~np.isin(c.zero_stage, np.array(able.zero_stages))
+            ~is_one_of(c.zero_stage, able.zero_stages)
             | ((c.pipeline_parallel_size > 1) & (c.zero_stage > able.max_zero_stage_with_pipeline))
         ),
     )
@@ -318,7 +319,7 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
         reason=f"it offers {', '.join(able.recompute)}",
         reads=("recompute", "recompute_layers"),
         violated=lambda c: (
-            ~np.isin(c.recompute, recompute)
+            ~is_one_of(c.recompute, recompute)
             | (
                 (c.recompute == _FULL)
                 & (c.recompute_layers < ALL_LAYERS)
@@ -340,7 +341,7 @@ def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
 def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Shards, experts, sequences and host memory as the launcher has them."""
     name, words = able.launcher, offloads(problem, able)
-    offload = np.array([OFFLOAD.index(word) for word in words])
+    offload = [OFFLOAD.index(word) for word in words]
     sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
     yield Rule(
         name=f"{name} has the shard sets",
@@ -365,14 +366,14 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         name=f"{name} offloads so",
         reason=f"it has {', '.join(words)}" + (able.offload_note and f"; {able.offload_note}"),
         reads=("offload",),
-        violated=lambda c: ~np.isin(c.offload, offload),
+        violated=lambda c: ~is_one_of(c.offload, offload),
     )
 
 
 def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Axes and stages that the launcher cannot express."""
     layers, name = problem.model.num_layers, able.launcher
-    modes = np.array([CONTEXT_MODES.index(word) for word in able.context_parallel_modes])
+    modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
     yield Rule(
         name=f"{name} has the parallel axes",
         reason="context or expert parallelism that the launcher lacks",
@@ -380,7 +381,7 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         violated=lambda c: (
             ((c.context_parallel_size > 1) & (not able.context_parallel))
             | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
-            | ~np.isin(c.context_parallel_mode, modes)
+            | ~is_one_of(c.context_parallel_mode, modes)
         ),
     )
     yield Rule(
@@ -395,12 +396,12 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Orders of the mesh axes that the launcher lacks, and what goes with the others."""
-    name, orders = able.launcher, np.array([RANK_ORDERS.index(word) for word in able.rank_orders])
+    name, orders = able.launcher, [RANK_ORDERS.index(word) for word in able.rank_orders]
     yield Rule(
         name=f"{name} numbers the ranks so",
         reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
         reads=("rank_order",),
-        violated=lambda c: ~np.isin(c.rank_order, orders),
+        violated=lambda c: ~is_one_of(c.rank_order, orders),
     )
     if able.data_parallel_alike:
         yield Rule(
