@@ -67,13 +67,31 @@ def meshwright(planner: dict[str, str], folder: Path, *arguments: str) -> subpro
     return subprocess.run(command, cwd=folder, env=planner, capture_output=True, text=True, check=False)
 
 
+def python(planner: dict[str, str], folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=planner, capture_output=True, text=True, check=False)
+
+
+# One process loads what several commands need; what cannot be imported, none of them can import.
+ONE_BY_ONE = """
+import sys
+from meshwright.service.cli.main import main
+for words in {commands!r}:
+    sys.argv = ["meshwright", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, f"{{words}} ended with {{end.code}}"
+"""
+
+
 def test_the_planner_works_without_the_packages_of_the_service(
     planner_alone: dict[str, str], tmp_path: Path
 ) -> None:
     head, *rows = (ROOT / "profiles/catalog/runs/measured_runs.csv").read_text().splitlines()
     runs = [row for row in rows if "nemo-h100-24.05" in row]
     (tmp_path / "runs.csv").write_text("\n".join([head, *runs]))
-    for words in (
+    commands = (
         ["plan", *QUESTION, "--save-dir", "run"],
         ["predict", *QUESTION, "--set", "tensor_parallel_size=8"],
         ["explain", *QUESTION, "--set", "tensor_parallel_size=8"],
@@ -86,9 +104,9 @@ def test_the_planner_works_without_the_packages_of_the_service(
         ["clusters"],
         ["gpus"],
         *([command, "--help"] for command in ("compare", "shapes", "plot", "profile", "import")),
-    ):
-        run = meshwright(planner_alone, tmp_path, *words)
-        assert run.returncode == 0, f"{' '.join(words)}\n{run.stderr}"
+    )
+    run = python(planner_alone, tmp_path, ONE_BY_ONE.format(commands=commands))
+    assert run.returncode == 0, run.stderr
     assert "llama-3.1-8b" in (tmp_path / "page.html").read_text()
 
 
@@ -132,10 +150,7 @@ assert meshwright.predict(request, {"tensor_parallel_size": 8}).to_json()
 assert meshwright.explain(request, {"tensor_parallel_size": 8}).to_json()
 print(*sorted(meshwright.export(found).files))
 """
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=planner_alone, capture_output=True, text=True, check=False
-    )
+    run = python(planner_alone, tmp_path, code)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
 

@@ -31,7 +31,7 @@ REQUEST: dict[str, Any] = {
     "cluster": {"name": "two", "groups": GROUPS, "between_groups": LINK},
     "workload": {"global_batch_size": 16, "seq_length": 1024, "precision": "fp16"},
     "launcher": "none",
-    "search": {"top_k": 40, "certify": "none", "pin": {"micro_batch_size": 1, "zero_stage": 0}},
+    "search": {"top_k": 12, "certify": "none", "pin": {"micro_batch_size": 1, "zero_stage": 0}},
 }
 ON: list[dict[str, Any]] = [
     {"group": "a100-sxm-80gb", "tensor_parallel_size": 2},
@@ -128,7 +128,7 @@ def test_a_placed_baseline_stands_beside_the_plans_and_survives_the_canonical_re
 
 
 def test_a_mesh_may_be_the_baseline_of_placed_plans() -> None:
-    raw = {**REQUEST, "search": {**REQUEST["search"], "baseline": {"data_parallel_size": 8}}}
+    raw = {**REQUEST, "search": {**REQUEST["search"], "top_k": 3, "baseline": {"data_parallel_size": 8}}}
     problem = parse_problem(raw)
     answer = ask(problem, default_profile(problem.cluster, "none"))
     assert answer.baseline is not None

@@ -75,7 +75,7 @@ def test_sixteen_runs_of_a_cluster_with_slow_gemms_and_network_predict_the_other
 
 
 def test_no_surprise_changes_next_to_nothing(observations: list[Observation]) -> None:
-    calibration = calibrate(as_if(observations)[:8], cluster="as expected")
+    calibration = calibrate(as_if(observations[:8]), cluster="as expected")
     assert max(abs(offset) for offset in calibration.log_offsets.values()) < 0.01
     assert calibration.findings == ()
 
@@ -83,7 +83,7 @@ def test_no_surprise_changes_next_to_nothing(observations: list[Observation]) ->
 def test_what_the_runs_tell_of_a_constant_narrows_it_and_what_they_do_not_stays_as_it_was(
     observations: list[Observation],
 ) -> None:
-    calibration = calibrate(as_if(observations)[::5], cluster="x")
+    calibration = calibrate(as_if(observations[::5]), cluster="x")
     assert calibration.log_sds["gemm"] < 0.7 * TIME_WIDTHS["gemm"]
     # no run has experts
     assert calibration.log_sds["grouped_gemm"] == pytest.approx(TIME_WIDTHS["grouped_gemm"], rel=1e-3)
@@ -93,13 +93,13 @@ def test_of_more_runs_than_are_worth_their_time_some_are_drawn_and_it_says_so(
     observations: list[Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("meshwright.solver.calibration.calibrate.MOST_RUNS", 4)
-    calibration = calibrate(as_if(observations)[:10], cluster="x")
+    calibration = calibrate(as_if(observations[:10]), cluster="x")
     assert calibration.num_runs == 4
     assert any("4 of 10 runs" in finding for finding in calibration.findings)
 
 
 def test_the_order_of_the_runs_changes_nothing(observations: list[Observation]) -> None:
-    runs = as_if(observations, gemm=0.9)[:8]
+    runs = as_if(observations[:8], gemm=0.9)
     assert calibrate(runs, cluster="x") == calibrate(runs[::-1], cluster="x")
 
 
@@ -136,7 +136,7 @@ def test_the_band_is_narrow_near_a_measured_run_and_wide_far_from_all(
 def test_a_run_faster_than_the_peak_of_its_gpus_is_left_out_and_named(
     observations: list[Observation],
 ) -> None:
-    runs = as_if(observations)[:8]
+    runs = as_if(observations[:8])
     honest = calibrate(runs[1:], cluster="x")
     runs[0] = replace(runs[0], step_time_s=1e-3, name="TOO-FAST")
     calibration = calibrate(runs, cluster="x")
@@ -149,7 +149,7 @@ def test_a_run_faster_than_the_peak_of_its_gpus_is_left_out_and_named(
 def test_a_peak_beyond_the_memory_of_the_gpu_is_left_out_and_said(
     observations: list[Observation], peak: float
 ) -> None:
-    runs = as_if(observations)[:4]
+    runs = as_if(observations[:4])
     runs[0] = replace(runs[0], peak_memory_bytes=peak, name="TOO\x1bBIG" + "!" * 1000)
     calibration = calibrate(runs, cluster="x")
     assert calibration.num_runs == 3
@@ -161,7 +161,7 @@ def test_a_peak_beyond_the_memory_of_the_gpu_is_left_out_and_said(
 def test_a_peak_that_does_not_hold_the_weights_is_left_out_and_said(
     observations: list[Observation],
 ) -> None:
-    runs = as_if(observations)[:4]
+    runs = as_if(observations[:4])
     runs[0] = replace(runs[0], peak_memory_bytes=2.0**20, name="TOO-SMALL")  # MiB given as bytes
     calibration = calibrate(runs, cluster="x")
     assert calibration.num_runs == 3
@@ -172,7 +172,7 @@ def test_a_run_whose_peak_contradicts_the_others_is_called_smaller_not_faster(
     observations: list[Observation],
 ) -> None:
     # a twelfth of what is usual still holds the weights
-    runs = [replace(one, peak_memory_bytes=36e9) for one in as_if(observations)[:12]]
+    runs = [replace(one, peak_memory_bytes=36e9) for one in as_if(observations[:12])]
     runs[0] = replace(runs[0], peak_memory_bytes=3e9, name="ODD")
     findings = calibrate(runs, cluster="x").findings
     assert any("ODD" in finding and "smaller in memory" in finding for finding in findings)
@@ -188,7 +188,7 @@ def test_only_impossible_runs_are_refused(observations: list[Observation]) -> No
 def test_a_run_that_contradicts_its_twin_is_named_and_moves_little(
     observations: list[Observation],
 ) -> None:
-    runs = as_if(observations)[:16]
+    runs = as_if(observations[:16])
     twin = replace(runs[3], name="ODD", step_time_s=2.0 * (runs[3].step_time_s or 0.0))
     calibration = calibrate([*runs, twin], cluster="x")
     assert any("ODD" in finding and runs[3].name in finding for finding in calibration.findings)
@@ -264,7 +264,7 @@ def test_a_run_that_ran_out_of_memory_where_half_was_expected_teaches_nothing(
 
 
 def test_a_calibration_survives_its_file(observations: list[Observation]) -> None:
-    calibration = calibrate(as_if(observations, gemm=0.9)[:6], cluster="x")
+    calibration = calibrate(as_if(observations[:6], gemm=0.9), cluster="x")
     again = read_calibration(json.loads(json.dumps(calibration.to_json())))
     profile = default_profile_of(observations[0])
     assert again.applied(profile).version == calibration.applied(profile).version

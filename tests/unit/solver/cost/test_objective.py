@@ -1,6 +1,7 @@
 """What plans are ranked by: every objective against brute force over the plans of a step-time search."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -39,9 +40,10 @@ def answered(problem: Problem) -> Answer:
     return ask(problem, profile_of(problem))
 
 
-def every_layout(nodes: int = 2, **options: object) -> list[Plan]:
+@cache
+def every_layout(nodes: int = 2, **options: object) -> tuple[Plan, ...]:
     """All layouts of a space, by step time."""
-    return list(answered(small(nodes, top_k=10_000, **options)).plans)
+    return answered(small(nodes, top_k=10_000, **options)).plans
 
 
 def test_failures_cost_writing_half_an_interval_and_the_restart() -> None:
