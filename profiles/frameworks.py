@@ -131,6 +131,9 @@ class FrameworkFacts:
     all_reduced_stages: tuple[int, ...]  # ZeRO stages that all-reduce gradients of which they keep a shard
     blocking_stages: tuple[int, ...]  # ZeRO stages that wait for reductions whatever overlap_gradients says
     replicas_reduced_every_pass: bool  # replicas of shard sets reduce with every reduction, not once a step
+    gathers_tensors: (
+        bool  # ZeRO-1 gathers weights by lists: a slice and a copy of each tensor for each rank
+    )
     reshards_after_backward: bool  # ZeRO-2 drops weights after a backward pass, gathers them in the next
     # Stages run under torch.distributed.pipelining: it reduces once a step, and weights stay after a
     # backward pass.

@@ -207,8 +207,8 @@ class Constants:
     loss_bytes: float  # bytes moved for one logit, forward and backward
     floor_s: float  # CPU floor of one dense layer's forward pass
     floor_backward: float  # the backward pass's floor over the forward's
-    floor_tensor: float  # power of tp that launches grow with where stages wait for messages across islands
-    floor_across: float  # launches of such a stage over those of one that does not wait
+    floor_tensor: float  # what each further tensor-parallel rank adds to floor_across, as a share of it
+    floor_across: float  # launches of a stage that waits for messages across islands over those of others
     floor_moe: float  # an expert layer's floor over a dense layer's
     collective_latency_s: float  # of any collective, beside what the tables hold
     fast_link: float  # bandwidth inside an island over that of the measured collectives

@@ -436,7 +436,7 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
         evidence.evaluate,
         evidence.measured,
         points,
-        widths=tuple(widths.values()),
+        widths=widths,
         box=Box.of(evidence.profile.constants, tuple(widths)),
         prior=prior,
     )

@@ -91,7 +91,7 @@ TIME_CENTRES: Mapping[str, float] = {
     "score_gemm": 0.3, "score_bytes": 9.0,  # of peak; 2 + 2 + 2 + 2 and a mask
     "hbm": 0.9, "elementwise": 0.5,  # half of the least traffic stays in caches or is fused away
     "loss_bytes": 30.0,  # 2-byte logits, fp32 copies read and written, gradients
-    "floor_s": 9e-4, "floor_moe": 5.0, "floor_tensor": 0.7, "floor_across": 2.0,
+    "floor_s": 9e-4, "floor_moe": 5.0, "floor_tensor": 0.35, "floor_across": 1.7,
     "collective_latency_s": 5e-5, "fast_link": 1.0, "network": 0.75,
     "tensor_exposed": 0.3, "expert_exposed": 0.25, "gather_exposed": 0.5, "transfer_exposed": 0.3,
     "update_bytes": 30.0,  # fused AdamW (profiles/optimizers.py)
@@ -200,6 +200,8 @@ _LEAST_TRUST = 1e-3  # keeps the widths positive
 _FAR_OFF = 8.0
 _EVIDENCE = 2.5  # log, least
 _MOST_FAR_OFF = 3
+# A framework whose memory-bound operators take far longer moves more bytes (``elementwise``).
+_NEVER_FAR_OFF = ("hbm",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +261,7 @@ def fit(
     measured: FloatArray,
     features: FloatArray,
     *,
-    widths: Sequence[float],
+    widths: Mapping[str, float],
     box: Box,
     prior: Process,
 ) -> Fit:
@@ -269,16 +271,17 @@ def fit(
         evaluate: log predictions of all runs under each set of offsets.
         measured: log measurements, (K,).
         features: of the runs, (K, F).
-        widths: prior widths of the offsets.
+        widths: prior widths of the offsets, by constant.
         box: bounds of the offsets.
         prior: of the residual process.
     """
-    known = np.asarray(widths)
+    known = np.array(list(widths.values()))
+    loose = np.array([name not in _NEVER_FAR_OFF for name in widths])
     task = _Task(evaluate=evaluate, measured=measured, features=features, widths=known, box=box)
     first = _descend(task, prior, np.zeros(len(known)))
     process = _process_of(prior, task, first)
     for _ in range(_MOST_FAR_OFF):
-        far_off = _far_off(task, first, process, known)
+        far_off = _far_off(task, first, process, known, loose)
         if far_off is None:
             break
         task = replace(task, widths=np.where(far_off, _FAR_OFF * known, task.widths))
@@ -299,8 +302,10 @@ def _process_of(prior: Process, task: _Task, found: Fit) -> Process:
     return chosen_process(prior, task.features, _at_prior(task, found), found.from_constants)
 
 
-def _far_off(task: _Task, found: Fit, process: Process, known: FloatArray) -> BoolArray | None:
-    """The constant whose wide prior the runs speak for most, as a mask (c,); None where they do not.
+def _far_off(
+    task: _Task, found: Fit, process: Process, known: FloatArray, loose: BoolArray
+) -> BoolArray | None:
+    """The loose constant whose wide prior the runs speak for most, as a mask (c,); None where they do not.
 
     The log marginal likelihood of runs with covariance C grows by ``(s q^2 / (1 + s p) - ln(1 + s p)) / 2``
     when s is added to the prior variance of a constant of effects j, with ``p = j' C^-1 j`` and
@@ -314,7 +319,7 @@ def _far_off(task: _Task, found: Fit, process: Process, known: FloatArray) -> Bo
     pulled = found.jacobian.T @ precision @ _at_prior(task, found)
     added = (_FAR_OFF * known) ** 2 - own**2
     gain = 0.5 * added * pulled**2 / (1.0 + added * told) - 0.5 * np.log1p(np.maximum(added * told, 0.0))
-    gain = np.where(task.widths > known, -np.inf, gain)
+    gain = np.where(loose & (task.widths <= known), gain, -np.inf)
     best = int(np.argmax(gain))
     return np.arange(len(known)) == best if gain[best] > _EVIDENCE else None
 

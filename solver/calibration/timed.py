@@ -291,7 +291,7 @@ def _fitted(
     layers: MeasuredLayers, problem: Problem, profile: Profile, names: tuple[str, ...]
 ) -> Constants:
     """The constants of the profile, the named ones fitted again on all timed layers."""
-    widths = [TIME_WIDTHS[name] for name in names]
+    widths = {name: TIME_WIDTHS[name] for name in names}
     kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, inside=layers.with_collectives)
 
     def evaluate(offsets: FloatArray) -> FloatArray:
@@ -310,7 +310,7 @@ def _fitted(
         np.log(np.concatenate([kind.seconds for kind in kinds])),
         np.concatenate([_features(index, kind.rows) for index, kind in enumerate(kinds)]),
         widths=widths,
-        box=_within(Box.of(profile.constants, names), widths),
+        box=_within(Box.of(profile.constants, names), tuple(widths.values())),
         prior=LAYER_PROCESS,
     )
     values = {

@@ -511,26 +511,26 @@ _DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep"
 # A blocking launch returns when its kernel has ended: every kernel then waits for a launch and a
 # synchronisation. Three floors on top of the kernels is what the open runs under it show (jeanzay-a100).
 _BLOCKED = 3.0
-# How much of ``floor_tensor`` holds: each tensor-parallel collective is a call of its own; the CPU runs
-# ahead of them on one island, less so across islands, and never where it waits for messages of stages.
-_ONE_ISLAND, _ISLANDS, _WAITING = 0.15, 0.6, 1.0
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Seconds that launching one layer's forward pass takes."""
+    """Seconds that launching one layer's forward pass takes, whatever its tensor-parallel size.
+
+    Where the CPU waits for every message between stages on other islands, it cannot run ahead of the GPU,
+    and neither can the ranks whose collectives wait for it in turn: ``floor_across`` times as long, and
+    ``floor_tensor`` more of that for each further tensor-parallel rank.
+    """
     facts, constants = ctx.facts, ctx.constants
     floor_s: FloatArray | float = (
         (facts.layer_launch_s or constants.floor_s) * ctx.operators.host * launches_left(facts, kind)
     )
     if kind == "moe":
         floor_s = floor_s * constants.floor_moe * _DISPATCHER.get(facts.moe_dispatcher, 1.0)
-    power: FloatArray | float = _ONE_ISLAND
     if facts.synchronous_transfers:
-        islands = ctx.columns.num_gpus > ctx.fabric.lines.island_gpus
-        waits = islands & (ctx.p > 1)
-        power = np.where(waits, _WAITING, np.where(islands, _ISLANDS, _ONE_ISLAND))
-        floor_s = floor_s * np.where(waits, constants.floor_across, 1.0)
-    return np.asarray(ctx.t ** (constants.floor_tensor * power) * floor_s)
+        waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
+        slower = constants.floor_across * (1.0 + constants.floor_tensor * (ctx.t - 1.0))
+        floor_s = floor_s * np.where(waits, slower, 1.0)
+    return np.full_like(ctx.t, 1.0) * floor_s
 
 
 def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:

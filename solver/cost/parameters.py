@@ -99,6 +99,18 @@ def part_weights(ctx: Context, kinds: Sequence[LayerKind]) -> list[Weights]:
     return [*(layer_weights(ctx, kind) for kind in kinds), embedding_weights(ctx), head_weights(ctx)]
 
 
+def weight_tensors(ctx: Context, kinds: Sequence[LayerKind]) -> list[float]:
+    """Tensors of every part in order, queries with keys and values, gates with what they gate as one each.
+
+    Of a layer its matrices, each expert's apart, and its norms; of the head the final norm, too. All 0
+    where nothing hangs on their number (``gathers_tensors``).
+    """
+    if not ctx.facts.gathers_tensors:
+        return [0.0] * (len(kinds) + 2)
+    matrices = [sum(float(np.max(gemm.count)) for gemm in layer_gemms(ctx, kind)) for kind in kinds]
+    return [*(count + ctx.model.norms_per_layer for count in matrices), 1.0, 2.0]
+
+
 # --------------------------------------------------------------------------------------------------
 # LoRA: a pair of thin trained matrices beside each adapted linear layer of a frozen model.
 #

@@ -53,6 +53,7 @@ from meshwright.solver.cost.parameters import (
     quantized_weights,
     trained_parts,
     trained_weights,
+    weight_tensors,
 )
 from meshwright.solver.cost.residuals import with_residuals
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of
@@ -239,10 +240,13 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     return [*(_layer_price(ctx, kind) for kind in layout.kinds), first, _head_price(ctx)]
 
 
-def _tails(ctx: Context, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:
+def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:
     """What follows the last micro-batch by part; both ends share the copied embedding."""
     look()
-    tails = [tail_of(ctx, own, part.passes) for own, part in zip(trained, parts, strict=True)]
+    tails = [
+        tail_of(ctx, own, part.passes, tensors)
+        for own, part, tensors in zip(trained, parts, weight_tensors(ctx, layout.kinds), strict=True)
+    ]
     shared = copies_s(ctx)
     ends = [replace(tail, data_parallel=tail.data_parallel + shared) for tail in tails[-2:]]
     return [*tails[:-2], *ends]
@@ -318,7 +322,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     parts = _part_prices(ctx, layout)
     weights = part_weights(ctx, layout.kinds)
     trained = trained_parts(ctx, layout.kinds, weights)
-    tails = _tails(ctx, trained, parts)
+    tails = _tails(ctx, layout, trained, parts)
     prices = RowPrices(
         **_pass_prices(parts),
         tail_s=columns_of([tail.data_parallel + tail.optimizer for tail in tails]),

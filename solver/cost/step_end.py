@@ -41,6 +41,10 @@ def exposed_s(seconds: FloatArray, hiding_s: FloatArray, least: FloatArray | flo
 
 
 _WEIGHT_BYTES = 2.0
+# A gather of lists of tensors (nanotron, ``distributed.py all_gather_coalesced``): for each tensor and rank
+# Python slices it twice, views it in a flat buffer and launches a copy, 6 microseconds on the host of a DGX
+# A100 (ZeRO-1 against none on the open runs); its bytes are flattened, spread and copied back, each 2 + 2.
+_TENSOR_COPY_S, _TENSOR_COPY_BYTES = 6e-6, 12.0
 _BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
 
 
@@ -135,8 +139,8 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
     return (passes.forward + passes.backward) * np.where(interleaved, rounds, 1.0)
 
 
-def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
-    """Exposed exchange and optimizer time of one part's trained weights.
+def tail_of(ctx: Context, weights: Weights, passes: PassSeconds, tensors: float) -> Tail:
+    """Exposed exchange and optimizer time of one part's trained weights, which are so many tensors.
 
     Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``); torch's
     pipeline runtime hides the gathers alone, under a forward pass. Beside the optimizer's own traffic, a
@@ -151,7 +155,7 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     exchange, fetched = gradients + parameters, exposed_s(parameters, passes.forward, OVERLAP_SLOWDOWN)
     hidden = exposed_s(exchange, _hiding_s(ctx, passes), OVERLAP_SLOWDOWN)
     apart = np.where(in_torch_pipeline(ctx), gradients + fetched, exchange)
-    exchange = np.where(hides_reductions(ctx), hidden, apart)
+    exchange = np.where(hides_reductions(ctx), hidden, apart) + _copied_back_s(ctx, weights, tensors)
     dense = weights.dense / shards(ctx, ctx.data_group)
     routed = weights.routed / shards(ctx, ctx.expert_data_group)
     updated = dense + routed
@@ -162,6 +166,16 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds) -> Tail:
     seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
     seconds = np.where(ctx.offloads_optimizer, _offloaded_s(ctx, updated), seconds)
     return Tail(data_parallel=exchange, optimizer=seconds)
+
+
+def _copied_back_s(ctx: Context, weights: Weights, tensors: float) -> FloatArray | float:
+    """Seconds that weights gathered by lists of tensors take beside the collective."""
+    if not ctx.facts.gathers_tensors:
+        return 0.0
+    ranks = shards(ctx, ctx.data_group)
+    launches = tensors * ranks * _TENSOR_COPY_S * ctx.operators.host
+    moved = (weights.dense + weights.routed) * _TENSOR_COPY_BYTES / ctx.hbm_bytes_per_s
+    return np.where((ctx.columns.zero_stage == 1) & (ranks > 1), np.maximum(launches, moved), 0.0)
 
 
 def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray | float:

@@ -99,11 +99,18 @@ def test_deepspeed_all_reduces_below_stage_3_and_waits_for_it() -> None:
     assert once_s("deepspeed", zero_stage=1) > once_s("deepspeed", zero_stage=2) > 0.0
 
 
-def test_nanotron_all_reduces_under_zero_1_what_others_scatter() -> None:
-    # four layers travel together: the all-reduce of 4 bytes that stage 0 makes, and a gather of 2
-    nothing, first = once_s("nanotron", zero_stage=0, zero_shard_size=1), once_s("nanotron", zero_stage=1)
+def test_nanotron_waits_for_an_all_reduce_under_zero_1_and_copies_each_tensor_back_for_each_rank() -> None:
+    # four layers travel together: an all-reduce of 4 bytes, a gather of 2; then 4 matrices and 2 norms are
+    # copied back for each of 8 ranks, 6 microseconds each on a host that takes 0.85 of a DGX A100's
     _, profile, _ = priced("nanotron", zero_stage=1)
-    assert first - nothing == pytest.approx(gathered_s(profile, 2), rel=0.25)
+    copied = 6 * 8 * 6e-6 * 0.85
+    expected = all_reduced_s(profile, 4) + gathered_s(profile, 2) + copied
+    assert once_s("nanotron", zero_stage=1) == pytest.approx(expected, rel=0.1)
+
+
+def test_nanotron_hides_reductions_under_the_last_backward_pass_without_zero() -> None:
+    _, profile, _ = priced("nanotron", zero_stage=0, zero_shard_size=1)
+    assert once_s("nanotron", zero_stage=0, zero_shard_size=1) < 0.3 * all_reduced_s(profile, 4)
 
 
 def states_bytes(framework: str, **layout: object) -> tuple[float, float, float]:
