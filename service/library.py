@@ -472,7 +472,7 @@ def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...
     if given is None:
         named, warnings = named_file(problem)
         if named is None:
-            return default_profile(problem.cluster, problem.launcher), warnings
+            return default_profile(problem.cluster, problem.priced_as), warnings
         given = named
     if isinstance(given, str) or not isinstance(given, Sequence):
         given = (given,)

@@ -111,6 +111,12 @@ class Problem:
     launcher: str = "megatron-lm"  # a launcher id, "any" or "none"
     options: SearchOptions = field(default_factory=SearchOptions)
     profile: str | None = None  # measured costs that somebody gave, by name; None: those that ship
+    stack: str | None = None  # the framework that launchers are priced as; None: each launcher's own
+
+    @property
+    def priced_as(self) -> str:
+        """The framework, or the launcher whose framework, sets the price."""
+        return self.stack or self.launcher
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,6 +159,7 @@ def problem_digest(problem: Problem) -> str:
         "cluster": asdict(problem.cluster),
         "workload": workload,
         "launcher": problem.launcher,
+        **({} if problem.stack is None else {"stack": problem.stack}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

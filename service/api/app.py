@@ -46,7 +46,8 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 
     app = FastAPI(
         title="Meshwright",
-        summary="Model, cluster and batch in; a proved ranking of parallel configurations out.",
+        summary="Model, cluster and batch in; a ranking of parallel configurations out, proved under our "
+        "model, over the switches that were searched.",
         version=version_of("meshwright"),
         lifespan=lifespan,
         responses=declared(421, 500),

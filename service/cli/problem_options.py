@@ -19,6 +19,7 @@ import typer
 from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_names
 from meshwright.profiles.library import cluster_names, gpu_names, model_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.service.cli.assignments import (
@@ -58,6 +59,11 @@ def complete_gpu(incomplete: str) -> list[str]:
     return _beginning(gpu_names(), incomplete)
 
 
+def _complete_stack(incomplete: str) -> list[str]:
+    """Software stacks that begin so."""
+    return _beginning(framework_names(), incomplete)
+
+
 def complete_launcher(incomplete: str) -> list[str]:
     """Launchers whose limits are known, and the words for all and for none."""
     return _beginning((*launcher_names(), "any", "none"), incomplete)
@@ -73,6 +79,7 @@ PROFILE_HELP = (
     "Calibration (calibrate --out), or measured profile (profile, import); one for each GPU type."
 )
 SWEEP_HELP = "Search every combination: num_nodes=8,16; global_batch_size, cluster, tp, …"
+_STACKS = "An older software stack to price the launcher as: megatron-lm-2021, fsdp1, …"
 _FORMATS = ("mxfp8", "nvfp4")  # asked for by name: recipes of precision fp8
 _SIZES = "tensor_parallel_size, pipeline_parallel_size, … or tp, pp, …"
 
@@ -109,6 +116,10 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     launcher: Annotated[
         str | None,
         typer.Option(help="megatron-lm, torchtitan, …, any or none.", autocompletion=complete_launcher),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(help=_STACKS, autocompletion=_complete_stack),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
@@ -156,6 +167,8 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     _override(request, "workload", workload)
     if launcher is not None:
         request["launcher"] = launcher
+    if stack is not None:
+        request["stack"] = stack
     limits = {
         "top_k": top_k,
         "time_limit_s": time_limit_s,

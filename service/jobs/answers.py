@@ -160,9 +160,9 @@ def versions_of(problem: Problem) -> dict[str, str]:
         "meshwright": version_of("meshwright"),
         "code": code_digest(),
         "ortools": version_of("ortools"),
-        "profile": _profile_version(cluster, problem.launcher)
+        "profile": _profile_version(cluster, problem.priced_as)
         if known
-        else default_profile(problem.cluster, problem.launcher).version,
+        else default_profile(problem.cluster, problem.priced_as).version,
     }
 
 

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.service.report import formatting
 from meshwright.service.report.formatting import tied, words, wrapped
 from meshwright.solver.answer import Limit, Loss, Odds, Plan, Remedy, Why
+from meshwright.solver.configuration import VARIABLES
+from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
 # Why a plan is as it is: from the ideal step to the real one, losses, limits, certainty.
@@ -31,6 +34,27 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     if plan.odds is not None:
         told.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
     return [wrapped(line, width, indent=2) for line in told]
+
+
+_OF_EXPERTS = ("expert_parallel_size",)
+
+
+def proof_words(problem: Problem) -> str:
+    """What a proof holds under, in words; a pinned switch is none of those that it is over."""
+    model, options = problem.model, problem.options
+    able = launcher_capabilities(problem.launcher)
+    names = [
+        one.short or one.name.removesuffix("_granularity").replace("_", " ")
+        for one in VARIABLES.values()
+        if not one.part_of
+        and not (one.follows or one.name in options.pin)
+        and (one.name != "offload" or "offload" in options.allow)
+        and (model.moe is not None or one.name not in _OF_EXPERTS)
+        and (not one.needs or getattr(able, one.needs))
+    ]
+    split = [] if options.stage_layers else ["split of layers"]
+    names += [*split, *(name for name in options.allow if name != "offload")]
+    return f"under our model, over these switches: {', '.join(names)}"
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:

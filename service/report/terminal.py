@@ -18,7 +18,7 @@ from meshwright.service.report.beyond import beyond_lines
 from meshwright.service.report.formatting import pieces, tied, wrapped
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
-from meshwright.service.report.sentences import reason_lines, remedy_line, sentences, spent_s
+from meshwright.service.report.sentences import proof_words, reason_lines, remedy_line, sentences, spent_s
 from meshwright.service.report.tradeoff import tradeoff_lines
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
 from meshwright.solver.configuration import Configuration
@@ -86,7 +86,7 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
     fit = f", up to {figures.count(answer.fit)} fit" if answer.plans else ""
     searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
-    claim, style = _claim(answer)
+    claim, style = _claim(answer, problem)
     claim += _gpus(answer, problem)
     if answer.plans and answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
@@ -124,11 +124,11 @@ def _remainder(answer: Answer) -> str:
     return f"; its closed-form objective is {tied(figures.risk(answer.objective_excess))} above the least"
 
 
-def _claim(answer: Answer) -> tuple[str, str]:
+def _claim(answer: Answer, problem: Problem) -> tuple[str, str]:
     """How the search ended, with the style that goes with it."""
     if answer.status == "optimal":
         by = ", ".join(answer.certified_by) or "the search"
-        return f"#1 proved optimal under the cost model by {by}", "green"
+        return f"#1 proved optimal {proof_words(problem)}; by {by}", "green"
     if answer.plans:
         gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
         return f"#1 is the best found before the search stopped, not proved optimal{gap}", "yellow"
@@ -215,7 +215,7 @@ def profile_words(answer: Answer, problem: Problem) -> str:
     if title is not None and (not problem.cluster.is_homogeneous or not title.endswith(_UNCALIBRATED)):
         return title
     version = answer.versions.get("profile", "unknown")
-    for launcher in launchers_of(problem.launcher):
+    for launcher in [problem.stack] if problem.stack else launchers_of(problem.launcher):
         here = default_profile(problem.cluster, launcher)
         if here.version == version:
             return (
@@ -257,7 +257,8 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
     part = "" if used == total else f" with {used} of {total} GPUs"
-    head = f"infeasible: no configuration of {model} on {cluster}{part} is legal and fits (proved)"
+    head = f"infeasible: no configuration of {model} on {cluster}{part} is legal and fits "
+    head += f"(proved {proof_words(problem)})"
     found = answer.infeasible or Infeasibility(reasons=())
     lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
     lines += [f"because: {reason}" for reason in found.reasons]

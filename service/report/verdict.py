@@ -10,7 +10,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import seconds_like as _like
 from meshwright.service.report.formatting import sentence_case, words
 from meshwright.service.report.question import clean, question_words
-from meshwright.service.report.sentences import limit_words, odds_words, remedy_line, signed
+from meshwright.service.report.sentences import limit_words, odds_words, proof_words, remedy_line, signed
 from meshwright.service.report.terminal import profile_words, skipped_words
 from meshwright.solver.answer import Answer, Plan, Shortfall
 from meshwright.solver.problem import Problem
@@ -103,7 +103,7 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     )
     by = ", ".join(answer.certified_by) or "the search"
     if proved:
-        claim = f"Proved optimal under the cost model by {by}."
+        claim = f"Proved optimal {proof_words(problem)}; by {by}."
     else:
         gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
         claim = f"The best found before the search stopped, not proved optimal{gap}."
@@ -151,7 +151,7 @@ def _searched(answer: Answer) -> str:
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     """Nothing fits: what is nearest, why, and what would change it."""
     found = answer.infeasible
-    sentence = f"No configuration of {title_of(problem)} is legal and fits (proved)."
+    sentence = f"No configuration of {title_of(problem)} is legal and fits (proved {proof_words(problem)})."
     if found is None:
         return Verdict(kind="infeasible", badge="nothing fits", sentence=sentence, certainty=())
     conflicts = tuple(" + ".join(limits) + _together(limits) for limits in found.conflicts)

@@ -218,7 +218,7 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
     for launcher in launchers_of(problem.launcher):
         try:
             options = problem.workload.framework_options
-            facts = with_options(framework_facts(framework_of(launcher)), options)
+            facts = with_options(framework_facts(framework_of(problem.stack or launcher)), options)
             for group in problem.cluster.groups:
                 linear_precision(problem, facts, group.gpu)
         except InvalidProblemError as fault:

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from meshwright.profiles.adapters import LORA_TARGETS
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import pointer, require_plain
-from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.frameworks import framework_facts, framework_names, with_options
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
@@ -45,7 +45,10 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     request = _validated(with_open_nodes(require_plain(raw)))
     check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
-    with_options(framework_facts(framework_of(request.launcher)), request.workload.framework_options)
+    if request.stack is not None and request.stack not in framework_names():
+        raise UnknownNameError.among("/stack", request.stack, framework_names())
+    priced_as = framework_of(request.stack or request.launcher)
+    with_options(framework_facts(priced_as), request.workload.framework_options)
     problem = Problem(
         model=model,
         cluster=cluster,
@@ -53,6 +56,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
         launcher=request.launcher,
         options=_options(request),
         profile=request.profile,
+        stack=request.stack,
     )
     check_limits(problem)
     return _with_baseline(problem, request.search)
@@ -87,6 +91,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "framework_options": dict(sorted(workload.framework_options.items())),
         },
         "launcher": problem.launcher,
+        **({} if problem.stack is None else {"stack": problem.stack}),
         "search": {
             "top_k": options.top_k,
             "certify": options.certify,

@@ -61,7 +61,7 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
     Raises:
         InvalidProblemError: nothing given holds for the problem's GPU, or two things at once.
     """
-    profile = default_profile(problem.cluster, problem.launcher)
+    profile = default_profile(problem.cluster, problem.priced_as)
     if not given:
         return profile, ()
     if profile.by_group and problem.launcher == PLACING_LAUNCHER:
@@ -88,7 +88,7 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
 
 def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> Profile:
     """Of a problem for any launcher the profile of the first one on the calibration's stack."""
-    for launcher in launchers_of(problem.launcher) if problem.launcher == "any" else ():
+    for launcher in launchers_of(problem.launcher) if problem.priced_as == "any" else ():
         one = default_profile(problem.cluster, launcher)
         if one.framework.stack == calibration.stack:
             return one

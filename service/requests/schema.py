@@ -164,6 +164,11 @@ class ProblemRequest(Part):
     )
     workload: WorkloadRequest
     launcher: str = Field(default="megatron-lm", max_length=64)
+    stack: str | None = Field(
+        default=None,
+        max_length=64,
+        description="an older software stack to price the launcher as, such as megatron-lm-2021 or fsdp1",
+    )
     search: SearchRequest = Field(default_factory=SearchRequest)
     profile: str | None = Field(
         default=None,

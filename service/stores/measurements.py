@@ -136,7 +136,7 @@ class Measurements:
         if not isinstance(calibration, Calibration):
             raise InvalidProblemError.of("/profile", "is no calibration")
         problem = parse_problem(record.request)
-        profile = calibration.applied(default_profile(problem.cluster, problem.launcher))
+        profile = calibration.applied(default_profile(problem.cluster, problem.priced_as))
         return Learnt(
             id=record.id,
             plan_id=record.plan_id,

@@ -207,7 +207,7 @@ def other_gpus(problem: Problem) -> Iterator[Change]:
         changed = _on(problem, replace(problem.cluster, groups=groups))
         words = f"{gpu.display_name} instead"
         yield Change(
-            words=words, problem=changed, profile=default_profile(changed.cluster, changed.launcher)
+            words=words, problem=changed, profile=default_profile(changed.cluster, changed.priced_as)
         )
 
 
@@ -237,7 +237,7 @@ def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
 
 def _profile(problem: Problem, profile: Profile) -> Profile:
     """The profile of a changed launcher: the same where its framework is."""
-    other = default_profile(problem.cluster, problem.launcher)
+    other = default_profile(problem.cluster, problem.priced_as)
     return profile if other.framework.name == profile.framework.name else other
 
 
@@ -579,7 +579,7 @@ def _with_group(problem: Problem, profile: Profile, at: int, group: NodeGroup, w
     """The problem with one of its distinct groups changed; others keep the profile that prices them."""
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
     changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
-    fresh = default_profile(changed.cluster, changed.launcher)
+    fresh = default_profile(changed.cluster, changed.priced_as)
     if len(fresh.by_group) == len(groups):
         same_gpu = profile.by_group[at].group.gpu == group.gpu
         own = replace(profile.by_group[at], group=group) if same_gpu else fresh.by_group[at]

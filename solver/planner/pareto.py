@@ -58,14 +58,15 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
 
 def _claim(*, cut: bool, left_out: Sequence[str], of_its_own: bool) -> str:
     """What is proved of a front: cut by the clock or not, all of it or why not."""
-    missing = "points that are listed are proved, slower ones may be missing"
+    missing = "points that are listed are proved under our model, slower ones may be missing"
     if cut:
         return f"the time limit came first: {missing}"
     if left_out:
         return f"{left_out[0]}: {missing}"
     layout = "layout of its own launcher, precision and optimizer" if of_its_own else "layout"
     return (
-        f"every point is proved: no {layout} that stays within its budget_bytes on as many GPUs is faster"
+        f"every point is proved under our model, over the switches that were searched: no {layout} that "
+        "stays within its budget_bytes on as many GPUs is faster"
     )
 
 

@@ -96,9 +96,9 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
 
 def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
     """The profile that prices one variant."""
-    if framework_of(problem.launcher) == profile.framework.name:
+    if framework_of(problem.priced_as) == profile.framework.name:
         return profile
-    return default_profile(problem.cluster, problem.launcher)
+    return default_profile(problem.cluster, problem.priced_as)
 
 
 def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
@@ -234,13 +234,26 @@ def merged(
         explored=_sum(answers, lambda one: one.explored),
         counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
         elapsed_s=sum(one.elapsed_s for one in answers),
-        warnings=tuple(dict.fromkeys(warning for one in answers for warning in one.warnings)),
+        warnings=(*dict.fromkeys(w for one in answers for w in one.warnings), *_unlike(asked)),
         notes=_notes(first, answers, unasked),
         infeasible=None if plans else _said(told, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
     )
+
+
+_UNLIKE_STACKS = (
+    "launchers are compared by fits of their own software stacks, each with its own error, not at one "
+    "level of software; `stack` prices all of them as one"
+)
+
+
+def _unlike(asked: Problem) -> tuple[str, ...]:
+    """That the launchers of a request for any are compared by unlike fits."""
+    if asked.priced_as != "any":
+        return ()
+    return (_UNLIKE_STACKS,)
 
 
 def _notes(first: Answer, answers: Sequence[Answer], unasked: int) -> dict[str, str]:

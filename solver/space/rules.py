@@ -125,7 +125,7 @@ def _too_large(problem: Problem, c: Columns, bit: int, share: int) -> BoolArray:
         rows = Columns(**{f.name: getattr(c, f.name)[index] for f in fields(Columns)})
         if bit == OPTIMIZER_OFFLOADED:
             rows = replace(rows, offload=rows.offload & bit)
-        profile = default_profile(problem.cluster, problem.launcher)
+        profile = default_profile(problem.cluster, problem.priced_as)
         broken[index] = host_bytes(context_of(problem, rows, profile)) > USABLE * share
     return broken
 

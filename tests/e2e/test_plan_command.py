@@ -35,7 +35,7 @@ def test_a_plan_is_a_ranked_table_with_its_proof(home: dict[str, str]) -> None:
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     assert "Llama 3.1 8B (8 030 261 248 parameters) · 4 × DGX H100 = 32 GPUs" in run.stdout
-    assert "#1 proved optimal under the cost model by" in run.stdout
+    assert "#1 proved optimal under our model, over these switches: tp, pp, vpp, cp, " in run.stdout
     assert "← best" in run.stdout
     assert "\x1b" not in run.stdout
 

@@ -95,4 +95,4 @@ def profile_for(service: Service, problem: Problem) -> tuple[Profile, bool]:
     try:
         return service.profiles.profile_of(problem), True
     except InvalidProblemError:
-        return default_profile(problem.cluster, problem.launcher), False
+        return default_profile(problem.cluster, problem.priced_as), False

@@ -160,7 +160,7 @@ def test_costs_that_predict_another_step_draw_no_timeline() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (an_infeasible_answer(), "is legal and fits (proved)"),
+        (an_infeasible_answer(), "is legal and fits (proved under our model, over these switches: tp, pp"),
         (an_answer(status="unknown", plans=()), "No plan was found before the search stopped"),
         (an_answer(status="feasible", certified_by=(), gap=0.03), "not proved optimal, at most 3.0 %"),
         (an_answer(a_plan(rank=4)), "rank 4"),

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
-from meshwright.solver.problem import SearchOptions
+from meshwright.solver.planner.variants import profile_of_variant
+from meshwright.solver.problem import SearchOptions, problem_digest
 
 Request = dict[str, object]
 WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}
@@ -173,6 +176,28 @@ def test_fields_that_ask_for_nothing_change_nothing() -> None:
 
 def test_other_objectives_are_refused() -> None:
     assert "step_time, tokens" in (faults(request(search={"objective": "cost"}))[0].allowed or "")
+
+
+def test_a_launcher_is_priced_as_the_older_software_stack_that_is_named() -> None:
+    asked = request(stack="megatron-lm-2021", cluster={"name": "dgx-a100", "num_nodes": 16})
+    older, today = parse_problem(asked), parse_problem({**asked, "stack": None})
+    assert problem_to_mapping(older)["stack"] == "megatron-lm-2021"
+    assert "stack" not in problem_to_mapping(today)
+    assert problem_digest(older) != problem_digest(today)
+    profiles = [default_profile(one.cluster, one.priced_as) for one in (older, today)]
+    assert [one.framework.name for one in profiles] == ["megatron-lm-2021", "megatron-core"]
+
+
+def test_any_launcher_is_priced_at_the_one_level_of_software_that_is_named() -> None:
+    problem = parse_problem(request(launcher="any", stack="megatron-core"))
+    variants = [replace(problem, launcher=name) for name in ("megatron-lm", "torchtitan", "deepspeed")]
+    profile = default_profile(problem.cluster, problem.priced_as)
+    assert {profile_of_variant(one, profile).framework.name for one in variants} == {"megatron-core"}
+
+
+def test_an_unknown_stack_names_the_nearest() -> None:
+    said = sentence(request(stack="megatron-lm-2020"))
+    assert said.startswith('stack: unknown "megatron-lm-2020". Did you mean megatron-lm-2021')
 
 
 def test_an_unknown_launcher_names_the_nearest() -> None:
