@@ -316,6 +316,14 @@ def _spreads(ways: Ways) -> list[str]:
     for title, key_of in (("stack", _stack_of), ("size", _size_of), ("precision", _precision_of)):
         told_by = {"left out": grouped(ways.pairs, key_of), "calibrated": grouped(ways.paired, key_of)}
         lines += errors_by(title, told_by)
+    lines += ["By distance from what the constants were fitted on:", ""]
+    distances = {
+        "new pair": ways.pairs, "new GPU generation": ways.generations, "new software": ways.strange,
+        "calibrated": ways.paired,
+    }  # fmt: skip
+    kind_of = {True: "experts", False: "dense"}
+    by_kind = {name: grouped(way, lambda run: kind_of[_is_moe(run)]) for name, way in distances.items()}
+    lines += errors_by("model", by_kind)
     lines += ["Out of memory, in the sources that tell of runs that failed:", ""]
     lines += [*memory_calls(told), *memory_reliability(told)]
     return [*lines, OUT_OF_MEMORY, ""]

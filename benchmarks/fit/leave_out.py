@@ -142,7 +142,10 @@ def model_of(one: Observation) -> str:
 
 
 def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
-    """Uncalibrated profiles under global constants that never saw a run of the same stack."""
+    """Uncalibrated profiles under global constants that never saw a run of the same stack.
+
+    As any stack without a level of its own they take the global level's spread.
+    """
     general = stack_constants(None)
     shared = evidence.shared
     whole, stacks = linearised(shared, general), np.array(shared.stacks)
@@ -155,7 +158,9 @@ def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
         found = blind.get(profile.framework.stack, general)
         names = evidence.quantity.names
         own = {name: getattr(found, name) for name in names}
-        return replace(profile, constants=replace(profile.constants, **own))
+        sigma = general.log_time_sigma
+        constants = replace(profile.constants, **own, log_time_sigma=sigma)
+        return replace(profile, constants=constants, log_time_sigma=sigma)
 
     return profile_of
 

@@ -17,6 +17,8 @@ from meshwright.solver.answer import Plan
 GUTTER = 1  # blanks before every column
 _MFU = "MFU*"
 _BAND = "± is the 80 % interval"
+_EQUAL = " ≈"
+_AS_LIKELY = 0.5  # of the chance to be the fastest that the likeliest plan has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +76,13 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         for name, short in figures.SHORT_NAMES.items()
         if moe or name != "expert_parallel_size"
     ]
+    equal = equal_to_first(plans)
     return [
         Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
         *_differing(plans),
         *sizes,
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
-        Column(title="step", cell=lambda plan: figures.step_time(plan.prediction), left=True),
+        Column(title="step", cell=lambda plan: _step(plan, equal), left=True),
         Column(title="tokens/s/GPU", cell=lambda p: f"{p.prediction.tokens_per_s_per_gpu:.0f}", leaves=2),
         Column(title=_MFU, cell=lambda plan: figures.percent(plan.prediction.mfu), leaves=3),
         Column(
@@ -88,6 +91,30 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         Column(title="OOM risk", cell=_risk, leaves=1),
         _last(plans, marked=marked),
     ]
+
+
+def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
+    """Ranks of the plans that the model cannot tell from the first: their bands overlap that far.
+
+    Errors that plans share cancel, so overlapping bands alone say little: a plan counts whose chance to be
+    the fastest is half of the likeliest's or more. Empty where chances are unknown.
+    """
+    chances = {plan.rank: plan.odds.best_probability for plan in plans if plan.odds is not None}
+    least = _AS_LIKELY * max(chances.values(), default=0.0)
+    alike = frozenset(rank for rank, chance in chances.items() if rank > 1 and chance >= least)
+    return alike if chances.get(1, 0.0) >= least else frozenset()
+
+
+def band_words(plans: Sequence[Plan]) -> str:
+    """What stands beside step times."""
+    if not equal_to_first(plans):
+        return _BAND
+    return f"{_BAND}; ≈ bands overlap: the model cannot tell these from #1"
+
+
+def _step(plan: Plan, equal: frozenset[int]) -> str:
+    """The step time with its band, marked where it is the first plan's as far as the model can tell."""
+    return figures.step_time(plan.prediction) + (_EQUAL if plan.rank in equal else "")
 
 
 def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
@@ -124,11 +151,12 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
         last = max(columns, key=lambda column: column.leaves)
         if not last.leaves:
             lines = [wrapped(_line(plan, _differing(plans)), width, hang=3) for plan in plans]
-            return Group(*lines, wrapped(_BAND, width, indent=2))
+            return Group(*lines, wrapped(band_words(plans), width, indent=2))
         columns.remove(last)
         left_out += [last.title.rstrip("*")] * bool(last.title)
     has_mfu = any(column.title == _MFU for column in columns)
-    notes = [f"* of {peak}, causal attention counted · {_BAND}" if has_mfu else _BAND]
+    band = band_words(plans)
+    notes = [f"* of {peak}, causal attention counted · {band}" if has_mfu else band]
     if left_out:
         notes.append(f"(no room for {', '.join(left_out)}; --json has all)")
     return Group(_table(columns, plans), *(wrapped(note, width, indent=2) for note in notes))

@@ -14,7 +14,7 @@ from meshwright.service.report.formatting import configuration_words, inner_word
 from meshwright.service.report.ranking import columns_of, ranking
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
-from meshwright.solver.answer import Answer, ParetoFront, ParetoPoint, Plan
+from meshwright.solver.answer import Answer, Odds, ParetoFront, ParetoPoint, Plan
 from meshwright.solver.configuration import Configuration, StageGroup
 from tests.builders import a_configuration, a_plan, a_problem, an_answer
 
@@ -32,6 +32,19 @@ def text_of(*plans: Plan, width: int = 160) -> str:
 
 def test_an_ordinary_ranking_has_no_column_for_rare_choices() -> None:
     assert "also" not in titles(a_plan(), a_plan(rank=2))
+
+
+def likely(rank: int, chance: float) -> Plan:
+    return replace(a_plan(rank=rank), odds=Odds(best_probability=chance, regret_p90=0.05))
+
+
+def test_plans_that_the_model_cannot_tell_from_the_first_are_marked() -> None:
+    # of the likeliest chance, .5, half is .25: the second plan reaches it, the third does not
+    text = text_of(likely(1, 0.5), likely(2, 0.3), likely(3, 0.2))
+    assert [line.split()[0] for line in text.splitlines() if "% ≈" in line] == ["2"]
+    assert "≈ bands overlap: the model cannot tell these from #1" in text
+    assert "≈" not in text_of(likely(1, 0.8), likely(2, 0.2))
+    assert "≈" not in text_of(a_plan(), a_plan(rank=2))  # nothing is known of their chances
 
 
 def test_a_rare_choice_stands_in_the_row_of_its_plan_only() -> None:
