@@ -111,7 +111,8 @@ WEAKNESSES = """## Known weaknesses
 * Gaussian intervals: of runs that are off for a reason of their own (a fact that is not stated, a slow
   regime) more lie outside the 95 % interval than 5 %; the 80 % interval is the one that is calibrated.
 * Pipelines across nodes under nanotron: the CPU waits for every message, which is a factor on its
-  launches here (`floor_across`), fitted on one cluster.
+  launches here (`floor_across`, `floor_tensor`), fitted on one cluster; layers whose tensor parallelism
+  itself crosses nodes take a third longer there.
 * Grouped products, permutation and overlapped exchanges of experts: shares counted or published, not
   fitted; attention of 131,072 tokens on Blackwell is priced a third too slow.
 * Not told apart: `tp_comm_overlap` and `overlap_grad_reduce` (0 leaves Megatron's own asynchronous

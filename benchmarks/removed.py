@@ -15,11 +15,11 @@ import numpy as np
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.collectives.tables import IndexArray, SlowdownTable
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model import LayerKind, MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.compute import PassSeconds, floored
+from meshwright.solver.cost.compute import PassSeconds, floored, layer_floor_s
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
@@ -52,6 +52,11 @@ def _every_expert(_ctx: Context, moe: MoeSpec) -> float:
 def _never_blocking(ctx: Context, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
     """The CPU never waits for a kernel."""
     return floored(busy, floor_s, ctx.constants.floor_backward)
+
+
+def _never_waiting(ctx: Context, kind: LayerKind) -> FloatArray:
+    """The CPU runs ahead of messages between stages."""
+    return layer_floor_s(replace(ctx, facts=replace(ctx.facts, synchronous_transfers=False)), kind)
 
 
 def _no_fill(columns: Columns) -> FloatArray:
@@ -102,6 +107,7 @@ def _formulas(gpu: GpuSpec) -> GpuOperators:
 INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     "nothing": (),
     "CPU floor": (("meshwright.solver.cost.price.layer_floor_s", _zeros),),
+    "waiting for messages of stages": (("meshwright.solver.cost.price.layer_floor_s", _never_waiting),),
     "CUDA graphs": (("meshwright.solver.cost.compute.launches_left", _whole),),
     "blocking launches": (("meshwright.solver.cost.price.launched", _never_blocking),),
     "rates of attention kernels": (("meshwright.solver.cost.compute.kernel_rate", _whole),),
@@ -129,6 +135,7 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     ),
     "ZeRO-3 gathers": (("meshwright.solver.cost.price.weight_gathers", _no_passes),),
     "overlap of gradients": (("meshwright.solver.cost.step_end._hiding_s", _zeros),),
+    "gathers by tensor": (("meshwright.solver.cost.step_end._copied_back_s", _zeros),),
     "operator tables (formulas)": (("meshwright.profiles.profile.operators_of", _formulas),),
     "straggler": (("meshwright.solver.cost.price.straggler_share", _as_ones),),
     "recomputation": (("meshwright.solver.cost.price.context_of", _without_recompute),),
