@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.profiles.adapters import adapted_layers, base_bytes, quantized_layers
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import Gemm, routed_rows
+from meshwright.solver.cost.compute import Gemm, layer_gemms, routed_rows
 from meshwright.solver.cost.context import Context
 
 
