@@ -96,8 +96,10 @@ def replanned(job: Changed, profile: Profile) -> Replan:
         job: the job and what happened to it.
         profile: the costs that its question is priced with.
     """
+    (now,) = predicted_all(job.problem, profile, [job.plan.config])  # what was learnt since it was found
+    job = replace(job, plan=replace(job.plan, prediction=now))
     timing = _Timing(job=job, profile=profile)
-    notes, refused = list(timing.notes()), list[str]()
+    notes, refused = [f"priced with {profile.title}", *timing.notes()], list[str]()
     ways = [*timing.as_it_is(refused), *timing.same_layout(refused)]
     layouts, why = _new_layouts(job, profile)
     refused += why

@@ -121,6 +121,15 @@ class ProfileStore:
             return plain
         return calibrated
 
+    def relearnt(self, tenant: str, problem: Problem) -> Problem:
+        """The problem of an earlier job with what was learnt of its cluster since.
+
+        A profile that a client gave, and the job named, stays.
+        """
+        with self._database.read() as connection:
+            given = problem.profile is not None and records.version_of(connection, problem.profile) is None
+        return problem if given else self.resolved(tenant, replace(problem, profile=None))
+
     def require(self, tenant: str, problem: Problem) -> None:
         """Refuse a problem whose profile this tenant does not have, or that does not hold for it.
 

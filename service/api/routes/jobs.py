@@ -220,7 +220,8 @@ def replan_job(job_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDe
     asked = read_replan_request(body)
     job, plan = service.jobs.plan_of_job(tenant, job_id, asked.plan_id)
     changed = changed_job(asked, parse_problem(job.request), plan_from_json(plan))
-    found = replanned(changed, service.profiles.profile_of(changed.problem))
+    learnt = service.profiles.relearnt(tenant, changed.problem)
+    found = replanned(changed, service.profiles.profile_of(learnt))
     return ReplanAnswer.of(found, changed, first_files(found, changed))
 
 
