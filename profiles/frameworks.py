@@ -325,41 +325,98 @@ def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captur
 
 
 def _refuse_contradictions(facts: FrameworkFacts, options: Mapping[str, object]) -> None:
-    """Refuse options that cannot hold together with other facts.
-
-    Megatron-LM d98e8a64 ``megatron/core/transformer/transformer_config.py:3002-3100``: delayed weight
-    gradients need overlapped exchanges, which exclude the overlap of shared experts and the recomputation
-    of whole experts; DeepEP and HybridEP alone dispatch in 8 bits; attention in 8 bits needs cuDNN or
-    FlashAttention 3.
-    """
-    experts, dispatch, kernel = facts.overlap_experts, facts.moe_dispatcher, facts.attention_kernel
-    wrong: dict[str, tuple[bool, str, str]] = {
-        "delay_wgrad": (
-            facts.delay_wgrad and not experts, "overlap_experts = false", "overlap_experts = true",
-        ),
-        "shared_expert_overlap": (
-            facts.shared_expert_overlap and experts, "overlap_experts = true", "overlap_experts = false",
-        ),
-        "recompute_modules": (
-            "moe" in facts.recomputed and experts, "overlap_experts = true", "moe_act",
-        ),
-        "low_precision_dispatch": (
-            facts.low_precision_dispatch and not facts.deduplicates,
-            f"moe_dispatcher = {dispatch}", "moe_dispatcher = deepep or hybridep",
-        ),
-        "fp8_attention": (
-            facts.fp8_attention and kernel not in FP8_KERNELS,
-            f"attention_kernel = {kernel}", f"attention_kernel = {' or '.join(FP8_KERNELS)}",
-        ),
-    }  # fmt: skip
+    """Refuse options that cannot hold together with other facts, each at its own pointer."""
+    wrong = [*_exchange_contradictions(facts), *_module_contradictions(facts)]
     found = [
         FieldError(
             pointer=f"/workload/framework_options/{name}",
-            message=f"{options[name]} contradicts {against}",
+            message=f"{str(options[name])[:40]} contradicts {against}",
             allowed=instead,
         )
-        for name, (holds, against, instead) in wrong.items()
+        for name, holds, against, instead in wrong
         if holds and name in options
     ]
     if found:
         raise InvalidProblemError(found)
+
+
+# An option, whether it contradicts, what, and what would not.
+_Contradiction = tuple[str, bool, str, str]
+
+
+def _exchange_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
+    """What goes on while tokens travel to their experts, and attention in 8 bits.
+
+    Megatron-LM d98e8a64 ``megatron/core/transformer/transformer_config.py:3002-3100``: delayed weight
+    gradients need overlapped exchanges, which exclude the overlap of shared experts and the recomputation
+    of whole experts, and need, as the overlap of shared experts does (1820), an all-to-all or a flexible
+    dispatcher; DeepEP and HybridEP alone dispatch in 8 bits; attention in 8 bits needs cuDNN or
+    FlashAttention 3.
+    """
+    experts, dispatch, kernel = facts.overlap_experts, facts.moe_dispatcher, facts.attention_kernel
+    gathers, words = dispatch == "allgather", "moe_dispatcher = allgather"
+    travelling = "moe_dispatcher = alltoall, deepep or hybridep"
+    return [
+        ("overlap_experts", experts and gathers, words, travelling),
+        ("shared_expert_overlap", facts.shared_expert_overlap and gathers, words, travelling),
+        (
+            "delay_wgrad", facts.delay_wgrad and not experts, "overlap_experts = false",
+            "overlap_experts = true",
+        ),
+        (
+            "shared_expert_overlap", facts.shared_expert_overlap and experts, "overlap_experts = true",
+            "overlap_experts = false",
+        ),
+        (
+            "low_precision_dispatch", facts.low_precision_dispatch and not facts.deduplicates,
+            f"moe_dispatcher = {dispatch}", "moe_dispatcher = deepep or hybridep",
+        ),
+        (
+            "fp8_attention", facts.fp8_attention and kernel not in FP8_KERNELS,
+            f"attention_kernel = {kernel}", f"attention_kernel = {' or '.join(FP8_KERNELS)}",
+        ),
+    ]  # fmt: skip
+
+
+def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
+    """Modules that are recomputed, captured and offloaded.
+
+    Megatron-LM d98e8a64 ``transformer_config.py``: 1991 (shared experts), 2148-2170 (offloaded modules),
+    2790-2850 (CUDA graphs), 3030 and 3066 (overlapped exchanges).
+    """
+    replayed, sent = facts.recomputed, facts.offload_modules.split("+")
+    graph = facts.cuda_graph.split("+")
+    router = "moe_router" in graph
+    inside = [name for name in ("expert_fc1", "moe_act") if name in sent]
+    captured = [name for name in ("mlp", "moe") if name in graph]
+    return [
+        (
+            "recompute_modules", "moe" in replayed and facts.overlap_experts, "overlap_experts = true",
+            "moe_act",
+        ),
+        (
+            "recompute_modules", "shared_experts" in replayed and facts.shared_expert_overlap,
+            "shared_expert_overlap = true", "shared_expert_overlap = false",
+        ),
+        (
+            "cuda_graph", "moe" in replayed and router, f"recompute_modules = {facts.recompute_modules}",
+            "a scope without moe_router",
+        ),
+        ("cuda_graph", "moe" in graph and router, "itself: moe holds moe_router", "moe or moe_router"),
+        (
+            "cuda_graph", "moe_preprocess" in graph and not router,
+            "itself: moe_preprocess needs moe_router", "moe_router+moe_preprocess",
+        ),
+        (
+            "cuda_graph", bool(captured) and facts.overlap_experts, "overlap_experts = true",
+            "a scope without mlp and moe",
+        ),
+        (
+            "offload_modules", "attn_proj" in sent and "core_attn" not in sent,
+            "itself: attn_proj goes with core_attn", "core_attn+attn_proj",
+        ),
+        (
+            "offload_modules", bool(inside) and "moe" in replayed,
+            f"recompute_modules = {facts.recompute_modules}", "modules outside the experts",
+        ),
+    ]  # fmt: skip

@@ -14,6 +14,7 @@ from meshwright.profiles.errors import InternalError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.switches import switches
 from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
@@ -42,7 +43,8 @@ Certify = Literal["none", "cp-sat", "cp-sat-all"]
 # What follows from the others; constraints may name it.
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
-ALLOWED = ("offload", "fp8", *OPTIMIZERS)
+EVERY_SWITCH = "switches"  # of ALLOWED: every one that the launcher has and the request does not state
+ALLOWED = ("offload", "fp8", *OPTIMIZERS, EVERY_SWITCH, *switches())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class SearchOptions:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive
     stage_layers: tuple[int, ...] = ()  # the only split; empty: the search finds it
     allow: tuple[str, ...] = ()  # of ALLOWED: searched beside what is asked for
+    # Kinds of recomputation that one combination of switches is searched for; empty: all.
+    recompute_kinds: tuple[str, ...] = ()
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions``; each must hold
@@ -99,6 +103,33 @@ class Workload:
     base_precision: BasePrecision = "bf16"  # of the frozen model's linear layers, where lora_rank > 0
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+
+def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
+    """What a workload changes of the one that was asked for, by name; ``with_changes`` reads it."""
+    names = [name for name in ("precision", "optimizer") if getattr(workload, name) != getattr(asked, name)]
+    mine, theirs = workload.framework_options, asked.framework_options
+    switched = {name: mine[name] for name in sorted(mine) if mine[name] != theirs.get(name)}
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in switched.items()
+    }
+    return {name: getattr(workload, name) for name in names} | words
+
+
+def with_changes(workload: Workload, changes: Mapping[str, str]) -> Workload:
+    """The workload with the changes that a plan made to it."""
+    options = {
+        name: {"true": True, "false": False}.get(value, value)
+        for name, value in changes.items()
+        if name not in ("precision", "optimizer")
+    }
+    return replace(
+        workload,
+        precision=changes.get("precision", workload.precision),
+        optimizer=changes.get("optimizer", workload.optimizer),
+        framework_options={**workload.framework_options, **options},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from difflib import get_close_matches
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.report.formatting import SHORT_NAMES
+from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
 
-_LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
 _SWITCHES = {"true": True, "false": False}
 Value = int | str
 Setting = Value | bool | list[Value]

@@ -143,7 +143,8 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     bound: Annotated[list[str] | None, typer.Option(metavar="NAME=LOW:HIGH", help="Both included.")] = None,
     forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="offload, fp8 or an optimizer: searched too.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="offload, fp8, an optimizer, a switch: searched too."),
     ] = None,
     constraint: Annotated[
         list[str] | None, typer.Option(metavar="EXPRESSION", help="Must hold: 'tp * cp <= 8'.")

@@ -9,7 +9,7 @@ from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.problem import Problem, Workload, with_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +64,15 @@ class Target:
 
 
 def target_of(plan: Plan, problem: Problem) -> Target:
-    """The plan with the problem that it answers: its own batch, precision and optimizer."""
-    workload = replace(
-        problem.workload,
-        global_batch_size=plan.config.global_batch_size
-        if problem.options.batch_sizes
-        else problem.workload.global_batch_size,
-        precision=plan.workload.get("precision", problem.workload.precision),
-        optimizer=plan.workload.get("optimizer", problem.workload.optimizer),
-    )
+    """The plan with the problem that it answers: its own batch, precision, optimizer and switches."""
+    workload = with_changes(problem.workload, plan.workload)
+    if problem.options.batch_sizes:
+        workload = replace(workload, global_batch_size=plan.config.global_batch_size)
     return Target(plan=plan, problem=replace(problem, workload=workload))
 
 
 def settled_problem(plan: Plan, problem: Problem) -> Problem:
-    """The question as a plan settled it: batch, precision and optimizer, and of ``any`` the launcher."""
+    """The question as a plan settled it: batch, workload, and of ``any`` the launcher."""
     settled = target_of(plan, problem).problem
     if problem.launcher == "any" and plan.launchers:
         settled = replace(settled, launcher=plan.launchers[0])

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.service.reference.models import models_page
-from meshwright.service.reference.pages import api_page, cli_page, files_page, glossary_page
+from meshwright.service.reference.pages import (
+    api_page,
+    cli_page,
+    files_page,
+    glossary_page,
+    switches_page,
+)
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
@@ -14,6 +20,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/api.md": api_page,
     "reference/files.md": files_page,
     "reference/models.md": models_page,
+    "reference/switches.md": switches_page,
     "glossary.md": glossary_page,
 }
 

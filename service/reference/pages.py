@@ -21,6 +21,7 @@ from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.profiles.measured.read import measured_profile_schema
 from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.switches import RECOMPUTATION, Setting, Switch, switches
 from meshwright.service.api import deps
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.cli.main import app
@@ -452,3 +453,57 @@ def _yaml(document: object) -> list[str]:
     """A block of YAML."""
     plain = json.loads(json.dumps(document))
     return ["```yaml", yaml.safe_dump(plain, sort_keys=False, width=100).rstrip(), "```", ""]
+
+
+# --------------------------------------------------------------------------------------------------
+# docs/reference/switches.md: which launcher takes which setting of a switch, and the line that says so.
+
+
+_SWITCHES_HEAD = """\
+# Switches
+
+Made from code by `make reference`. A search chooses a switch where `search.allow` (`--allow`) names it,
+or `switches`, which means all of them that the launcher has and `workload.framework_options` does not
+state. A setting that another one beats is not searched where that one is legal: under no configuration
+is its step shorter or its memory smaller
+([why, and what is searched](../adr/0006-switches-are-searched-as-variants.md)).
+
+"""
+
+
+def switches_page() -> str:
+    """The page."""
+    return _SWITCHES_HEAD + "\n".join(_switch_section(switch) for switch in switches().values())
+
+
+def _switch_section(switch: Switch) -> str:
+    """One switch with its settings in rows and launchers in columns."""
+    launchers = sorted(switch.launchers)
+    lines = [
+        f"## `{switch.name}`",
+        "",
+        f"{switch.meaning}.",
+        "",
+        f"| setting | where | beats | {' | '.join(launchers)} |",
+        "|---|---|---|" + "---|" * len(launchers),
+    ]
+    for one in switch.settings:
+        cells = [one.launchers.get(name, "–") for name in launchers]
+        beaten = ", ".join(one.beats) or "–"
+        words = [_setting_options(one), _setting_where(one) or "anywhere", beaten, *cells]
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join([*lines, ""])
+
+
+def _setting_options(setting: Setting) -> str:
+    """The name of a setting, with the options that it states."""
+    words = (f"{name}: {str(value).lower()}" for name, value in setting.options.items())
+    return f"**{setting.name}** `{', '.join(words)}`"
+
+
+def _setting_where(setting: Setting) -> str:
+    """Models, GPUs and recomputation that it goes with."""
+    parts = [*setting.needs, *([f"on {', '.join(setting.gpus)}"] if setting.gpus else [])]
+    if setting.recompute != RECOMPUTATION:
+        parts.append(f"recomputation {' or '.join(setting.recompute)}")
+    return "; ".join(parts)

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.ranking import changes_of
 from meshwright.solver.answer import Answer, Baseline, ObjectiveClaim, Outlook, ParetoFront, Plan
 
 OBJECTIVE_NAMES = {
@@ -54,7 +55,7 @@ def _front_words(front: ParetoFront) -> list[str]:
             [
                 *([f"{point.plan.config.num_gpus} GPUs"] if several else []),
                 figures.configuration_words(point.plan.config),
-                *point.plan.workload.values(),
+                *changes_of(point.plan),
             ]
         )
         for point in front.points

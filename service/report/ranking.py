@@ -46,6 +46,49 @@ def _size(name: str) -> Callable[[Plan], str]:
     return lambda plan: str(getattr(plan.config, name))
 
 
+_IN_FULL = ("precision", "optimizer")  # changes that a cell names; switches have a letter
+
+
+def changes_of(plan: Plan) -> list[str]:
+    """What a plan changes of the request's workload, in words: ``fp8``, ``moe_dispatcher hybridep``."""
+    texts = []
+    for name, value in plan.workload.items():
+        if name in _IN_FULL:
+            texts.append(value)
+        elif value in ("true", "false"):
+            texts.append(name if value == "true" else f"no {name}")
+        else:
+            texts.append(f"{name} {value}")
+    return texts
+
+
+def _switches_of(plan: Plan) -> str:
+    """The switches that a plan sets."""
+    return ", ".join(text for text in changes_of(plan) if text not in plan.workload.values())
+
+
+def _letters(plans: Sequence[Plan]) -> dict[str, str]:
+    """A letter for each set of switches, in the order of the plans."""
+    sets = dict.fromkeys(filter(None, map(_switches_of, plans)))
+    return {switches: chr(ord("a") + at % 26) for at, switches in enumerate(sets)}
+
+
+def switch_notes(plans: Sequence[Plan]) -> list[str]:
+    """What the letters in the column ``with`` stand for."""
+    return [f"with {letter}: {switches}" for switches, letter in _letters(plans).items()]
+
+
+def _with(plans: Sequence[Plan]) -> Callable[[Plan], str]:
+    """The cell of what a plan changes of the workload."""
+    letters = _letters(plans)
+
+    def cell(plan: Plan) -> str:
+        words = [plan.workload[name] for name in _IN_FULL if name in plan.workload]
+        return ", ".join([*words, *filter(None, [letters.get(_switches_of(plan))])]) or "–"
+
+    return cell
+
+
 def _differing(plans: Sequence[Plan]) -> list[Column]:
     """What the request left open and plans differ in."""
     shown: list[tuple[bool, Column]] = [
@@ -59,7 +102,7 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
         ),
         (
             any(plan.workload for plan in plans),
-            Column(title="with", cell=lambda plan: ", ".join(plan.workload.values()) or "–"),
+            Column(title="with", cell=_with(plans)),
         ),
         (
             any(plan.launchers for plan in plans),
@@ -151,12 +194,14 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
         last = max(columns, key=lambda column: column.leaves)
         if not last.leaves:
             lines = [wrapped(_line(plan, _differing(plans)), width, hang=3) for plan in plans]
-            return Group(*lines, wrapped(band_words(plans), width, indent=2))
+            notes = [band_words(plans), *switch_notes(plans)]
+            return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
         columns.remove(last)
         left_out += [last.title.rstrip("*")] * bool(last.title)
     has_mfu = any(column.title == _MFU for column in columns)
     band = band_words(plans)
     notes = [f"* of {peak}, causal attention counted · {band}" if has_mfu else band]
+    notes += switch_notes(plans)
     if left_out:
         notes.append(f"(no room for {', '.join(left_out)}; --json has all)")
     return Group(_table(columns, plans), *(wrapped(note, width, indent=2) for note in notes))

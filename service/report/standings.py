@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import COLUMNS
-from meshwright.service.report.ranking import band_words, columns_of
+from meshwright.service.report.ranking import band_words, columns_of, switch_notes
 from meshwright.service.report.terminal import peak_words
 from meshwright.solver.answer import Answer, Baseline, Plan
 from meshwright.solver.problem import Problem
@@ -83,7 +83,13 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         headings=tuple(headings),
         rows=tuple(rows),
         baseline=_baseline(answer.baseline, len(answer.plans)) if answer.baseline else "",
-        note=f"MFU of {peak} per GPU, causal attention counted; {band_words(answer.plans)}.",
+        note=". ".join(
+            [
+                f"MFU of {peak} per GPU, causal attention counted; {band_words(answer.plans)}",
+                *(note.capitalize() for note in switch_notes(answer.plans)),
+                "",
+            ]
+        ).strip(),
     )
 
 

@@ -14,6 +14,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
+from meshwright.profiles.switches import switches
 from meshwright.service.requests.parts import ramp_limits, run_limits
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
 from meshwright.solver.configuration import (
@@ -74,6 +75,7 @@ def check_limits(problem: Problem) -> None:
         _trainable,
         _precision,
         _framework_options,
+        _switches,
         _ranks,
         run_limits,
         ramp_limits,
@@ -224,6 +226,32 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
         except InvalidProblemError as fault:
             yield from fault.errors
             return
+
+
+def _switches(problem: Problem) -> Iterator[FieldError]:
+    """A switch to be searched is open, and a launcher in question has it for the model and the GPUs."""
+    options, gpus = problem.options, [group.gpu for group in problem.cluster.groups]
+    for name in sorted(set(options.allow) & {*switches()}):
+        switch, at = switches()[name], pointer("search", "allow")
+        stated = sorted(switch.options & problem.workload.framework_options.keys())
+        if stated:
+            yield FieldError(
+                pointer=at,
+                message=f"{name} is to be searched, but workload.framework_options states {stated[0]}",
+                allowed="one of the two",
+            )
+        elif not any(
+            switch.settings_of(launcher, problem.model, gpus) for launcher in launchers_of(problem.launcher)
+        ):
+            having = sorted(one for one in switch.launchers if switch.settings_of(one, problem.model, gpus))
+            needs = sorted({need for one in switch.settings for need in one.needs})
+            yield FieldError(
+                pointer=at,
+                message=f"{problem.launcher} has no {name} for this model on these GPUs",
+                allowed=f"the launchers {', '.join(having)}"
+                if having
+                else f"a model with {', '.join(needs)}",
+            )
 
 
 def _trainable(problem: Problem) -> Iterator[FieldError]:

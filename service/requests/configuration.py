@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.rules import near_divisors
-from meshwright.service.requests.parts import places_stages
+from meshwright.service.requests.parts import as_written, places_stages, written_out
 from meshwright.solver.check import broken_on_groups
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
@@ -233,6 +233,7 @@ def completed(
     Raises:
         InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
     """
+    short, raw = raw, written_out(raw, at)
     try:
         if names_places(raw):
             configuration = placed(raw, problem, _read)
@@ -245,7 +246,7 @@ def completed(
         moved = (
             replace(one, pointer=here + one.pointer.removeprefix("/configuration")) for one in fault.errors
         )
-        raise InvalidProblemError(moved) from None
+        raise as_written(InvalidProblemError(moved), short, at) from None
     return configuration
 
 

@@ -12,6 +12,7 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.requests.parts import written_out
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.problem import Problem
 
@@ -55,6 +56,7 @@ def axes_of(raw: object) -> Axes:
     """
     if not isinstance(raw, dict) or not raw:
         raise InvalidProblemError.of("/sweep", "must be an object of lists", allowed=", ".join(PARTS))
+    raw = written_out(raw, ("sweep",))
     for name in raw.keys() - AXES.keys():
         raise UnknownNameError.among(pointer("sweep", name), name, list(AXES))
     faults = [fault for name, values in raw.items() if (fault := _fault_of(name, values))]

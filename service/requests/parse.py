@@ -25,10 +25,12 @@ from meshwright.profiles.profile import framework_of
 from meshwright.service.requests.checks import check_launcher, check_limits
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.parts import (
+    as_written,
     batches_of,
     batches_to_json,
     counts_of,
     reliability_of,
+    request_written_out,
     run_to_mapping,
     with_open_nodes,
 )
@@ -42,7 +44,16 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    request = _validated(with_open_nodes(require_plain(raw)))
+    plain = require_plain(raw)
+    try:
+        return _parsed(request_written_out(plain))
+    except InvalidProblemError as fault:
+        raise as_written(fault, plain) from None
+
+
+def _parsed(raw: Mapping[str, object]) -> Problem:
+    """The Problem of a request with long names; errors as ``parse_problem``."""
+    request = _validated(with_open_nodes(raw))
     check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
     if request.stack is not None and request.stack not in framework_names():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise, product
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import PLACING_LAUNCHER
-from meshwright.solver.configuration import PLACED_ONLY, Configuration
+from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, Configuration
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
@@ -27,6 +27,76 @@ class Part(BaseModel):
     """Strict: a bool is no integer, unknown fields are refused, numbers are finite."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Short names of variables (``tp``, ``pp``, …) written out, wherever a request names variables.
+
+
+LONG_NAMES: Mapping[str, str] = {short: name for name, short in SHORT_NAMES.items()}
+# Parts of a request whose keys are variables.
+_PARTS = (("search", "pin"), ("search", "forbid"), ("search", "bounds"), ("search", "baseline"))
+
+
+def written_out(raw: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
+    """An object whose keys are variables, all of them by their long names.
+
+    Raises:
+        InvalidProblemError: a variable is named twice, by both of its names.
+    """
+    for short in raw.keys() & LONG_NAMES.keys():
+        if LONG_NAMES[short] in raw:
+            where, name = pointer(*at, short), LONG_NAMES[short]
+            raise InvalidProblemError.of(
+                where, f"{short} is {name}, which is given too", allowed="one of them"
+            )
+    return {LONG_NAMES.get(name, name): value for name, value in raw.items()}
+
+
+def request_written_out(raw: Mapping[str, object]) -> dict[str, object]:
+    """A request with long names in every part whose keys are variables; errors as ``written_out``."""
+    found = dict(raw)
+    for section, part in _PARTS:
+        whole = found.get(section)
+        named = whole.get(part) if isinstance(whole, Mapping) else None
+        if isinstance(whole, Mapping) and isinstance(named, Mapping):
+            found[section] = {**whole, part: written_out(named, (section, part))}
+    return found
+
+
+def as_written(
+    fault: InvalidProblemError, raw: Mapping[str, object], at: tuple[str, ...] = ()
+) -> InvalidProblemError:
+    """A fault of what was written out, with pointers into ``raw`` as it was.
+
+    ``at``: where an object whose keys are variables stands; else ``raw`` is a whole request.
+    """
+    moved = dict(_pointers(raw, at) if at else _all_pointers(raw))
+    if not moved:
+        return fault
+    errors = []
+    for one in fault.errors:
+        long = next(
+            (long for long in moved if one.pointer == long or one.pointer.startswith(f"{long}/")), ""
+        )
+        errors.append(replace(one, pointer=moved.get(long, "") + one.pointer.removeprefix(long)))
+    return type(fault)(errors)
+
+
+def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Pointers of all names of a request that were written out, each with the one that it has there."""
+    for section, part in _PARTS:
+        whole = raw.get(section)
+        named = whole.get(part) if isinstance(whole, Mapping) else None
+        if isinstance(named, Mapping):
+            yield from _pointers(named, (section, part))
+
+
+def _pointers(named: Mapping[str, object], at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The same of one object whose keys are variables."""
+    for short in named:
+        if short in LONG_NAMES:
+            yield pointer(*at, LONG_NAMES[short]), pointer(*at, short)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -47,16 +47,10 @@ LoraTarget = Literal[
     "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate",
 ]  # fmt: skip
 Allowed = Literal[
-    "offload",
-    "fp8",
-    "adamw",
-    "adamw-bf16",
-    "adamw-8bit",
-    "adamw-8bit-bf16",
-    "galore",
-    "muon",
-    "sgd-momentum",
-]
+    "offload", "fp8",
+    "adamw", "adamw-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon", "sgd-momentum",
+    "switches", "moe_dispatcher", "overlap_experts", "cuda_graph", "recompute_modules",
+]  # fmt: skip
 Scalar = bool | int | float | str
 Value = bool | int | str
 Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
@@ -144,7 +138,8 @@ class SearchRequest(Part):
     allow: list[Allowed] = Field(
         default_factory=list,
         max_length=MAX_NAMES,
-        description="searched beside what is asked for: offload, fp8, other optimizers",
+        description="searched beside what is asked for: offload, fp8, other optimizers, single switches "
+        "of the launcher or, by switches, all of them",
     )
     constraints: list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]] = Field(
         default_factory=list,

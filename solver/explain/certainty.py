@@ -28,7 +28,7 @@ from meshwright.solver.cost.residuals import NUM_FEATURES, features
 from meshwright.solver.cost.stages import LayerLayout, assemble, step_of_end_s
 from meshwright.solver.explain.waterfall import Placed, placed_all
 from meshwright.solver.predict import Z_80_PERCENT
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, with_changes
 
 # --------------------------------------------------------------------------------------------------
 # How errors of placed plans go together: each node group errs on its own, a plan as it hangs on them.
@@ -153,8 +153,8 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
     if all(plan.config.is_placed for plan in plans):
         return placed_log_covariance(problem, profile, plans)
     if profile.residual is not None:
-        columns = Columns.of([plan.config for plan in plans])
-        return profile.residual.covariance(features(problem, columns))
+        own = [features(_of_plan(problem, plan), Columns.of([plan.config])) for plan in plans]
+        return profile.residual.covariance(np.concatenate(own))
     candidates = Candidates.of([_asked(problem, profile, plan) for plan in plans], lambda _: profile)
     together = candidates.covariance(np.arange(len(plans)))
     spread = np.sqrt(np.diag(together))
@@ -166,11 +166,16 @@ def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
     """The plan as a run that nobody measured."""
     return Observation(
         name=plan.plan_id,
-        problem=problem,
+        problem=_of_plan(problem, plan),
         configuration=plan.config,
         framework=profile.framework.name,
         step_time_s=None,
     )
+
+
+def _of_plan(problem: Problem, plan: Plan) -> Problem:
+    """The problem with the plan's own precision, optimizer and switches."""
+    return replace(problem, workload=with_changes(problem.workload, plan.workload))
 
 
 def _draws(covariance: FloatArray, seed: int) -> FloatArray:

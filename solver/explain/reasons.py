@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
@@ -64,10 +65,14 @@ class _AdviceStart:
         return [Way(words=words, problem=self.problem, configuration=best.move.configuration)]
 
     def option(self, words: str, name: str, value: str | bool = True) -> list[Way]:
-        """A fact of the software changed; none where it is so already."""
+        """A fact of the software changed; none where it is so already, or another one stands against it."""
         if getattr(self.facts, name) == value:
             return []
         options = {**self.problem.workload.framework_options, name: value}
+        try:
+            with_options(self.facts, options)
+        except InvalidProblemError:
+            return []
         return [self._worked(f"{words} ({name})", f"{name}={value}", framework_options=options)]
 
     def worked(self, words: str, name: str, value: str) -> list[Way]:

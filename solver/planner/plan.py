@@ -31,6 +31,7 @@ from meshwright.solver.planner.variants import (
     Answered,
     Variant,
     merged,
+    rivals_of,
     searchable,
     variants_of,
     with_baseline,
@@ -141,31 +142,39 @@ def ask(
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     variants, skipped = searchable(variants_of(problem, profile))
     answered, run = list[Answered](), _run_of(problem, variants, watch)
-    for left, variant in zip(range(len(variants), 0, -1), variants, strict=True):
+    for at, variant in enumerate(variants):
+        left = 1.0 + sum(_FOLLOWING if other.follows else 1.0 for other in variants[at + 1 :])
         limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
-        answer = _answer(one, variant.profile, partial(run, known=known, on_progress=on_progress), watch)
+        own = partial(run, known=known, on_progress=on_progress)
+        if variant.follows and problem.options.gpus == "all" and not problem.options.batch_ramp:
+            own = partial(own, rivals=rivals_of(problem, answered), explained=False)
+        answer = _answer(one, variant.profile, own, watch)
         answered.append(Answered(variant=variant, answer=answer))
         if watch.interrupted():
             break
     if not any(one.answer.plans for one in answered):  # else nobody reads how the others would have one
         answered = [_with_changes(problem, one, watch) for one in answered]
     unasked = len(variants) - len(answered)
-    answer = merged(problem, answered, unasked=unasked, skipped=skipped)
+    answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
     if unasked:
         said = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
         answer = replace(answer, warnings=(*answer.warnings, said))
     answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
-    first = variants[0]
+    first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
+    priced = variants[0].profile
     of_a_step = is_plain(problem) and not problem.options.batch_ramp
     if of_a_step:  # odds are of the shortest step
         with watch.closing().cut():
-            answer = replace(answer, plans=with_odds(first.problem, first.profile, answer.plans))
+            answer = replace(answer, plans=with_odds(first, priced, answer.plans))
     answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=of_a_step)))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
-    return _of_model(problem, with_baseline(first.problem, first.profile, answer))
+    return _of_model(problem, with_baseline(first, priced, answer))
+
+
+_FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expected to take
 
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
@@ -176,7 +185,16 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:
     """What searches one variant: all of them on the same numbers of GPUs."""
-    problems = [one.problem for one in variants]
+    plain = replace(asked.options, recompute_kinds=())  # switches change no number of GPUs
+    problems = [
+        replace(
+            one.problem,
+            workload=replace(one.problem.workload, framework_options=asked.workload.framework_options),
+            options=plain,
+        )
+        for one in variants
+        if not one.follows
+    ]
     if asked.options.gpus == "fewest":
         on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if len(problems) > 1 else ())
         return partial(fewest, differing_on=on)
@@ -195,14 +213,26 @@ def _answer(problem: Problem, profile: Profile, run: Callable[..., Answer], whol
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
     if answer.status == "infeasible" and problem.options.deadline_days is not None:
         answer = _too_late(problem, profile, answer, watch)
-    return replace(answer, plans=with_reasons(problem, profile, answer.plans, watch.closing()))
+    return answer
+
+
+def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
+    """The answer with the reasons of its plans, each priced as the variant that found it prices it."""
+    found_by = {plan.plan_id: one.variant for one in answered for plan in one.answer.plans}
+    explained = dict[str, Plan]()
+    for variant in dict.fromkeys(id(found_by[plan.plan_id]) for plan in answer.plans):
+        some = [plan for plan in answer.plans if id(found_by[plan.plan_id]) == variant]
+        own = found_by[some[0].plan_id]
+        found = with_reasons(own.problem, own.profile, some, watch.closing())
+        explained |= {plan.plan_id: plan for plan in found}
+    return replace(answer, plans=tuple(explained[plan.plan_id] for plan in answer.plans))
 
 
 def _with_changes(asked: Problem, one: Answered, watch: Watch) -> Answered:
     """The answer of a variant of ``asked`` that has no plan, with the changes that give it one."""
     found, options = one.answer.infeasible, asked.options
     late = one.answer.status == "infeasible" and options.deadline_days is not None
-    if found is None or late or options.gpus == "fewest" or options.batch_ramp:
+    if one.variant.follows or found is None or late or options.gpus == "fewest" or options.batch_ramp:
         return one
     reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch)
     return replace(one, answer=replace(one.answer, infeasible=reasons))

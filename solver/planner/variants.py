@@ -16,6 +16,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
+from meshwright.profiles.switches import combinations, switches
 from meshwright.solver.answer import (
     SAMPLE,
     Answer,
@@ -32,8 +33,8 @@ from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighing_of
 from meshwright.solver.predict import predicted
-from meshwright.solver.problem import Problem, Workload, problem_digest
-from meshwright.solver.search.frontier import layouts_of
+from meshwright.solver.problem import EVERY_SWITCH, Problem, Workload, changes_of, problem_digest
+from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.space.rules import ramp_stages
 
@@ -44,6 +45,7 @@ class Variant:
 
     problem: Problem
     profile: Profile
+    follows: bool = False  # another one of its launcher, precision and optimizer is searched before it
 
 
 def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
@@ -55,8 +57,37 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
     for launcher in launchers_of(problem.launcher):
         for workload in _workloads(problem, launcher):
             one = replace(problem, launcher=launcher, workload=workload)
-            found.append(Variant(problem=one, profile=profile_of_variant(one, profile)))
+            own = profile_of_variant(one, profile)
+            found += [
+                Variant(problem=switched, profile=own, follows=at > 0)
+                for at, switched in enumerate(_switched(one, own))
+            ]
     return found
+
+
+def _switched(problem: Problem, profile: Profile) -> list[Problem]:
+    """The problem under every combination of the switches that the request leaves open."""
+    workload, options = problem.workload, problem.options
+    names = switches() if EVERY_SWITCH in options.allow else set(options.allow) & {*switches()}
+    if not names:
+        return [problem]
+    found = combinations(
+        sorted(names),
+        problem.launcher,
+        model=problem.model,
+        gpus=[group.gpu for group in problem.cluster.groups],
+        facts=profile.framework,
+        stated=workload.framework_options,
+        precision=workload.precision,
+    )
+    return [
+        replace(
+            problem,
+            workload=replace(workload, framework_options={**workload.framework_options, **one.options}),
+            options=replace(options, recompute_kinds=one.recompute),
+        )
+        for one in found
+    ]
 
 
 def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[SkippedLauncher, ...]]:
@@ -103,9 +134,7 @@ def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
 
 def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
     """What a variant changed of the workload that was asked for."""
-    names = ("precision", "optimizer")
-    mine, theirs = problem.workload, asked.workload
-    return {name: getattr(mine, name) for name in names if getattr(mine, name) != getattr(theirs, name)}
+    return changes_of(problem.workload, asked.workload)
 
 
 def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, Plan]]) -> list[Plan]:
@@ -209,7 +238,8 @@ def merged(
     Proved optimal when every variant's ranking is proved, or proved to have no plan; ``unasked`` variants
     were never searched. A bound holds for all variants or is none.
     """
-    if len(answered) == 1 and not unasked and asked.launcher != "any":
+    alone = len(answered) == 1 and not unasked and asked.launcher != "any"
+    if alone and not workload_of(answered[0].variant.problem, asked):
         return answered[0].answer
     reached = _on_fewest(asked, answered)
     ranked, told = _ranked(asked, reached), min(answered, key=_effort)
@@ -317,6 +347,15 @@ def _status(found: Sequence[Status]) -> Status:
     return "optimal" if proved else "feasible" if some else "unknown"
 
 
+def rivals_of(asked: Problem, answered: Sequence[Answered]) -> Rivals:
+    """What the plans found so far score; nobody is one's rival while there are fewer than K."""
+    ranked = _ranked(asked, answered)
+    if len(ranked) < asked.options.top_k:
+        return NO_RIVALS
+    scores = [_score(one.variant, plan) for one, plan in ranked]
+    return Rivals(scores[0], scores[-1])
+
+
 def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
     """The variants that count: where the fewest nodes are asked for, those that need no more than another.
 
@@ -339,9 +378,12 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
             (_score(one.variant, plan), order, replace(plan, workload=change)) for plan in one.answer.plans
         ]
     kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
-    for _, order, plan in sorted(scored, key=lambda entry: (entry[0], entry[1], entry[2].rank)):
+    for _, order, plan in sorted(
+        scored, key=lambda one: (one[0], len(one[2].workload), one[1], one[2].rank)
+    ):
         (layout,) = layouts_of(Columns.of([plan.config]), [0])
-        kept.setdefault((layout, tuple(sorted(plan.workload.items()))), (answered[order], plan))
+        workload = answered[order].variant.problem.workload  # a layout stands once, under its best switches
+        kept.setdefault((layout, workload.precision, workload.optimizer), (answered[order], plan))
     best = list(kept.values())[: asked.options.top_k]
     return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best, 1)]
 
@@ -358,9 +400,10 @@ def _named(
     asked: Problem, answered: Sequence[Answered], ranked: Sequence[tuple[Answered, Plan]]
 ) -> tuple[Plan, ...]:
     """The plans with the launchers that can run them."""
+    if asked.launcher != "any":
+        return tuple(plan for _, plan in ranked)
     found = [(one.variant, plan) for one, plan in ranked]
-    among = [one.variant for one in answered] if asked.launcher == "any" else []
-    return tuple(with_launchers(among, found))
+    return tuple(with_launchers([one.variant for one in answered], found))
 
 
 def _step_bound_s(

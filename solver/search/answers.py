@@ -127,7 +127,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     return Answer(
-        status=outcomes[0 if plans else 1],
+        status=outcomes[0 if plans or (frontier.limit_s < np.inf and frontier.fits) else 1],
         plans=plans,
         certified_by=("exact-dp", *cp_sat) if proved else (),
         objective_gap=proof.objective_gap,

@@ -152,6 +152,17 @@ class Solved:
     bound_s: float  # no simulation of a candidate is shorter
 
 
+@dataclass(frozen=True, slots=True)
+class Rivals:
+    """What the plans of other searches score that are ranked with this one's."""
+
+    best_s: float
+    last_s: float  # of the K-th best: what is slower is not ranked
+
+
+NO_RIVALS = Rivals(np.inf, np.inf)
+
+
 @dataclass(slots=True, kw_only=True)
 class Frontier:
     """The state of a best-first search over ``rows``."""
@@ -165,6 +176,7 @@ class Frontier:
     finished: bool = False
     any_plan: bool = False  # one is enough, the first that is found
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
+    limit_s: float = np.inf  # a score that others have K times: rows that are worse are not sought
     _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _ends: Ends = field(default_factory=Ends)
@@ -175,13 +187,14 @@ class Frontier:
     _primed_from_s: float = np.inf  # the least bound while rows are ranked out of their order
 
     @classmethod
-    def of(cls, rows: Priced, top_k: int) -> Frontier:
+    def of(cls, rows: Priced, top_k: int, limit_s: float = np.inf) -> Frontier:
         """Bound every row, or every kind of row; none is solved yet."""
-        frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)))
+        frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s)
         if rows.kinds is not None:
             unopened = frontier._unopened = Unopened.of(rows)
             frontier.fits = unopened.rows_within(np.inf)
-            frontier._open_kinds(unopened)
+            if unopened.least_s <= limit_s:
+                frontier._open_kinds(unopened)
             return frontier
         for start in range(0, len(rows), CHUNK):
             look()
@@ -228,8 +241,9 @@ class Frontier:
 
     @property
     def cutoff_s(self) -> float:
-        """The score of the K-th best row so far; +inf while there are fewer."""
-        return self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
+        """The score of the K-th best row so far, or the limit; +inf while there are fewer rows."""
+        own = self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
+        return min(own, self.limit_s)
 
     @property
     def waiting_s(self) -> float:

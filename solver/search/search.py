@@ -55,7 +55,7 @@ from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 from meshwright.solver.search.answers import Found, Proof, answer_of, objectives_s, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
-from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Rivals
 from meshwright.solver.search.placement.search import search_placed
 from meshwright.solver.search.priced_space import least_step_s, priced_rows, priced_space, steps_s
 from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s, rivals_of
@@ -124,6 +124,7 @@ def _lightest(rows: Columns | Crossing) -> IntArray:
 
 _NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
 _LEAST_S = 0.01  # a search is given this much
+_ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
 _MOST_LIGHT = 65_536  # rows among which the nearest to fitting is sought
@@ -139,11 +140,15 @@ def search(
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
     wide: bool = False,
+    rivals: Rivals = NO_RIVALS,
+    explained: bool = True,
 ) -> Answer:
     """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
     ``wide``: among all candidates of ``enumerate_space``, however many; else as ``searched_space`` says.
+    ``rivals``: plans that are slower are not sought; where none is left, status ``optimal`` without a plan
+    says that it is proved. ``explained``: an infeasible answer says why nothing fits.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
     valid bound, or ``unknown`` without a plan.
@@ -157,14 +162,14 @@ def search(
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
     if places_stages(problem, profile):
         return search_placed(problem, profile, watch)
-    with Judge(options) as judge:
-        found = _found(problem, profile, watch, known, wide=wide)
+    with Judge(options, lazy=rivals.last_s < np.inf) as judge:
+        found = _found(problem, profile, watch, known, wide=wide, rivals=rivals)
         frontier = found.frontier
         with watch.cut():
             frontier.run(lambda state: _interrupt(problem, watch, found.space, state))
         sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
         frontier.finished &= frontier.covers_all
-        proof = _prove(frontier, watch)
+        proof = _prove(frontier, watch, rivals)
         certificate = judge.certify(frontier, proof.survivors, watch)
     found = replace(found, proof=proof, certificate=certificate)
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
@@ -176,10 +181,11 @@ def search(
             left = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
             return search(
                 replace(asked, options=left), profile, on_progress=on_progress,
-                should_stop=watch.should_stop, wide=True,
+                should_stop=watch.should_stop, wide=True, explained=explained,
             )  # fmt: skip
 
-        answer = _told(problem, profile, answer, watch, again)
+        if explained or answer.space != "every":
+            answer = _told(problem, profile, answer, watch, again)
     watch.report("done", explored=answer.explored, total=answer.space_size,
                  incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
@@ -227,7 +233,13 @@ def places_stages(problem: Problem, profile: Profile) -> bool:
 
 
 def _found(
-    problem: Problem, profile: Profile, watch: Watch, known: Sequence[Configuration], *, wide: bool
+    problem: Problem,
+    profile: Profile,
+    watch: Watch,
+    known: Sequence[Configuration],
+    *,
+    wide: bool,
+    rivals: Rivals,
 ) -> Found:
     """All legal rows, priced and bounded, with a first plan among them; what there is of it at the limit.
 
@@ -236,11 +248,12 @@ def _found(
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
     found = Found(problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate())
-    expected = math.inf  # where the time is over before they are counted
+    found.frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
+    has_plans, expected = rivals.last_s < np.inf, math.inf  # where the time is over before they are counted
     with first.cut():
         expected = estimated_outer(problem, wide=wide)
     large = expected > LARGE_OUTER
-    if large:
+    if large and not (has_plans and expected <= MOST_OUTER):
         with first.cut():
             found = _of_sample(found, watch, wide=wide)
     if expected > MOST_OUTER:
@@ -250,7 +263,7 @@ def _found(
         """A first plan among the usual candidates, before all are enumerated."""
         nonlocal found
         with first.cut():
-            if found.frontier.ranked:
+            if found.frontier.ranked or has_plans:
                 return
             frontier = _frontier(found, usual, watch)
             frontier.covers_all, frontier.any_plan = False, True
@@ -276,9 +289,9 @@ def _of_whole(
     watch.report("enumerating", total=space.size, now=True)
     adopted = list[int]()
     if not found.frontier.ranked:
-        found = replace(found, space=space)
+        found, limited = replace(found, space=space), found.frontier.limit_s < np.inf
         with first.cut():
-            opening = _opening(found, space, watch)
+            opening = None if limited else _opening(found, space, watch)
             if opening is not None:
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
     with watch.cut():
@@ -345,7 +358,8 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
         "bounding", explored=space.refuted, total=space.size, incumbent_s=incumbent, now=bool(incumbent)
     )
     look()
-    return Frontier.of(priced_space(problem, found.profile, space.rows), problem.options.top_k)
+    rows = priced_space(problem, found.profile, space.rows)
+    return Frontier.of(rows, problem.options.top_k, before.limit_s)
 
 
 def _interrupt(
@@ -372,11 +386,14 @@ def _interrupt(
     return watch.interrupted(reserve_s)
 
 
-def _prove(frontier: Frontier, watch: Watch) -> Proof:
+def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proof:
     """Bound all simulations and find the least closed-form objective, as far as time allows."""
     if not frontier.covers_all:
         return Proof()
     low = frontier.least_s if np.isfinite(frontier.least_s) else None
+    if frontier.finished and not frontier.ranked and low is not None and low < beside.best_s < np.inf:
+        with watch.cut():
+            low = _least_simulation_s(frontier, low, beside.best_s, watch)
     if not frontier.ranked or not frontier.finished or low is None:
         return Proof(bound_s=low)
     best, first = frontier.ranked[0].score_s, frontier.ranked[0].row

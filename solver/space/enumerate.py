@@ -86,7 +86,8 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
                 rows.append((vpp, _FULL, PER_STAGE, word))
             if name not in SPLIT_BACKWARD:  # where whole layers are not recomputed, one row says so
                 rows += [(vpp, _FULL, count, word) for count in range(1, last + 1)]
-    return np.array(rows, dtype=np.int64)
+    kinds = [RECOMPUTE.index(kind) for kind in options.recompute_kinds] or range(_FULL + 1)
+    return np.array([row for row in rows if row[1] in kinds], dtype=np.int64)
 
 
 def _schedules(problem: Problem, pp: int, vpp: int) -> list[str]:
@@ -593,4 +594,7 @@ def _most(problem: Problem, one_by_one: bool) -> int:
     """Legal rows of the usual candidates up to which all are searched."""
     named = NARROWED & limited_by(problem)
     most = _NAMED if named else _FEW
-    return most // _WRITTEN if one_by_one or not is_plain(problem) else most
+    most = most // _WRITTEN if one_by_one or not is_plain(problem) else most
+    every = replace(problem, options=replace(problem.options, recompute_kinds=()))
+    some, all_kinds = (len(chunkings_of(one, min(2, one.model.num_layers))) for one in (problem, every))
+    return most * some // all_kinds  # as if all kinds of recomputation were counted

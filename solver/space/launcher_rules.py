@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.profiles.capabilities import Capabilities, lacking_facts, launchers_stating
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.switches import switch_faults, switches
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -64,6 +65,10 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest="0",
         )
     yield from _overlap_faults(problem, able)
+    yield from switch_faults(
+        able.launcher, workload.framework_options, problem.model,
+        [group.gpu for group in problem.cluster.groups],
+    )  # fmt: skip
     model, seq = problem.model, workload.seq_length
     positions = model.max_position_embeddings or seq
     if model.learned_position_embeddings and seq > positions and name != "none":
@@ -163,6 +168,9 @@ def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]
     )
 
 
+_FULL = RECOMPUTE.index("full")
+
+
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """The launcher's own rules, as few as there are: each is one bit of a row's mask."""
     name, faults = able.launcher, tuple(problem_faults(problem, able))
@@ -174,6 +182,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )
     yield from _axis_rules(problem, able)
+    yield from _switch_rules(problem, able)
     if able.balances_stages:
         yield Rule(
             name=f"{name} gives every stage a layer and the last one the output head",
@@ -240,6 +249,32 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
 
 
+def _switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """What single positions of switches ask of a configuration, where the launcher has the switch.
+
+    Megatron-LM d98e8a64: ``transformer_config.py:2808`` (CUDA graphs of parts of a step exclude full
+    recomputation), ``moe/token_dispatcher.py:1836`` (DeepEP). Others limit no row: a configuration that
+    cannot overlap its experts runs without (``overlap_limits``).
+    """
+    options, known = problem.workload.framework_options, switches()
+    graph = str(options.get("cuda_graph", "layer" if options.get("cuda_graphs") else "none"))
+    parts = graph not in ("none", "full_iteration")
+    if parts and able.launcher in known["cuda_graph"].launchers:
+        yield Rule(
+            name=f"{able.launcher} captures CUDA graphs beside recomputation",
+            reason=f"cuda_graph {graph} excludes full recomputation, which full_iteration alone allows",
+            reads=("recompute",),
+            violated=lambda c: c.recompute == _FULL,
+        )
+    if options.get("moe_dispatcher") == "deepep" and able.launcher in known["moe_dispatcher"].launchers:
+        yield Rule(
+            name=f"{able.launcher} dispatches tokens by DeepEP",
+            reason="it asks for tensor_parallel_size * expert_parallel_size above 1",
+            reads=("tensor_parallel_size", "expert_parallel_size"),
+            violated=lambda c: c.tensor_parallel_size * c.expert_parallel_size == 1,
+        )
+
+
 def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
     """Rows whose two slices of a sequence cannot be split over the tensor-parallel ranks."""
     cp = columns.context_parallel_size
@@ -278,9 +313,6 @@ def own_faults(problem: Problem, able: Capabilities, config: Configuration) -> I
     for rule in own_rules(problem, able):
         if rule.violated(one).any():
             yield f"{rule.name}: {rule.reason}"
-
-
-_FULL = RECOMPUTE.index("full")
 
 
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -14,6 +14,7 @@ import numpy as np
 from meshwright.solver.configuration import (
     ALL_LAYERS,
     LOGICAL_VARIABLES,
+    SHORT_NAMES,
     VARIABLES,
     WORDS,
     BoolArray,
@@ -76,10 +77,20 @@ def constraint_of(text: str) -> Node:
     Raises:
         ExpressionError: it is no expression, names something unknown, or mixes numbers, words and logic.
     """
-    node = parse(text)
+    node = _written_out(parse(text))
     if _sort(node) != "logical":
         raise ExpressionError(node.at, "a constraint is one comparison, or several with and, or, not, =>")
     return node
+
+
+_LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
+
+
+def _written_out(node: Node) -> Node:
+    """The tree with long names in place of ``tp``, ``pp``, … written out."""
+    if node.sign == "name":
+        return replace(node, value=_LONG_NAMES.get(str(node.value), node.value))
+    return replace(node, operands=tuple(map(_written_out, node.operands))) if node.operands else node
 
 
 def names_of(texts: tuple[str, ...]) -> set[str]:

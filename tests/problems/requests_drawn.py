@@ -9,6 +9,7 @@ from meshwright.profiles.capabilities import lacking_facts, launcher_capabilitie
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.model import ModelSpec, MoeSpec
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.switches import switches
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.configuration import INTEGER_VARIABLES, VARIABLES, Configuration
@@ -160,6 +161,14 @@ def _with_front(random: Random, problem: Problem) -> Problem:
     return _with(problem, pareto=True)
 
 
+def _switched(random: Random, problem: Problem) -> Problem:
+    """Some switches of Megatron-Core's launchers, or all of them, are open."""
+    launcher = random.choice(["megatron-lm", "megatron-lm", "megatron-bridge", "ms-swift"])
+    some = random.sample(sorted(switches()), random.randint(1, 2))
+    allow = ("switches",) if random.randint(0, 2) == 0 else tuple(some)
+    return _with(replace(problem, launcher=launcher), allow=allow)
+
+
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
 OPEN_KINDS = {
     "any": _as_it_is,
@@ -167,6 +176,7 @@ OPEN_KINDS = {
     "deadline": _with_deadline,
     "ramp": _ramped,
     "front": _with_front,
+    "switches": _switched,
 }
 
 

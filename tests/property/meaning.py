@@ -19,8 +19,13 @@ from math import ceil, sqrt
 from random import Random
 from typing import Any
 
+import yaml
+
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities, launcher_names
-from meshwright.profiles.profile import Profile
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Prediction
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.configuration import Columns, Configuration
@@ -73,9 +78,62 @@ class Limits:
 
 
 def of_each_launcher(problem: Problem) -> list[Problem]:
-    """The request under every launcher that it means: ``any`` is each one whose limits are known."""
+    """The request under every launcher and switch that it means: ``any`` is each one with known limits."""
     names = [name for name in launcher_names() if name != "none"]
-    return [replace(problem, launcher=name) for name in names] if problem.launcher == "any" else [problem]
+    each = [replace(problem, launcher=name) for name in names] if problem.launcher == "any" else [problem]
+    return [one for launched in each for one in of_each_switch(launched)]
+
+
+def of_each_switch(problem: Problem) -> list[Problem]:
+    """The request in every position of the switches that it leaves open, which ``switches.yaml`` lists.
+
+    Positions that never pay are among them; those that the launcher refuses together are not.
+    """
+    raw = yaml.safe_load((CATALOG / "switches.yaml").read_text(encoding="utf-8"))
+    asked = set(problem.options.allow)
+    choices = [
+        [{}, *(each["set"] for each in one["settings"].values() if _takes(problem, one, each))]
+        for name, one in raw.items()
+        if name in asked or "switches" in asked
+    ]
+    found = dict[str, Problem]()
+    for some in product(*choices):
+        options = {name: value for each in some for name, value in each.items()}
+        workload = replace(problem.workload, framework_options=options)
+        try:
+            with_options(framework_facts(framework_of(problem.launcher)), options)
+        except InvalidProblemError:
+            continue
+        switched = replace(problem, workload=workload) if choices else problem
+        found.setdefault(way_of(switched), switched)
+    return list(found.values())
+
+
+def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, Any]) -> bool:
+    """Whether launcher, model and GPUs take a setting of a switch."""
+    moe = problem.model.moe
+    there = {
+        "experts": moe is not None,
+        "no experts": moe is None,
+        "dense layers": moe is None or moe.num_dense_layers > 0,
+        "shared experts": moe is not None and moe.shared_ffn_hidden_size > 0,
+        "latent attention": problem.model.mla is not None,
+        "no latent attention": problem.model.mla is None,
+    }
+    gpus = setting.get("gpus")
+    able = [not gpus or {one.gpu.slug, one.gpu.architecture} & {*gpus} for one in problem.cluster.groups]
+    needs = [*switch.get("needs", ()), *setting.get("needs", ())]
+    return problem.launcher in setting["launchers"] and all(able) and all(there[need] for need in needs)
+
+
+def way_of(problem: Problem, changes: Mapping[str, str] | None = None) -> str:
+    """The launcher with what its switches are beside its own facts; ``changes`` as a plan shows them."""
+    facts = framework_facts(framework_of(problem.launcher))
+    words = {"true": True, "false": False}
+    stated = {**problem.workload.framework_options}
+    stated |= {name: words.get(value, value) for name, value in (changes or {}).items()}
+    apart = sorted(f"{name}={value}" for name, value in stated.items() if getattr(facts, name) != value)
+    return " ".join([problem.launcher, *apart])
 
 
 def numbers_of_gpus(problem: Problem) -> list[int]:
@@ -311,7 +369,7 @@ class Tried:
     """One legal configuration that fits."""
 
     config: Configuration
-    launcher: str
+    launcher: str  # with its switches, as ``way_of`` says
     steps_s: tuple[float, ...]  # in every phase of the batch ramp; else one
     closed_s: tuple[float, ...]  # the closed form of each, in seconds
     score: float  # what plans are ranked by: the smaller the better
@@ -358,7 +416,7 @@ def tried(problem: Problem, profile: Profile, some: list[Configuration]) -> list
             score = objective_value(problem, profile, config, steps[-1])
         closed = tuple(run[1][at] for run in runs)
         peak = max(one.peak_memory_bytes for one in predictions)
-        found.append(Tried(config, problem.launcher, steps, closed, score, peak))
+        found.append(Tried(config, way_of(problem), steps, closed, score, peak))
     return found
 
 

@@ -58,19 +58,14 @@ class Certificate:
 class Judge:
     """The child process; a context manager that never leaves one behind."""
 
-    def __init__(self, options: SearchOptions) -> None:
-        self._options = options
+    def __init__(self, options: SearchOptions, *, lazy: bool = False) -> None:
+        """``lazy``: the child is started when there is something to judge, not beforehand."""
+        self._options, self._lazy = options, lazy
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        if self._options.certify != "none":
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "meshwright.solver.search.certify.child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the parent's to handle
-            )
+        if not self._lazy:
+            self._start()
         return self
 
     def __exit__(
@@ -78,13 +73,29 @@ class Judge:
     ) -> None:
         self._stop()
 
+    def _start(self) -> None:
+        """Start the child, where anything is to be judged."""
+        if self._options.certify == "none":
+            return
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "meshwright.solver.search.certify.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+
     def certify(self, frontier: Frontier, survivors: tuple[int, ...], watch: Watch) -> Certificate:
         """Judge the first plan's row among ``survivors`` (it comes first), and all K if asked to.
 
         Raises:
             ProofMismatchError: CP-SAT proves another minimum than the exact program.
         """
-        if self._child is None or not survivors or not frontier.finished:
+        if not survivors or not frontier.finished:
+            return Certificate()
+        if self._lazy:
+            self._start()
+        if self._child is None:
             return Certificate()
         watch.report("certifying", now=True, incumbent_s=frontier.ranked[0].score_s)
         among = survivors[: 1 + MAX_RIVALS]

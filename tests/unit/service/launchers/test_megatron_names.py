@@ -9,6 +9,7 @@ import pytest
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import default_profile, framework_of
+from meshwright.profiles.switches import Setting, switches
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
@@ -82,6 +83,30 @@ def test_a_switch_is_read_as_it_was_priced(launcher: str, name: str) -> None:
     assert read.configuration == found.config
     if (launcher, name) not in LACKING:
         assert step_s(read.workload, found) == step_s(found.workload, found)
+
+
+SETTINGS = [
+    pytest.param(launcher, one, id=f"{launcher}-{one.switch}-{one.name}")
+    for switch in switches().values()
+    for one in switch.settings
+    for launcher in sorted(one.launchers)
+]
+
+
+@pytest.mark.parametrize(("launcher", "setting"), SETTINGS)
+def test_every_setting_that_a_search_may_choose_is_read_as_it_was_priced(
+    launcher: str, setting: Setting
+) -> None:
+    case = next(case for case in (LLAMA, DEEPSEEK, MIXTRAL) if not setting.fault(case.model, case.gpu))
+    if setting.options.get("overlap_experts"):
+        case = MIXTRAL  # whose plan has chunks
+    found = asked(case, launcher, dict(setting.options))
+    read = read_back(found, launcher)
+    known = framework_facts(framework_of(launcher))
+    priced, runs = (with_options(known, one.workload.framework_options) for one in (found, read))
+    assert {name for name in setting.options if getattr(priced, name) != getattr(runs, name)} == set()
+    assert read.configuration == found.config
+    assert step_s(read.workload, found) == step_s(found.workload, found)
 
 
 def step_s(workload: Workload, found: Target) -> float:

@@ -445,3 +445,41 @@ def test_an_unknown_framework_option_names_the_nearest() -> None:
     workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": {"gradient_dtyp": "bf16"}}
     words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload)
     assert "Did you mean gradient_dtype" in words
+
+
+def test_short_names_mean_the_long_ones_wherever_variables_are_named() -> None:
+    short = {
+        "pin": {"tp": 4},
+        "forbid": {"ep": [2]},
+        "bounds": {"pp": [1, 4]},
+        "constraints": ["tp * cp <= 8"],
+    }
+    long = {
+        "pin": {"tensor_parallel_size": 4}, "forbid": {"expert_parallel_size": [2]},
+        "bounds": {"pipeline_parallel_size": [1, 4]}, "constraints": ["tp * cp <= 8"],
+    }  # fmt: skip
+    given = {**REQUEST, "search": {**short, "baseline": {"tp": 4, "pp": 2}}}
+    written = {
+        **REQUEST,
+        "search": {**long, "baseline": {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}},
+    }
+    assert parse_problem(given) == parse_problem(written)
+
+
+@pytest.mark.parametrize(
+    ("search", "pointer", "message"),
+    [
+        ({"pin": {"tp": 0}}, "/search/pin/tp", "out of range"),
+        ({"pin": {"tp": 2, "tensor_parallel_size": 2}}, "/search/pin/tp", "given too"),
+        ({"bounds": {"pp": [3, 1]}}, "/search/bounds/pp", ""),
+        ({"baseline": {"tp": "many"}}, "/search/baseline/tp", "integer"),
+        ({"constraints": ["tp * tq <= 8"]}, "/search/constraints/0", "tq"),
+    ],
+)
+def test_faults_of_short_names_point_at_what_was_written(
+    search: dict[str, object], pointer: str, message: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem({**REQUEST, "search": search})
+    assert [one.pointer for one in caught.value.errors] == [pointer]
+    assert message in caught.value.errors[0].message

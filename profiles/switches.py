@@ -1,0 +1,229 @@
+"""Switches of launchers that a search may choose beside the configuration: ``catalog/switches.yaml``.
+
+A switch has settings; a setting states some options of the framework, and who takes it: launchers, each
+with its source, models and GPUs. What a search may try is every combination of settings whose options do
+not contradict each other, less those that another one beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from typing import Any
+
+import yaml
+
+from meshwright.profiles.capabilities import launcher_names
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError
+from meshwright.profiles.frameworks import FrameworkFacts, with_options
+from meshwright.profiles.model import ModelSpec
+
+Option = str | int | float | bool
+Options = Mapping[str, Option]
+
+RECOMPUTATION = ("none", "selective", "full")
+NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
+    "experts": lambda model: model.moe is not None,
+    "no experts": lambda model: model.moe is None,
+    "dense layers": lambda model: "dense" in model.layer_kinds(),
+    "shared experts": lambda model: bool(model.moe and model.moe.shared_ffn_hidden_size),
+    "latent attention": lambda model: model.mla is not None,
+    "no latent attention": lambda model: model.mla is None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One position of a switch."""
+
+    switch: str
+    name: str
+    options: Options  # of the framework, that it states
+    launchers: Mapping[str, str]  # who takes it, with the line that says so
+    needs: tuple[str, ...] = ()  # of NEEDS
+    gpus: tuple[str, ...] = ()  # architectures or types; empty: any
+    recompute: tuple[str, ...] = RECOMPUTATION  # kinds of recomputation that it goes with
+    beats: tuple[str, ...] = ()  # settings of the switch under which no step is shorter, no memory less
+
+    def fault(self, model: ModelSpec, gpu: GpuSpec) -> str:
+        """Why a model or GPU does not take it; empty: they do."""
+        for need in self.needs:
+            if not NEEDS[need](model):
+                return f"it needs a model with {need}"
+        if self.gpus and not {gpu.architecture, gpu.slug} & set(self.gpus):
+            return f"it runs on {', '.join(self.gpus)}, not on {gpu.slug}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A choice that a search can make, with all its settings."""
+
+    name: str  # as ``search.allow`` calls it
+    meaning: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The framework options that it states."""
+        return frozenset(name for one in self.settings for name in one.options)
+
+    @property
+    def launchers(self) -> frozenset[str]:
+        """Who has the switch."""
+        return frozenset(name for one in self.settings for name in one.launchers)
+
+    def settings_of(self, launcher: str, model: ModelSpec, gpus: Sequence[GpuSpec]) -> list[Setting]:
+        """What a launcher takes for a model on all of these GPUs."""
+        return [
+            one
+            for one in self.settings
+            if launcher in one.launchers and not any(one.fault(model, gpu) for gpu in gpus)
+        ]
+
+
+@cache
+def switches() -> Mapping[str, Switch]:
+    """Every switch, by name.
+
+    Raises:
+        ProfileError: an entry of the catalog names what does not exist.
+    """
+    raw: dict[str, Any] = yaml.load(
+        (CATALOG / "switches.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
+    )
+    return {name: _switch(name, entry) for name, entry in raw.items()}
+
+
+def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
+    """One entry of the catalog."""
+    needs = entry.get("needs", ())
+    settings = tuple(_setting(name, at, one, needs) for at, one in entry["settings"].items())
+    known = {one.name for one in settings}
+    for one in settings:
+        strange = {*one.launchers} - {*launcher_names()}
+        strange |= {*one.needs} - {*NEEDS} | {*one.recompute} - {*RECOMPUTATION} | {*one.beats} - known
+        if strange:
+            raise ProfileError(f"catalog/switches.yaml, {name}/{one.name}: {', '.join(sorted(strange))}")
+    return Switch(name=name, meaning=entry["meaning"], settings=settings)
+
+
+def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
+    """One setting of the catalog; what its switch needs it needs too."""
+    values = {key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats")}
+    return Setting(
+        switch=switch, name=name, options=raw["set"], launchers=raw["launchers"],
+        needs=(*needs, *raw.get("needs", ())), **values,
+    )  # fmt: skip
+
+
+def switch_faults(
+    launcher: str, stated: Options, model: ModelSpec, gpus: Sequence[GpuSpec]
+) -> Iterator[FieldError]:
+    """Stated positions that a launcher has, but not for this model or on these GPUs."""
+    for switch in switches().values():
+        if len(switch.settings[0].options) > 1:
+            continue  # its options are judged one by one elsewhere
+        for one in switch.settings:
+            ((option, value),) = one.options.items()
+            if launcher not in one.launchers or stated.get(option) != value:
+                continue
+            fault = next(filter(None, (one.fault(model, gpu) for gpu in gpus)), "")
+            if fault:
+                able = [str(one.options[option]) for one in switch.settings_of(launcher, model, gpus)]
+                yield FieldError(
+                    pointer=f"/workload/framework_options/{option}",
+                    message=f"{str(value)[:40]}: {fault}",
+                    allowed=", ".join(able) or "absent",
+                    nearest=able[0] if able else None,
+                )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a search tries.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """A setting of every switch that is searched."""
+
+    options: dict[str, Option] = field(default_factory=dict)  # that differ from the framework's facts
+    recompute: tuple[str, ...] = RECOMPUTATION  # kinds of recomputation that it is searched for
+
+
+def combinations(
+    names: Iterable[str], launcher: str, *, model: ModelSpec, gpus: Sequence[GpuSpec],
+    facts: FrameworkFacts, stated: Options, precision: str,
+) -> list[Combination]:  # fmt: skip
+    """Every combination of settings that is worth a search, that which changes most first.
+
+    ``facts`` are the framework's without the options that the request has ``stated``, which are not varied.
+    """
+    facts = with_options(facts, stated)
+    open_switches = [switches()[name] for name in names if not switches()[name].options & stated.keys()]
+    choices = [_choices(one, one.settings_of(launcher, model, gpus), facts) for one in open_switches]
+    legal = {
+        tuple(one.name for one in some): some
+        for some in product(*choices)
+        if _kinds(some) and not _contradict(some, stated, facts, model, precision)
+    }
+    found = []
+    for some in legal.values():
+        kinds = [
+            kind for kind in _kinds(some) if not any(kind in _kinds(one) for one in _better(some, legal))
+        ]
+        if kinds:
+            changed = {name: value for one in some for name, value in one.options.items()}
+            changed = {name: value for name, value in changed.items() if getattr(facts, name) != value}
+            found.append(Combination(options=changed, recompute=tuple(kinds)))
+    return sorted(found, key=lambda one: -sum(len(str(value).split("+")) for value in one.options.values()))
+
+
+def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> list[Setting]:
+    """The settings of one switch, with what the framework does unless told otherwise."""
+    own = {name: getattr(facts, name) for name in sorted(switch.options)}
+    if any(_states(one, own) and one.recompute == RECOMPUTATION for one in able):
+        return list(able)
+    return [Setting(switch=switch.name, name="", options=own, launchers={}), *able]
+
+
+def _states(setting: Setting, options: Options) -> bool:
+    """Whether a setting states these options."""
+    return all(setting.options.get(name, value) == value for name, value in options.items())
+
+
+def _kinds(some: Sequence[Setting]) -> list[str]:
+    """The kinds of recomputation that all of them go with."""
+    return [kind for kind in RECOMPUTATION if all(kind in one.recompute for one in some)]
+
+
+def _better(
+    some: tuple[Setting, ...], legal: Mapping[tuple[str, ...], tuple[Setting, ...]]
+) -> Iterator[tuple[Setting, ...]]:
+    """Combinations that beat this one: one of its settings replaced by another that beats it."""
+    for other in legal.values():
+        differing = [(mine, its) for mine, its in zip(some, other, strict=True) if mine is not its]
+        if len(differing) == 1 and differing[0][0].name in differing[0][1].beats:
+            yield other
+
+
+def _contradict(
+    some: Sequence[Setting], stated: Options, facts: FrameworkFacts, model: ModelSpec, precision: str
+) -> bool:
+    """Whether settings cannot hold together, or not beside what is stated."""
+    options = {name: value for one in some for name, value in one.options.items()}
+    try:
+        found = with_options(facts, {**stated, **options})
+    except InvalidProblemError:
+        return True
+    delayed = precision == "fp8" and found.precision_recipe in ("none", "fp8-delayed")
+    biased = model.qkv_bias or model.attention_output_bias
+    return (
+        # Megatron-LM d98e8a64 transformer_config.py:2001; training/arguments.py:1924
+        (delayed and bool({"moe_act", "layernorm"} & {*found.recomputed}))
+        or (biased and found.delay_wgrad and "attn" in found.cuda_graph.split("+"))
+    )

@@ -1,0 +1,140 @@
+"""Switches that a search may choose: what a launcher takes, and what is worth trying."""
+
+import pytest
+
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, with_options
+from meshwright.profiles.library import find_gpu, find_model
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.switches import Combination, combinations, switches
+from tests.builders import a_moe_model
+
+H100, GB200, V100 = (find_gpu(name) for name in ("h100-sxm-80gb", "gb200", "v100-sxm-32gb"))
+DENSE, EXPERTS, LATENT = find_model("llama-3-8b"), a_moe_model(), find_model("deepseek-v3")
+
+
+def tried(
+    model: ModelSpec, gpu: GpuSpec, *names: str, launcher: str = "megatron-lm", precision: str = "bf16",
+    **stated: str | bool,
+) -> list[Combination]:  # fmt: skip
+    facts = framework_facts("megatron-core")
+    return combinations(
+        names or switches(), launcher, model=model, gpus=[gpu], facts=facts, stated=stated,
+        precision=precision,
+    )  # fmt: skip
+
+
+def values(found: list[Combination], option: str) -> set[object]:
+    """What is tried of an option; None: the framework's own fact."""
+    return {one.options.get(option) for one in found}
+
+
+def test_every_setting_names_the_line_of_every_launcher_that_takes_it() -> None:
+    for switch in switches().values():
+        assert switch.meaning
+        for one in switch.settings:
+            assert one.launchers
+            assert all(":" in line or ".py" in line for line in one.launchers.values())
+
+
+def test_every_setting_holds_together_with_the_facts_of_megatron_core() -> None:
+    for switch in switches().values():
+        for one in switch.settings:
+            found = with_options(framework_facts("megatron-core"), one.options)
+            assert all(getattr(found, name) == value for name, value in one.options.items())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dispatchers"),
+    [
+        (H100, {"allgather", "hybridep"}),  # which is never slower than an all-to-all or DeepEP
+        (GB200, {"allgather", "hybridep"}),
+        (V100, {"allgather", None}),  # all-to-all is the framework's own
+    ],
+)
+def test_dispatchers_are_those_of_the_gpu(gpu: GpuSpec, dispatchers: set[str | None]) -> None:
+    assert values(tried(EXPERTS, gpu, "moe_dispatcher"), "moe_dispatcher") == dispatchers
+
+
+def test_a_launcher_without_a_dispatcher_keeps_the_others() -> None:
+    found = tried(EXPERTS, H100, "moe_dispatcher", launcher="ms-swift")
+    assert values(found, "moe_dispatcher") == {"allgather", None}
+    assert tried(EXPERTS, H100, launcher="deepspeed") == [Combination()]
+
+
+def test_a_dense_model_has_graphs_and_modules_alone() -> None:
+    found = tried(DENSE, H100)
+    assert {name for one in found for name in one.options} == {"cuda_graph", "recompute_modules"}
+    assert values(found, "cuda_graph") == {"full_iteration"}, "it beats graphs of layers, and none"
+    assert values(found, "recompute_modules") == {None, "layernorm", "mlp", "layernorm+mlp"}
+    # modules are about selective recomputation alone
+    assert all(one.recompute == ("selective",) for one in found if "recompute_modules" in one.options)
+
+
+def test_graphs_of_parts_leave_full_recomputation_to_none() -> None:
+    found = tried(EXPERTS, H100, "cuda_graph")
+    kinds = {one.options.get("cuda_graph"): one.recompute for one in found}
+    assert kinds == {"attn+moe_router+moe_preprocess": ("none", "selective"), None: ("full",)}
+
+
+def test_what_contradicts_is_never_tried_together() -> None:
+    for one in tried(LATENT, H100):
+        options = one.options
+        assert not (options.get("overlap_experts") and options.get("moe_dispatcher") == "allgather")
+        assert not (options.get("overlap_experts") and "mlp" in str(options.get("cuda_graph")).split("+"))
+        replayed = str(options.get("recompute_modules")).split("+")
+        assert not ("moe" in replayed and "moe_router" in str(options.get("cuda_graph")))
+        assert not ("moe" in replayed and options.get("overlap_experts"))
+        assert options.get("delay_wgrad", False) == options.get("overlap_experts", False)
+
+
+def test_in_8_bits_with_delayed_scaling_neither_norms_nor_activations_are_replayed() -> None:
+    found = values(tried(LATENT, H100, "recompute_modules", precision="fp8"), "recompute_modules")
+    assert found == {None, "mla_up_proj"}
+
+
+def test_what_the_request_states_is_not_varied() -> None:
+    found = tried(EXPERTS, H100, moe_dispatcher="alltoall", cuda_graph="attn")
+    assert values(found, "moe_dispatcher") == values(found, "cuda_graph") == {None}
+    assert values(found, "overlap_experts") == {None, True}
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong", "choices"),
+    [
+        ({"moe_dispatcher": "allgather", "overlap_experts": True}, "overlap_experts", "alltoall"),
+        (
+            {"moe_dispatcher": "allgather", "shared_expert_overlap": True},
+            "shared_expert_overlap",
+            "alltoall",
+        ),
+        ({"cuda_graph": "moe+moe_router"}, "cuda_graph", "moe or moe_router"),
+        ({"cuda_graph": "moe_preprocess"}, "cuda_graph", "moe_router"),
+        ({"cuda_graph": "mlp", "overlap_experts": True}, "cuda_graph", "without mlp"),
+        ({"cuda_graph": "moe_router", "recompute_modules": "moe"}, "cuda_graph", "without moe_router"),
+        (
+            {"recompute_modules": "shared_experts", "shared_expert_overlap": True},
+            "recompute_modules",
+            "false",
+        ),
+        ({"offload_modules": "attn_proj"}, "offload_modules", "core_attn"),
+        ({"offload_modules": "moe_act", "recompute_modules": "moe"}, "offload_modules", "outside"),
+    ],
+)
+def test_contradictions_name_field_value_and_choices(
+    options: dict[str, str | bool], wrong: str, choices: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        with_options(framework_facts("megatron-core"), options)
+    fault = next(one for one in caught.value.errors if one.pointer.endswith(wrong))
+    assert str(options[wrong]) in fault.message
+    assert choices in str(fault.allowed)
+
+
+def test_every_part_that_is_captured_replayed_or_offloaded_is_a_known_one() -> None:
+    for switch in switches().values():
+        for one in switch.settings:
+            for name, value in one.options.items():
+                parts, alone = OPTION_PARTS.get(name, ((), ()))
+                assert not parts or value in alone or set(str(value).split("+")) <= {*parts}
