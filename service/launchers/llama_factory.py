@@ -1,4 +1,4 @@
-"""LLaMA-Factory over Megatron-Core (``USE_MCA=1``): a plan becomes its YAML. Not verified.
+"""LLaMA-Factory over Megatron-Core (``USE_MCA=1``): a plan becomes its YAML.
 
 Names: alibaba/ROLL mcore_adapter, training_args.py (DistributingParallelArguments, MegatronArguments), and
 transformers' TrainingArguments.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
@@ -39,9 +40,26 @@ from meshwright.service.launchers.megatron_names import (
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.service.launchers.trainers import OF_THE_RUN
 
-PRODUCT = "LLaMA-Factory with mcore_adapter (not verified)"
+PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
-OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
+
+
+def gradients_are_kept_in_fp32(target: Target) -> Iterator[FieldError]:
+    """With bf16 the adapter writes over what the file says (``training_args.py``, ``__post_init__``)."""
+    if target.workload.precision == "bf16" and megatron_facts(target).gradient_dtype != "fp32":
+        yield FieldError(
+            pointer="/workload/framework_options/gradient_dtype",
+            message="LLaMA-Factory's adapter keeps gradients of bf16 runs in fp32, whatever the file says",
+            allowed="fp32",
+            nearest="fp32",
+        )
+
+
+OWN_RULES = (
+    interleaving_needs_a_pipeline,
+    experts_with_tensor_ranks_need_sequence_parallel,
+    gradients_are_kept_in_fp32,
+)
 USE_MCA = Variable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
@@ -123,7 +141,6 @@ def _plain(value: object) -> object:
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What is not verified, and what the checkpoint decides."""
+    """What the checkpoint decides."""
     yield from common_warnings(target, written=SWITCHES_OF_ALL)
-    yield "not verified: no parser of LLaMA-Factory has seen this file"
     yield model_is_in_the_script(target)

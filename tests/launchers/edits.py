@@ -183,6 +183,34 @@ def megatron_bridge() -> list[Edit]:
     ]  # fmt: skip
 
 
+def ms_swift() -> list[Edit]:
+    """Names and values of its arguments."""
+    plain = _for("ms-swift", PLAIN)
+    picky = _for("ms-swift", PLAIN, recompute_granularity="selective")
+    uneven = _for("ms-swift", STAGES, stage_layers=(9, 8, 8, 7))
+    return [
+        Edit("an unknown argument", plain, _added("--use_legacy true", "--bf16 true\n"), listed=True),
+        Edit("a letter missing", plain, (("--micro_batch_size", "--micro_batchsize"),)),
+        Edit("a size that is a word", plain, (("--micro_batch_size 1", "--micro_batch_size one"),)),
+        Edit("selective with a method", picky,
+             _added("--recompute_method uniform", "--bf16 true\n"), listed=True),
+        Edit("a layout of three stages", uneven, (("'Et*9|t*8|t*8|t*7L'", "'Et*11|t*11|t*10L'"),)),
+    ]  # fmt: skip
+
+
+def llama_factory() -> list[Edit]:
+    """Keys and values of its YAML."""
+    plain = _for("llama-factory", PLAIN)
+    uneven = _for("llama-factory", STAGES, stage_layers=(9, 8, 8, 7))
+    return [
+        Edit("an unknown key", plain, (("packing: true\n", "packing: true\nnodes: 8\n"),), listed=True),
+        Edit("a letter missing", plain, (("per_device_train_batch_size", "per_device_train_batchsize"),)),
+        Edit("gradients in 16 bits", plain, (("grads_in_fp32: true", "grads_in_fp32: false"),),
+             listed=True),
+        Edit("a layout of three stages", uneven, (("Et*9|t*8|t*8|t*7L", "Et*11|t*11|t*10L"),)),
+    ]  # fmt: skip
+
+
 def deepspeed() -> list[Edit]:
     """Keys and values of the JSON."""
     two = _for("deepspeed", PLAIN, zero_stage=2, zero_shard_size=8)
@@ -329,6 +357,8 @@ def nanotron() -> list[Edit]:
 EDITS: Mapping[str, Callable[[], list[Edit]]] = {
     "megatron-lm": megatron_lm,
     "megatron-bridge": megatron_bridge,
+    "ms-swift": ms_swift,
+    "llama-factory": llama_factory,
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
     "accelerate": accelerate,

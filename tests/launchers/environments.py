@@ -30,6 +30,7 @@ class Environment:
     name: str
     packages: tuple[str, ...]  # installed, dependencies included
     unpacked: tuple[str, ...] = ()  # wheels without their dependencies, put on the path
+    checkout: str = ""  # a variable that names a folder of sources no package index has, put on the path
 
     @property
     def folder(self) -> Path:
@@ -61,6 +62,38 @@ ENVIRONMENTS = {
             "megatron-bridge",
             ("triton==3.9.0", "einops==0.8.2", "hydra-core==1.3.2", "omegaconf==2.3.0"),
             ("megatron-bridge==0.3.1", "megatron-core==0.16.1"),
+        ),
+        Environment(
+            "ms-swift",
+            (
+                "transformers==4.57.6",
+                "accelerate==1.11.0",
+                "peft==0.18.1",
+                "trl==0.24.0",
+                "datasets==4.0.0",
+                "triton==3.9.0",
+                "modelscope",
+                "dacite",
+                "json_repair",
+                "pillow",
+                "einops",
+                "typing_extensions",
+            ),
+            ("ms-swift==4.6.0", "mcore-bridge==1.6.5", "megatron-core==0.19.2"),
+        ),
+        Environment(
+            "llama-factory",
+            (
+                "transformers==4.57.6",
+                "accelerate==1.11.0",
+                "peft==0.18.1",
+                "trl==0.24.0",
+                "datasets==4.0.0",
+                "omegaconf==2.3.0",
+                "triton==3.9.0",
+            ),
+            ("llamafactory==0.9.5", "megatron-core==0.19.2"),
+            checkout="MCORE_ADAPTER",
         ),
         Environment("deepspeed", ("deepspeed==0.19.8",)),
         Environment("nanotron", (), ("nanotron==0.4",)),
@@ -100,6 +133,8 @@ def newest(environment: Environment) -> Environment:
 
 def ready(environment: Environment) -> str | None:
     """Make the environment where it is missing; why it cannot be had, or None."""
+    if environment.checkout and environment.checkout not in os.environ:
+        return f"{environment.checkout} is not set to a folder of its sources"
     stamp = environment.folder / "ready"
     if stamp.exists():
         return None

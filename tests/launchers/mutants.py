@@ -197,9 +197,30 @@ def megatron_bridge() -> list[Mutant]:
     return [replace(one, noticed=one.name in noticed) for one in plain]
 
 
+def ms_swift() -> list[Mutant]:
+    """What ms-swift's arguments refuse before Megatron-Core sees them."""
+    stages = replace(STAGES, tensor_parallel_size=2, sequence_parallel=True)
+    return [
+        Mutant("batch of a sequence too many", _batch(PLAIN), noticed=True),
+        Mutant("heads not divided by tp",
+               of(LLAMA, replace(PLAIN, tensor_parallel_size=3, sequence_parallel=True)), noticed=False),
+        Mutant("a stage's layers are lost", of(LLAMA, replace(stages, stage_layers=(7,) * 4)),
+               noticed=False),
+        Mutant("experts not divided by ep",
+               of(EXPERTS, replace(PLAIN, expert_parallel_size=3, data_parallel_size=24)), noticed=False),
+    ]  # fmt: skip
+
+
+def llama_factory() -> list[Mutant]:
+    """What its argument classes leave to Megatron-Core."""
+    return [replace(one, noticed=False) for one in ms_swift()]
+
+
 MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "megatron-lm": megatron_lm,
     "megatron-bridge": megatron_bridge,
+    "ms-swift": ms_swift,
+    "llama-factory": llama_factory,
     "deepspeed": deepspeed,
     "torchtitan": torchtitan,
     "accelerate": accelerate,

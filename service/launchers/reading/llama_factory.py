@@ -64,6 +64,9 @@ class LlamaFactoryReader:
         given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
         _take_defaults(given)
+        sums = document.get("accumulate_allreduce_grads_in_fp32")
+        if sums is not None and sums.value is False and given.has("bf16"):
+            given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
         fields.stop()
         given.stop()
         adapters = _adapters(fields)

