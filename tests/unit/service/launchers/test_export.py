@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.megatron_lm import MegatronLm
+from meshwright.service.launchers.reading.base import Source
+from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.service.launchers.torchtitan import PYTHON_FILE, SCHEDULES, SPLITS_BACKWARD, TOML_FILE
@@ -389,3 +391,17 @@ def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() ->
     case = CASES["nanotron"]["llama-3-70b-tensor"]
     with pytest.raises(InvalidProblemError, match=r"nanotron has one kind of files.*0\.4"):
         export(case.plan, case.problem, "nanotron", version="0.4")
+
+
+def test_llama_factory_keeps_gradients_of_bf16_runs_in_fp32_whatever_is_asked() -> None:
+    case = CASES["llama-factory"]["llama-3.1-405b-uneven"]
+    options = {"gradient_dtype": "bf16"}
+    workload = replace(case.workload, framework_options=options)
+    problem = replace(case.problem, workload=workload)
+    with pytest.raises(RefusedExportError, match=r"gradients of bf16 runs in fp32"):
+        export(case.plan, problem, "llama-factory")
+    files = export(case.plan, case.problem, "llama-factory").files
+    said = files["llama_factory.yaml"].replace("grads_in_fp32: true", "grads_in_fp32: false")
+    read = read_launch_files(Source(name="llama_factory.yaml", text=said, files={}))
+    assert any("does nothing with bf16" in note for note in read.notes)
+    assert read.workload == case.workload
