@@ -122,11 +122,11 @@ ENVIRONMENTS = {
 
 def newest(environment: Environment) -> Environment:
     """The same with the newest releases instead of the pinned ones, made anew; torch stays as it is."""
-    plain = {
-        kind: tuple(name.partition("==")[0] for name in getattr(environment, kind))
-        for kind in ("packages", "unpacked")
-    }
-    found = replace(environment, name=f"latest-{environment.name}", **plain)
+    packages, unpacked = (
+        tuple(name.partition("==")[0] for name in names)
+        for names in (environment.packages, environment.unpacked)
+    )
+    found = replace(environment, name=f"latest-{environment.name}", packages=packages, unpacked=unpacked)
     shutil.rmtree(found.folder, ignore_errors=True)
     return found
 
