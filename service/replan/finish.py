@@ -24,6 +24,7 @@ from meshwright.service.replan.request import Changed
 from meshwright.service.replan.resharding import Moved, exchange_s, load_s, moved, positions_of
 from meshwright.service.what_if.changes import Question, with_groups
 from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown
 from meshwright.solver.explain.remedies import first_plans
@@ -34,6 +35,8 @@ from meshwright.solver.splits import divisors
 Kind = Literal["as it is", "new layout", "spare nodes", "wait for repair", "new layout until repaired"]
 _COUNTS = 8  # numbers of nodes that are searched
 _FEWEST = 0.5  # of the nodes that are left; fewer than half are never faster by enough
+_MOST_COUNTED = 4096  # numbers of nodes that are weighed; of more, the largest
+_SEARCH_S = 10.0  # of other layouts; on 16 384 GPUs they take less than one
 _LISTED = 6  # layouts that are timed to the end
 Found = list[tuple[Configuration, Prediction]] | Literal["unknown"]
 
@@ -362,12 +365,19 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
     )
     cluster = _without_slow(job.left, len(job.slow))
     problem = replace(job.problem, cluster=cluster, options=options)
+    found: Found | None = None
     try:
-        found = _searched(problem, profile, job.plan.config.context_parallel_size)
+        with Watch(time_limit_s=_SEARCH_S).cut():
+            found = _searched(problem, profile, job.plan.config.context_parallel_size)
     except PlannerError as fault:
         return [], [f"new layout: {fault}"]
-    if found == "unknown":
-        return [], ["new layout: there are too many configurations to look at all; ask meshwright plan"]
+    if not isinstance(found, list):
+        late = (
+            f"not found within {_SEARCH_S:g} s"
+            if found is None
+            else "too many configurations to look at all"
+        )
+        return [], [f"new layout: {late}; ask meshwright plan"]
     if not found:
         held = f" with the same {', '.join(sorted(job.keeps))}" if job.keeps else ""
         batch = problem.workload.global_batch_size
@@ -400,7 +410,7 @@ def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
     """
     nodes, group, layers = problem.cluster.num_nodes, problem.cluster.groups[0], problem.model.num_layers
     pin, batch = problem.options.pin, problem.workload.global_batch_size
-    counts = np.arange(max(1, floor(nodes * _FEWEST)), nodes + 1)
+    counts = np.arange(max(1, floor(nodes * _FEWEST), nodes + 1 - _MOST_COUNTED), nodes + 1)
     gpus = (counts * group.gpus_per_node)[:, None, None]
     sizes = [one for one in divisors(problem.model.num_attention_heads) if one <= group.island_gpus]
     tensor = np.array([pin.get("tensor_parallel_size", 0)] if "tensor_parallel_size" in pin else sizes)

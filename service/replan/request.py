@@ -21,6 +21,7 @@ from meshwright.solver.problem import Problem
 
 MAX_STEPS = 10**12
 MAX_SLOW = 64
+_MOST_DIGITS = 7  # of a node's number
 _DAY_S = 86_400.0
 _PADDED_ROWS = 2**14  # of a vocabulary, added so that ranks share it out evenly
 
@@ -240,7 +241,7 @@ def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
 def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:
     """Slow nodes are nodes of the job, some at the usual pace."""
     for name in asked.slow_nodes:
-        if not name.isdecimal() or int(name) >= running:
+        if not name.isdecimal() or len(name) > _MOST_DIGITS or int(name) >= running:
             yield FieldError(
                 pointer=pointer("slow_nodes", name),
                 message="the job has no such node",
