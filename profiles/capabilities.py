@@ -47,7 +47,8 @@ class Capabilities:
     recipes: tuple[
         str, ...
     ] = ()  # of 8-bit runs (``precision_recipe``); empty: not limited by the launcher
-    adapters: bool = False  # low-rank ones beside a frozen model
+    adapters: tuple[str, ...] = ()  # beside a frozen model: of "fused" layers, or of "single" ones
+    adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
     tied_on_one_stage: bool = False  # tied embeddings beside no pipeline
@@ -110,7 +111,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
              "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
              "biased_experts_whole", "tied_on_one_stage")  # fmt: skip
-_LIMITING_WORDS = ("constraints",)
+_LIMITING_WORDS = ("constraints", "adapter_constraints")
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:

@@ -11,7 +11,13 @@ from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Columns
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.expressions import names_in
-from meshwright.solver.space.launcher_rules import is_a_row, model_faults, offloads, problem_faults
+from meshwright.solver.space.launcher_rules import (
+    constraints_of,
+    is_a_row,
+    model_faults,
+    offloads,
+    problem_faults,
+)
 from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.splits import divisors, launcher_split
 
@@ -215,7 +221,7 @@ def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldErro
     if not is_a_row(target.config):
         return
     one = Columns.of([target.config])
-    for text in able.constraints:
+    for text in constraints_of(target.problem, able):
         node = constraint_of(text)
         if broken_by(node, one, target.model.num_layers).any():
             name = min(names_in(node), key=text.index)

@@ -179,7 +179,30 @@ def trl_values(target: Target) -> Values:
         "attn_implementation": attention(target) if config.context_parallel_size == 1 else "sdpa",
         "dtype": "float32",  # FSDP's shards, or autocast's weights, as was priced
         "optim": "adamw_torch_fused",
+        **_adapter_values(target),
     }
+
+
+def _adapter_values(target: Target) -> Values:
+    """Adapters of peft beside weights in bf16 or 4 bits; alpha is twice the rank, as TRL's own is."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return {}
+    values: Values = {
+        "use_peft": True,
+        "lora_r": workload.lora_rank,
+        "lora_alpha": 2 * workload.lora_rank,
+        "lora_dropout": 0.0,
+        "lora_target_modules": list(workload.lora_targets),
+        "dtype": "bfloat16",
+    }
+    if workload.base_precision != "bf16":
+        values |= {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "use_bnb_nested_quant": workload.base_precision == "nf4-double",
+        }
+    return values
 
 
 class Trl:
@@ -203,7 +226,7 @@ class Trl:
                 program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
                 needs=TRL_NEEDS,
                 command=True,
-                decides=(*values, *TRL_OTHERS),
+                decides=(*values, *(name for name in TRL_OTHERS if name not in values)),
             ),
             warnings=_trl_warnings(target),
             own=lambda head: {

@@ -7,6 +7,7 @@ from itertools import chain
 
 import numpy as np
 
+from meshwright.profiles.adapters import FUSED_TARGETS, SINGLE_TARGETS
 from meshwright.profiles.capabilities import Capabilities, lacking_facts, launchers_stating
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.model import ModelSpec
@@ -64,6 +65,16 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             allowed="0",
             nearest="0",
         )
+    elif workload.lora_rank:
+        kinds = {"fused": FUSED_TARGETS, "single": SINGLE_TARGETS}
+        named = [one for kind in able.adapters for one in kinds[kind]]
+        others = [target for target in workload.lora_targets if target not in named]
+        if others:
+            yield FieldError(
+                pointer="/workload/lora_targets",
+                message=f"{name} names no {', '.join(others)}",
+                allowed=", ".join(named),
+            )
     yield from _overlap_faults(problem, able)
     yield from switch_faults(
         able.launcher, workload.framework_options, problem.model,
@@ -190,11 +201,12 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=Prescribed.READS,
             violated=Prescribed(balanced=problem.model).lacking,
         )
-    if able.constraints:
+    constraints = constraints_of(problem, able)
+    if constraints:
         yield Rule(
             name=f"{name} has the combination",
-            reason="; ".join(able.constraints),
-            reads=columns_named(names_of(able.constraints)),
+            reason="; ".join(constraints),
+            reads=columns_named(names_of(constraints)),
             violated=lambda c: broken_constraints(problem, able, c),
         )
 
@@ -218,20 +230,6 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: (
                 (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring"))
             ),
-        )
-    if able.tied_on_one_stage and problem.model.tied_embeddings:
-        yield Rule(
-            name=f"{name} has tied embeddings on one stage",
-            reason="pipeline_parallel_size is 1 where the output head is the embedding",
-            reads=("pipeline_parallel_size",),
-            violated=lambda c: c.pipeline_parallel_size > 1,
-        )
-    if able.biased_experts_whole and problem.model.expert_bias_parameters():
-        yield Rule(
-            name=f"{name} has experts with biases on whole ranks",
-            reason="expert_tensor_parallel_size is 1 where experts have biases",
-            reads=("expert_tensor_parallel_size",),
-            violated=lambda c: c.expert_tensor_parallel_size > 1,
         )
     if able.halves_on_ranks:
         yield Rule(
@@ -282,10 +280,25 @@ def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
     return np.asarray(problem.workload.seq_length % ranks != 0)
 
 
+def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
+    """What every plan satisfies, by the launcher's data, the model and what is trained."""
+    workload, model = problem.workload, problem.model
+    found = list(able.constraints)
+    if workload.lora_rank:
+        found += able.adapter_constraints
+    if workload.base_precision != "bf16":  # bitsandbytes cuts none of its tensors
+        found += ["tensor_parallel_size == 1", "zero_stage <= 2"]
+    if able.tied_on_one_stage and model.tied_embeddings:
+        found.append("pipeline_parallel_size == 1")
+    if able.biased_experts_whole and model.expert_bias_parameters():
+        found.append("expert_tensor_parallel_size == 1")
+    return tuple(found)
+
+
 def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -> BoolArray:
     """Rows that break one of the launcher's constraints, shape (n,)."""
     broken = np.zeros(len(columns), dtype=np.bool_)
-    for text in able.constraints:
+    for text in constraints_of(problem, able):
         broken |= broken_by(constraint_of(text), columns, num_layers=problem.model.num_layers)
     return broken
 

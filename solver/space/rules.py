@@ -256,17 +256,6 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
     )
 
 
-def _adapter_rules(problem: Problem) -> Iterator[Rule]:
-    """Weights of 4 bits stay whole: bitsandbytes cuts none of its tensors."""
-    if problem.workload.base_precision != "bf16":
-        yield Rule(
-            name=f"a {problem.workload.base_precision} model is whole on every rank of a stage",
-            reason="weights of 4 bits are split neither by tensor parallelism nor by ZeRO-3",
-            reads=("tensor_parallel_size", "zero_stage"),
-            violated=lambda c: (c.tensor_parallel_size > 1) | (c.zero_stage > 2),  # noqa: PLR2004
-        )
-
-
 def _expert_rules(problem: Problem) -> Iterator[Rule]:
     """Expert parallelism splits the experts over ranks that hold the same layers."""
     moe = problem.model.moe
@@ -435,7 +424,6 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
     groups = (
         _tensor_rules(problem),
         _sequence_rules(problem),
-        _adapter_rules(problem),
         _expert_rules(problem),
         _pipeline_rules(problem),
         _order_rules(),

@@ -27,6 +27,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.nanotron import nanotron_file
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
+from meshwright.service.launchers.torchtitan import is_stated_by_0_2
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
@@ -75,10 +76,13 @@ class Count:
         )
 
 
-def plans(launcher: str, count: int) -> Iterator[Target]:
+def plans(name: str, count: int) -> Iterator[Target]:
     """Random plans, equally many of each model that the launcher trains."""
-    able = launcher_capabilities(launcher)
-    problems = [problem_of(launcher, find_model(name), seq_length=4096) for name in MODELS]
+    launcher = EXPORTER.get(name, name)
+    able, models = launcher_capabilities(launcher), [find_model(model) for model in MODELS]
+    if name == "torchtitan-0.2":  # whose llama3 is not every model that 0.3 builds
+        models = [model for model in models if is_stated_by_0_2(model)]
+    problems = [problem_of(launcher, model, seq_length=4096) for model in models]
     problems = [problem for problem in problems if not list(problem_faults(problem, able))]
     for index, problem in enumerate(problems):
         share = count // len(problems) + (index < count % len(problems))
@@ -318,7 +322,7 @@ def main() -> int:
                 try_model_types(name, environment, count, whole=True)
             continue
         judge = EXPORTER.get(name, name).replace("-", "_")
-        try_plans(name, environment, judge, list(plans(EXPORTER.get(name, name), options.plans)), count)
+        try_plans(name, environment, judge, list(plans(name, options.plans)), count)
         if name == "nanotron":  # its judge builds models; its parser does not know what we write
             try_splits(environment, judge, count)
             continue

@@ -111,6 +111,8 @@ def unlike(run: DryRun, seen: Mapping[str, list[dict[str, object]]]) -> Iterator
         "kinds": rank_kinds(run.target),
         "matrices": rank_matrices(run.target),
     }
+    if run.target.model.num_kv_heads < run.target.config.tensor_parallel_size:
+        del shapes["matrices"]  # Megatron-LM's ranks then hold parts of heads, and gather what they yield
     shapes["whole_matrices"] = rank_matrices(run.target, whole=True)
     for rank, found in zip(run.ranks(), seen["ranks"], strict=True):
         stage = int(str(found["stage"]))

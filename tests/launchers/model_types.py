@@ -69,6 +69,8 @@ def judged(launcher: str, *, short: bool) -> Iterator[Judged]:
     able = launcher_capabilities(launcher)
     stated = [one for one in configs() if not lacking_facts(able, one[2])]
     if short:
+        built = built_configs(launcher)
+        stated.sort(key=lambda one: one[1] in built.get(one[0], ()))  # one that was built comes last
         stated = list({kind: (kind, name, model) for kind, name, model in stated}.values())
     for model_type, name, model in stated:
         experts = model.moe.num_experts * model.num_layers if model.moe else 0
@@ -77,6 +79,12 @@ def judged(launcher: str, *, short: bool) -> Iterator[Judged]:
             yield Judged(model_type, name, row)
         if row is None or not (short or name.startswith("drawn") or experts > MANY_EXPERTS):
             yield Judged(model_type, name, alone(launcher, model))
+
+
+def built_configs(launcher: str) -> dict[str, list[str]]:
+    """Names of the configs of each type that are recorded."""
+    found: dict[str, list[str]] = yaml.safe_load(RECORD.read_text()).get(launcher, {}).get("types", {})
+    return found
 
 
 def alone(launcher: str, model: ModelSpec) -> DryRun:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
@@ -29,6 +30,7 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
+from meshwright.service.launchers.reading.trainer import adapted
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -185,12 +187,13 @@ _SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", "model_nam
 _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # which the Trainer itself has not
 # LLaMA-Factory's, and what the reader of transformers' Trainer knows: other engines, adapters, old names.
 _OTHERS_NAMES = (
-    "cutoff_len", "finetuning_type", "template", "stage", "deepspeed", "fsdp", "use_peft", "load_in_4bit",
-    "load_in_8bit", "max_seq_length",
+    "cutoff_len", "finetuning_type", "template", "stage", "deepspeed", "fsdp", "load_in_8bit",
+    "max_seq_length",
 )  # fmt: skip
 _TRL_IRRELEVANT = (
     *_OF_THE_TRAINER, "model_name", "packing", "optim", "attn_implementation", "dtype", "assistant_only",
     "completion_only", "eos_token", "pad_token", "loss_type", "model_revision",
+    "lora_alpha", "lora_dropout", "lora_task_type", "use_rslora",
 )  # fmt: skip
 _DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
 
@@ -222,13 +225,32 @@ class TrlReader:
         if not fields.flag("packing", default=False):
             fields.note(f"packing is off: every sequence is priced as one of {_LENGTH} tokens")
         given, length = _sft_arguments(fields, known)
+        adapters = _peft(fields)
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
         plain = {"distributed_type": Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
         rest = Fields(mesh.name, document_of(mesh)) if mesh else Fields(source.name, plain)
         run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
+        run = replace(run, workload=replace(run.workload, **adapters))
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+def _peft(fields: Fields) -> dict[str, Any]:
+    """Rank, targets and base of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
+    if not fields.flag("use_peft", default=False):
+        return {}
+    found: dict[str, Any] = {"lora_rank": fields.integer("lora_r", 16)}
+    if fields.raw("lora_target_modules"):
+        found["lora_targets"] = adapted(fields)
+    else:
+        fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
+        found["lora_targets"] = ("q_proj", "v_proj")
+    if fields.flag("load_in_4bit", default=False):
+        fields.word("bnb_4bit_quant_type", "nf4", allowed=("nf4",))
+        nested = fields.flag("use_bnb_nested_quant", default=False)
+        found["base_precision"] = "nf4-double" if nested else "nf4"
+    return found
 
 
 def _is_sft(source: Source) -> bool:

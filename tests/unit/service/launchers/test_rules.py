@@ -101,7 +101,7 @@ def test_a_plan_within_the_data_passes_and_one_beyond_them_is_refused(
     [
         ("torchtitan", {"precision": "fp16"}, "workload.precision"),
         ("nanotron", {"optimizer": "muon"}, "workload.optimizer"),
-        ("accelerate", {"lora_rank": 8}, "workload.lora_rank"),
+        ("accelerate", {"lora_rank": 8}, "workload.lora_targets"),
     ],
 )
 def test_a_workload_that_a_launcher_does_not_train_is_refused(
